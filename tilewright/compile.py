@@ -30,6 +30,7 @@ from tilewright.runtime.executable import Executable, check_threads, executable_
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.signature import CONSTANT_TYPES, described
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
+from tilewright.tuning.choices import remembered
 from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
@@ -99,7 +100,7 @@ def compile(
     if trials:
         measure(graph, machine, count, trials, records, report, numerics, precision)
     with chooser_for(machine, records, numerics) as chooser:
-        program = plan_program(graph, machine, count, chooser, precision, numerics)
+        program = plan_program(graph, machine, count, chooser, precision, numerics, remembered(numerics))
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
 

@@ -27,6 +27,7 @@ from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.precision import AS_COMPUTED, PRECISIONS, Precision, check_precision
 from tilewright.partition.scans import unfold, without_copies
+from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 
@@ -57,10 +58,12 @@ def plan_program(
     chooser: Chooser = choose,
     precision: str | Precision = "fp32",
     numerics: Numerics = USUAL,
+    models: Chooser | None = None,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
-    `numerics`: allowed rounding when joining a reduction to a contraction is decided; the chooser observes it separately.
+    `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
+    where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -68,6 +71,10 @@ def plan_program(
     if isinstance(precision, str):
         check_precision(precision, machine)
         precision = PRECISIONS[precision]
+    merged = contained(
+        "the model", "its siblings stay apart", partial(_merged, graph, machine, threads, precision, numerics, models), lambda _: Merged(graph)
+    )
+    graph = merged.graph
     fused = partial(_laid_out, graph, machine, threads, precision, numerics)
     laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
@@ -75,6 +82,8 @@ def plan_program(
     lost: dict[int, list[str]] = {}
     for region in laid_out.regions:
         subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
+        notes = [merged.notes[node.name] for node in region.nodes if node.name in merged.notes]
+        region = replace(region, reasons=(*region.reasons, *notes))
         made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
         if isinstance(made, str):
             lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
@@ -87,6 +96,27 @@ def plan_program(
     aliases = {name: place.buffer for name, place in laid_out.slices.items()}
     program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases))
     return through_torch(program, lost) if lost else program
+
+
+def _merged(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics, models: Chooser | None) -> Merged:
+    """The graph with siblings merged where the models predict a gain."""
+    chosen = models or partial(choose, numerics=numerics)
+    known: dict[object, float] = {}
+
+    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+        laid_out = _laid_out(graph, machine, threads, precision, numerics)
+        context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
+        found = []
+        for region in laid_out.regions:
+            if not concerns(region) or region.kind in ("torch", "loop") or any(0 in context.values[name].shape for name in region.outputs):
+                continue
+            problem, key, _ = _canonical(region, context)
+            if key not in known:
+                known[key] = chosen(problem, machine, threads).seconds
+            found.append((region, known[key]))
+        return found
+
+    return merge_siblings(graph, predict)
 
 
 def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics) -> LaidOut:
@@ -130,15 +160,20 @@ def lower_region(region: Region, context: _Context) -> Lowered:
         return Lowered(region, "PyTorch", (), ())
     if any(0 in context.values[name].shape for name in region.outputs):
         return Lowered(region, "nothing to compute", (), ())
-    same = canonical(Problem(region, context.layouts, context.values, frozenset(context.graph.constants)))
-    problem = same.problem
-    stored = ((layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
-    key = (problem.region.kind, problem.region.steps, *stored)
+    problem, key, names = _canonical(region, context)
     if key not in context.lowered:
         context.lowered[key] = _lower(problem, context)
     lowered = context.lowered[key]
     reasons = (*region.reasons, *lowered.region.reasons)
-    return named(lowered, replace(region, reasons=reasons), {short: name for name, short in same.names.items()})
+    return named(lowered, replace(region, reasons=reasons), names)
+
+
+def _canonical(region: Region, context: _Context) -> tuple[Problem, object, dict[str, str]]:
+    """The region's problem with canonical names, what equal problems have in common, and the region's names by canonical ones."""
+    same = canonical(Problem(region, context.layouts, context.values, frozenset(context.graph.constants)))
+    problem = same.problem
+    stored = ((layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
+    return problem, (problem.region.kind, problem.region.steps, *stored), {short: name for name, short in same.names.items()}
 
 
 def _lower(problem: Problem, context: _Context) -> Lowered:

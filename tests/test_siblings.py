@@ -1,0 +1,239 @@
+"""Siblings: which products are merged, by which prediction, and results of merged plans."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import tilewright
+from tests.compiled import Case, check_native
+from tests.interpreted import check_interpreted
+from tests.operator_cases import Function, randomised
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.graph.reference import evaluate
+from tilewright.hardware import machine
+from tilewright.ir.graph import Graph
+from tilewright.ir.region import Region
+from tilewright.partition import siblings
+from tilewright.partition.plan import plan_program
+from tilewright.partition.siblings import find_siblings, merge_siblings
+
+
+class Attention(nn.Module):
+    """Q, K and V of one input, without what follows them."""
+
+    def __init__(self, width: int = 24, key: int = 16) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, key), nn.Linear(width, width, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return torch.cat([q.sigmoid() * v, k.roll(1, 1)], 2)
+
+
+class Heads(nn.Module):
+    """The heads of an Inception module: two lead to further convolutions, one is concatenated."""
+
+    def __init__(self, channels: int = 8, sizes: tuple[int, int, int] = (6, 8, 12)) -> None:
+        super().__init__()
+        first, second, third = sizes
+        self.one = nn.Sequential(nn.Conv2d(channels, first, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv2d(channels, second, 1, bias=False), nn.BatchNorm2d(second), nn.ReLU(), nn.Conv2d(second, 8, 3, padding=1))
+        self.three = nn.Sequential(nn.Conv2d(channels, third, 1, bias=False), nn.BatchNorm2d(third), nn.ReLU(), nn.Conv2d(third, 4, 5, padding=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x + 0.5)
+        return torch.relu(torch.cat([self.one(x), self.two(x), self.three(x)], 1) - 0.1)
+
+
+def graph_of(module: nn.Module | Callable[..., Any], *inputs: Tensor) -> Graph:
+    module = module if isinstance(module, nn.Module) else Function(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return simplify(import_module(randomised(module).eval(), inputs).graph)[0]
+
+
+def always(graph: Graph) -> Graph:
+    """The graph with the largest merges, as if the models predicted a gain from each."""
+    return merge_siblings(graph, predicting(1.0, 2.0)).graph
+
+
+def predicting(together: float, apart: float) -> siblings.Predict:
+    """Predictions of `together` seconds for each region with merged nodes and of `apart` seconds for each other one."""
+
+    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+        regions = [Region(node.name, "map", (node,), (), node.inputs, node.outputs) for node in graph.nodes]
+        is_merged = any(node.name.endswith(siblings.PART) for node in graph.nodes)
+        return [(region, together if is_merged else apart) for region in regions if concerns(region)]
+
+    return predict
+
+
+def merged(module: nn.Module | Callable[..., Any], *inputs: Tensor) -> Graph:
+    return always(graph_of(module, *inputs))
+
+
+X = torch.randn(2, 5, 24)
+IMAGE = torch.randn(2, 8, 7, 9)
+
+
+def test_layers_and_their_biases_become_one() -> None:
+    graph = graph_of(Attention(), X)
+    (group,) = find_siblings(graph)
+    assert [[node.operator for node in chain] for chain in group.chains] == [["linear", "add"]] * 3
+    result = always(graph)
+    (product,) = (node for node in result.nodes if node.operator == "linear")
+    assert result.values[product.outputs[0]].shape == (2, 5, 64) and result.values[product.inputs[1]].shape == (64, 24)
+    assert sum(node.operator == "slice" for node in result.nodes) == 3 + sum(node.operator == "slice" for node in graph.nodes)
+
+
+def test_what_follows_heads_alike_is_merged_with_them() -> None:
+    graph = graph_of(Heads(), IMAGE)
+    (group,) = find_siblings(graph)
+    assert [[node.operator for node in chain] for chain in group.chains] == [["convolution", "add", "relu"]] * 3
+
+
+def constants_differ(x: Tensor) -> Tensor:
+    w = torch.linspace(-1, 1, 24 * 24, dtype=x.dtype).reshape(24, 24)
+    return F.linear(x, w) * 2 + F.linear(x, w + 1) * 3
+
+
+def two_readers(x: Tensor) -> Tensor:
+    w = torch.linspace(-1, 1, 24 * 24, dtype=x.dtype).reshape(24, 24)
+    first, second = F.linear(x, w), F.linear(x, w.T)
+    return first.relu() + second.relu() + first
+
+
+@pytest.mark.parametrize(("function", "length"), [(constants_differ, 1), (two_readers, 1)])
+def test_what_follows_siblings_differently_stays_apart(function: Callable[[Tensor], Tensor], length: int) -> None:
+    (group,) = find_siblings(graph_of(function, X))
+    assert {len(chain) for chain in group.chains} == {length}
+
+
+def same_weight(x: Tensor) -> Tensor:
+    w = torch.linspace(-1, 1, 24 * 24, dtype=x.dtype).reshape(24, 24)
+    return F.linear(x, w) * F.linear(x.relu(), w)
+
+
+def other_windows(x: Tensor) -> Tensor:
+    w = torch.linspace(-1, 1, 8 * 4, dtype=x.dtype).reshape(4, 8, 1, 1)
+    return F.conv2d(x, w) + F.conv2d(x, w.expand(4, 8, 3, 3).contiguous(), padding=1) + F.conv2d(x, -w, stride=2).mean()
+
+
+def given_weights(x: Tensor) -> Tensor:
+    return F.linear(x, x[0, :, :]) + F.linear(x, x[1, :, :])
+
+
+@pytest.mark.parametrize(("function", "x"), [(same_weight, X), (other_windows, IMAGE), (given_weights, X)])
+def test_other_products_are_no_siblings(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    assert find_siblings(graph_of(function, x)) == []
+
+
+def test_predictions_decide_and_are_told() -> None:
+    graph = graph_of(Attention(), X)
+    faster, slower = merge_siblings(graph, predicting(1e-6, 2e-6)), merge_siblings(graph, predicting(1e-3, 1e-6))
+    assert faster.graph is not graph and slower.graph is graph
+    (note,) = faster.notes.values()
+    assert note.startswith("linear, linear_1, linear_2 read the same value: ") and "predicted in one product" in note and note.endswith("apart")
+    (note,) = slower.notes.values()
+    assert "are predicted faster apart" in note
+
+
+def test_reasons_are_in_the_plan() -> None:
+    """On a GPU three products of 128 rows take longer than one with all their columns."""
+    program = plan_program(graph_of(Attention(768, 768), torch.randn(1, 128, 768)), machine("h200"), 1)
+    told = [reason for entry in program.regions for reason in entry.region.reasons if "read the same value" in reason]
+    assert len(told) == 1 and "us predicted in one product" in told[0]
+    assert sum(entry.region.kind == "contraction" for entry in program.regions) == 1
+
+
+def test_a_graph_without_siblings_is_not_predicted() -> None:
+    graph = graph_of(same_weight, X)
+
+    def never(*_: object) -> Any:
+        raise AssertionError("predicted")
+
+    assert merge_siblings(graph, never).graph is graph
+
+
+CASES: Sequence[tuple[str, nn.Module, Tensor]] = [
+    ("attention", Attention(), X),
+    ("heads", Heads(), IMAGE),
+    ("unaligned heads", Heads(5, (3, 7, 9)), torch.randn(1, 5, 6, 6)),
+    ("constants differ", Function(constants_differ), X),
+    ("two readers", Function(two_readers), X),
+]
+
+
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every merge is predicted to be faster."""
+    monkeypatch.setattr(siblings, "LEAST_GAIN", -1e9)
+
+
+def cases() -> list[Case]:
+    return [Case(name, randomised(module), (x,)) for name, module, x in CASES]
+
+
+def test_results_on_this_cpu(merging: None) -> None:
+    check_native(cases(), calls=2)
+
+
+@pytest.mark.parametrize("target", ["h200", "v100"])
+def test_results_of_interpreted_gpu_kernels(merging: None, target: str) -> None:
+    check_interpreted(cases(), machine(target))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    chain=st.lists(st.sampled_from(["bias", "relu", "scale", "gelu"]), max_size=4),
+    image=st.booleans(),
+    seed=st.integers(0, 1 << 16),
+)
+def test_merged_graphs_compute_the_same(sizes: list[int], chain: list[str], image: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+    per_channel = (lambda size: (size, 1, 1)) if image else (lambda size: (size,))
+    weights = [random(size, 6, 1, 1) if image else random(size, 6) for size in sizes]
+    others = [[random(*per_channel(size)) for _ in chain] for size in sizes]
+    follow: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "bias": lambda y, c: y + c, "relu": lambda y, _: y.relu(), "scale": lambda y, c: c * y, "gelu": lambda y, _: F.gelu(y)
+    }  # fmt: skip
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        results = []
+        for weight, mine in zip(weights, others, strict=True):
+            y = F.conv2d(x, weight) if image else F.linear(x, weight)
+            for name, constant in zip(chain, mine, strict=True):
+                y = follow[name](y, constant)
+            results.append(y)
+        return tuple(results)
+
+    x = random(2, 6, 3, 4) if image else random(3, 6)
+    graph = graph_of(function, x)
+    together = always(graph)
+    assert sum(node.operator in ("linear", "convolution") for node in together.nodes) == 1
+    inputs = [x.numpy()]
+    for mine, other in zip(evaluate(graph, inputs), evaluate(together, inputs), strict=True):
+        torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(other), rtol=1e-5, atol=1e-5)
+
+
+def test_artifacts_of_merged_plans(merging: None, tmp_path: Any) -> None:
+    module = randomised(Attention()).eval()
+    path = tmp_path / "merged.tw"
+    tilewright.compile(module, (X,), target="native").save(path)
+    torch.testing.assert_close(tilewright.load(path)(X), module(X), rtol=1e-4, atol=1e-5)

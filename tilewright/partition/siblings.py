@@ -1,0 +1,267 @@
+"""Products that share their first factor, merged into one: Q, K and V of attention, the 1x1 heads of an Inception module.
+
+Siblings are linear layers, or convolutions of equal windows, of one value with different constant weights. Together with the element-by-element
+operators that follow each of them alike, they become one product with the weights' rows one after the other, whose result the readers take slices of:
+one kernel and one reading of the input. DeepCuts (Jung et al., PLDI 2021) names this horizontal fusion as future work. Whether it is done is decided
+by prediction (`merge_siblings`): the regions that a merge changes, before and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
+from tilewright.ir.expr import Load, loads
+from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.region import Region
+
+TOGETHER, PART = ".together", ".part"
+"""Suffixes of what a merge adds to the graph: merged nodes, and slices of their results."""
+LONGEST = 4
+"""Maximum operators after each sibling that are merged with it."""
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Two or more chains of nodes, each a product and what follows it alike; all have the same length. `axis`: the dimension, counted from the last,
+    in which their results are put side by side."""
+
+    chains: tuple[tuple[Node, ...], ...]
+    axis: int
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return tuple(chain[-1].outputs[0] for chain in self.chains)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset(node.name for chain in self.chains for node in chain)
+
+    def without(self, results: frozenset[str]) -> Siblings | None:
+        """The siblings whose results are not among these, if there are still two."""
+        chains = tuple(chain for chain in self.chains if chain[-1].outputs[0] not in results)
+        return replace(self, chains=chains) if len(chains) > 1 else None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A graph with siblings merged, and what to say about the region of a node: the times that decided."""
+
+    graph: Graph
+    notes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+Predicted = Sequence[tuple[Region, float]]
+"""Regions of a graph and their predicted seconds."""
+Predict = Callable[[Graph, Callable[[Region], bool]], Predicted]
+"""Predicts the regions of a graph for which the function says true."""
+LEAST_GAIN = 0.01
+"""Share of the time that a merge must gain by prediction."""
+
+
+def merge_siblings(graph: Graph, predict: Predict) -> Merged:
+    """Merges the siblings of a graph wherever the regions concerned are predicted faster: those that compute the siblings or read their results.
+    Without those whose results are concatenated is another way, since a slice cannot be stored in place. Graphs without siblings cost nothing."""
+    groups = find_siblings(graph)
+    if not groups:
+        return Merged(graph)
+    concatenated = frozenset(name for node in graph.nodes if node.operator == "concat" for name in node.inputs)
+    fewer = [group.without(concatenated) if concatenated.intersection(group.results) else None for group in groups]
+    ways: list[list[Siblings | None]] = [list(groups), fewer]
+    before = predict(graph, partial(_concerns, _union(groups, lambda group: group.nodes), _union(groups, lambda group: group.results)))
+    predictions = []
+    for way in ways:
+        some = [group for group in way if group is not None]
+        if some:
+            predictions.append((way, predict(_with(graph, some), partial(_concerns, _union(some, _names), frozenset()))))
+    chosen: list[Siblings] = []
+    notes: dict[str, str] = {}
+    for number, group in enumerate(groups):
+        apart = _seconds(before, group.nodes, frozenset(group.results))
+        found = [(_seconds(after, _names(merged), frozenset()) + _rest(before, group, merged), merged)
+                 for way, after in predictions if (merged := way[number]) is not None]  # fmt: skip
+        seconds, best = min(found, key=lambda entry: entry[0])
+        told = f"{', '.join(chain[0].name for chain in best.chains)} read the same value"
+        if seconds < (1 - LEAST_GAIN) * apart:
+            chosen.append(best)
+            notes[best.chains[0][0].name + TOGETHER] = f"{told}: {_us(seconds)} predicted in one product, {_us(apart)} apart"
+        else:
+            notes[group.chains[0][0].name] = f"{told}, but are predicted faster apart: {_us(apart)}, {_us(seconds)} in one product"
+    return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(notes))
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:.3g} us"
+
+
+def _names(group: Siblings) -> frozenset[str]:
+    """The nodes that the merge of a group adds."""
+    return frozenset((*(node.name + TOGETHER for node in group.chains[0]), *(name + PART for name in group.results)))
+
+
+def _seconds(regions: Predicted, nodes: frozenset[str], values: frozenset[str]) -> float:
+    """Of the regions with one of the nodes, or that read one of the values."""
+    return sum(seconds for region, seconds in regions if _concerns(nodes, values, region))
+
+
+def _concerns(nodes: frozenset[str], values: frozenset[str], region: Region) -> bool:
+    return not nodes.isdisjoint(node.name for node in region.nodes) or not values.isdisjoint(region.inputs)
+
+
+def _union(groups: Sequence[Siblings], names: Callable[[Siblings], Iterable[str]]) -> frozenset[str]:
+    return frozenset(name for group in groups for name in names(group))
+
+
+def _rest(before: Predicted, group: Siblings, merged: Siblings) -> float:
+    """What the siblings take that a smaller merge leaves apart."""
+    left = [chain for chain in group.chains if chain not in merged.chains]
+    if not left:
+        return 0.0
+    mine = _seconds(before, merged.nodes, frozenset(merged.results))
+    return _seconds(before, group.nodes, frozenset(group.results)) - mine
+
+
+def find_siblings(graph: Graph) -> list[Siblings]:
+    """The groups of siblings, in graph order."""
+    consumers = graph.consumers()
+    alike: dict[Any, list[Node]] = {}
+    for node in graph.nodes:
+        if node.operator not in ("linear", "convolution") or node.inputs[0] in graph.constants or node.inputs[1] not in graph.constants:
+            continue
+        if node.attributes.get("groups", 1) != 1:
+            continue
+        weight = graph.values[node.inputs[1]]
+        alike.setdefault((node.operator, node.inputs[0], weight.shape[1:], weight.dtype, *sorted(node.attributes.items())), []).append(node)
+    found = []
+    for nodes in alike.values():
+        if len(nodes) < 2 or len({node.inputs[1] for node in nodes}) < len(nodes):
+            continue
+        rank = len(graph.values[nodes[0].outputs[0]].shape)
+        axis = 1 if nodes[0].operator == "linear" else rank - 1
+        chains: list[tuple[Node, ...]] = [(node,) for node in nodes]
+        while len(chains[0]) <= LONGEST and (longer := _longer(graph, chains, axis, consumers)) is not None:
+            chains = longer
+        found.append(Siblings(tuple(chains), axis))
+    return found
+
+
+def _longer(
+    graph: Graph, chains: Sequence[tuple[Node, ...]], axis: int, consumers: Mapping[str, Sequence[Node]]
+) -> list[tuple[Node, ...]] | None:
+    """The chains with the next node of each, if these can be merged too."""
+    following = []
+    for chain in chains:
+        end = chain[-1].outputs[0]
+        readers = consumers[end]
+        if end in graph.outputs or len(readers) != 1:
+            return None
+        following.append(readers[0])
+    first = following[0]
+    place = [node.inputs.index(chain[-1].outputs[0]) for node, chain in zip(following, chains, strict=True)]
+    if len(set(place)) > 1 or any(
+        (node.operator, dict(node.attributes), len(node.inputs)) != (first.operator, dict(first.attributes), len(first.inputs)) for node in following
+    ):
+        return None
+    for chain, node in zip(chains, following, strict=True):
+        if not _is_elementwise(graph, node, chain[-1].outputs[0]):
+            return None
+    for number in range(len(first.inputs)):
+        if number != place[0] and _side_by_side(graph, [node.inputs[number] for node in following], chains, axis) is None:
+            return None
+    return [(*chain, node) for chain, node in zip(chains, following, strict=True)]
+
+
+def _is_elementwise(graph: Graph, node: Node, value: str) -> bool:
+    """Whether the node is a map of the value, element by element, and of constants."""
+    if node.operator in STRUCTURAL or OPERATORS[node.operator].view or len(node.outputs) != 1:
+        return False
+    if any(name != value and name not in graph.constants for name in node.inputs) or node.inputs.count(value) != 1:
+        return False
+    steps = computation(node, graph.values).steps
+    if len(steps) != 1 or steps[0].kind != "map" or graph.values[node.outputs[0]].shape != graph.values[value].shape:
+        return False
+    found: list[Load] = [load for load in loads(*steps[0].bodies) if load.buffer == value]
+    extents = graph.values[value].shape
+    return all(
+        position == axis or extent == 1 for load in found for position, axis, extent in zip(load.index, steps[0].axes, extents, strict=True)
+    )
+
+
+def _side_by_side(graph: Graph, names: Sequence[str], chains: Sequence[tuple[Node, ...]], axis: int) -> torch.Tensor | None:
+    """The constants that the chains read as one: one after the other along the axis if they vary along it; None if they do not fit together."""
+    tensors: list[torch.Tensor] = [graph.constants[name] for name in names]
+    first = tensors[0]
+    if any(tensor.dim() != first.dim() or tensor.dtype != first.dtype for tensor in tensors):
+        return None
+    if first.dim() < axis or all(tensor.shape[-axis] == 1 for tensor in tensors):
+        return first if all(torch.equal(tensor, first) for tensor in tensors) else None
+    extents = [graph.values[chain[0].outputs[0]].shape[-axis] for chain in chains]
+    rests = {(*tensor.shape[:-axis], *tensor.shape[tensor.dim() - axis + 1 :]) for tensor in tensors}
+    if len(rests) > 1 or [tensor.shape[-axis] for tensor in tensors] != extents:
+        return None
+    return torch.cat(tensors, first.dim() - axis)
+
+
+def _with(graph: Graph, groups: Sequence[Siblings]) -> Graph:
+    """The graph with each group as one chain, followed by a slice for each sibling's result."""
+    values, constants = dict(graph.values), dict(graph.constants)
+    instead: dict[str, list[Node]] = {}
+    dropped: set[str] = set()
+    for group in groups:
+        dropped |= group.nodes
+        instead[group.chains[0][0].name] = _chain(group, graph, values, constants)
+    nodes = []
+    for node in graph.nodes:
+        nodes += instead.get(node.name, [] if node.name in dropped else [node])
+    used = {*graph.inputs, *graph.outputs, *(name for node in nodes for name in (*node.inputs, *node.outputs))}
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        values=MappingProxyType({name: value for name, value in values.items() if name in used}),
+        constants=MappingProxyType({name: tensor for name, tensor in constants.items() if name in used}),
+    )
+
+
+def _chain(group: Siblings, graph: Graph, values: dict[str, Value], constants: dict[str, Any]) -> list[Node]:
+    """The nodes that replace a group; their values and constants are added to the others."""
+    axis, chains = group.axis, group.chains
+    extents = [graph.values[name].shape[-axis] for name in group.results]
+    nodes: list[Node] = []
+
+    def constant(name: str, tensor: torch.Tensor, dtype: str) -> str:
+        constants[name] = tensor
+        values[name] = Value(name, tuple(tensor.shape), dtype)
+        return name
+
+    for step, alike in enumerate(zip(*chains, strict=True)):
+        first = alike[0]
+        name = first.name + TOGETHER
+        inputs = list(first.inputs)
+        for number, one in enumerate(first.inputs):
+            if step == 0 and number == 0:
+                continue
+            if step and one == chains[0][step - 1].outputs[0]:
+                inputs[number] = nodes[-1].outputs[0]
+                continue
+            names = [node.inputs[number] for node in alike]
+            together = torch.cat([graph.constants[own] for own in names], 0) if step == 0 else _side_by_side(graph, names, chains, axis)
+            assert together is not None
+            inputs[number] = constant(f"{name}.{number}", together, graph.values[one].dtype)
+        shape = list(graph.values[first.outputs[0]].shape)
+        shape[-axis] = sum(extents)
+        values[name] = Value(name, tuple(shape), graph.values[first.outputs[0]].dtype)
+        nodes.append(replace(first, name=name, inputs=tuple(inputs), outputs=(name,)))
+    start = 0
+    for chain, extent in zip(chains, extents, strict=True):
+        result = chain[-1].outputs[0]
+        dim = len(graph.values[result].shape) - axis
+        attributes = MappingProxyType({"axis": dim, "start": start, "length": extent, "step": 1})
+        nodes.append(Node(result + PART, "slice", (nodes[len(chains[0]) - 1].outputs[0],), (result,), attributes, chain[-1].place))
+        start += extent
+    return nodes
