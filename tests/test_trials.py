@@ -128,6 +128,20 @@ def test_reference_of_grouped_convolutions_with_an_epilogue(groups: int) -> None
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
 
 
+def test_reference_of_a_softmax_over_channels_that_joined_its_convolution() -> None:
+    """Its row reductions store nothing, and the steps after them read them at four dimensions, of which they reduced one."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 1), torch.nn.ReLU(), torch.nn.Softmax(1))
+    graph, _ = simplify(read(module, (torch.zeros(1, 8, 6, 6),)).graph)
+    (problem,) = (one for one in distinct_problems(graph, machine("x86-avx2"), 1) if one.region.kind == "contraction")
+    assert len(problem.region.steps) > 3
+    generator = torch.Generator().manual_seed(3)
+    inputs = {name: drawn(problem.values[name], generator, torch.device("cpu")) for name in problem.region.inputs}
+    (result,) = reference_results(problem, inputs).values()
+    by_size = {tensor.numel(): tensor.double() for tensor in inputs.values()}
+    expected = F.conv2d(by_size[8 * 36].reshape(1, 8, 6, 6), by_size[8 * 16].reshape(16, 8, 1, 1), by_size[16].reshape(16)).relu().softmax(1)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+
+
 def biased_problem() -> Problem:
     """A 1x1 convolution with bias and ReLU, its result stored with a halo."""
     x, w, b = Tensor("x", (1, 8, 5, 4), "f32"), Tensor("w", (12, 8), "f32"), Tensor("b", (12,), "f32")

@@ -25,7 +25,8 @@ def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> d
     region = problem.region
     halos = {name: problem.layouts[name].halo for name in inputs}
     wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}
-    steps = tuple(_with_halos(step if set(step.names) & {*region.outputs} else _at_axes(step), halos) for step in region.steps)
+    read_at = {load.buffer: len(load.index) for step in region.steps for load in loads(*step.bodies)}
+    steps = tuple(_with_halos(step if set(step.names) & {*region.outputs} else _as_read(step, read_at), halos) for step in region.steps)
     device = next(iter(inputs.values())).device if inputs else torch.device("cpu")
     products = {"contraction": steps[:1], "attention": steps}.get(region.kind, ())
     for step in steps:
@@ -40,8 +41,11 @@ def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> d
     return {name: wide[name] for name in region.outputs}
 
 
-def _at_axes(step: Step) -> Step:
-    """The step with its results indexed by its own axes, as later steps of the region read them."""
+def _as_read(step: Step, read_at: Mapping[str, int]) -> Step:
+    """The step with its results indexed as later steps of the region read them: by its own axes, or, if they read another number of dimensions
+    (`read_at`), by its index, which has one of extent 1 for each dimension that was reduced."""
+    if all(read_at.get(name, len(step.axes)) != len(step.axes) for name in step.names):
+        return step
     return replace(step, index=step.axes, shape=tuple(axis.extent or 0 for axis in step.axes))
 
 
