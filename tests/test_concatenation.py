@@ -255,9 +255,9 @@ def test_results_of_interpreted_kernels(target: str) -> None:
 
 
 def odd(n: Net, x: Tensor) -> Any:
-    """Slices of 17 and 31 channels, and a reader of one of them."""
+    """Slices of 17 and 31 channels, and a reader of one of them. No two products are siblings."""
     y = n.conv(x, 17)
-    return n.conv(torch.cat([y, n.conv(x, 31)], 1), 8), n.conv(torch.cat([n.conv(x, 16), n.conv(x, 17)], 1), 8), n.conv(y, 8)
+    return n.conv(torch.cat([y, n.conv(-x, 31)], 1), 8), n.conv(torch.cat([n.conv(x + 1, 16), n.conv(x * 2, 17)], 1), 8), n.conv(y, 8)
 
 
 def test_results_in_bfloat16() -> None:
