@@ -147,7 +147,9 @@ def find_siblings(graph: Graph) -> list[Siblings]:
         chains: list[tuple[Node, ...]] = [(node,) for node in nodes]
         while len(chains[0]) <= LONGEST and (longer := _longer(graph, chains, axis, consumers)) is not None:
             chains = longer
-        found.append(Siblings(tuple(chains), axis))
+        group = Siblings(tuple(chains), axis)
+        if not any(name.startswith(added) for name in graph.values for added in _names(group)):  # names of ONNX files may be any
+            found.append(group)
     return found
 
 
