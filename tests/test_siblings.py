@@ -149,6 +149,22 @@ def test_predictions_decide_and_are_told() -> None:
     assert "are predicted faster apart" in note
 
 
+def test_those_that_are_concatenated_may_stay_apart() -> None:
+    """A slice of a merged result would have to be copied into the concatenation."""
+    graph = graph_of(Heads(), IMAGE)
+
+    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+        sliced = {node.outputs[0] for node in graph.nodes if node.name.endswith(siblings.PART)}
+        copies = any(node.operator == "concatenate" and sliced.intersection(node.inputs) for node in graph.nodes)
+        return [(region, seconds + 10 * copies) for region, seconds in predicting(1.0, 2.0)(graph, concerns)]
+
+    found = merge_siblings(graph, predict)
+    extents = [found.graph.values[node.outputs[0]].shape[1] for node in found.graph.nodes if node.operator == "convolution"]
+    assert sorted(extents) == [4, 6, 8, 20], "the first head is apart, the others are one"
+    (note,) = found.notes.values()
+    assert note.partition(" read the same value")[0].count(",") == 1, note
+
+
 def test_reasons_are_in_the_plan() -> None:
     """On a GPU three products of 128 rows take longer than one with all their columns."""
     program = plan_program(graph_of(Attention(768, 768), torch.randn(1, 128, 768)), machine("h200"), 1)

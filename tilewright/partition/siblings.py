@@ -71,7 +71,7 @@ def merge_siblings(graph: Graph, predict: Predict) -> Merged:
     groups = find_siblings(graph)
     if not groups:
         return Merged(graph)
-    concatenated = frozenset(name for node in graph.nodes if node.operator == "concat" for name in node.inputs)
+    concatenated = frozenset(name for node in graph.nodes if node.operator == "concatenate" for name in node.inputs)
     fewer = [group.without(concatenated) if concatenated.intersection(group.results) else None for group in groups]
     ways: list[list[Siblings | None]] = [list(groups), fewer]
     before = predict(graph, partial(_concerns, _union(groups, lambda group: group.nodes), _union(groups, lambda group: group.results)))
