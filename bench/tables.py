@@ -115,6 +115,23 @@ def predicted_transactions() -> Rows:
     ]
 
 
+def counted_transactions() -> Rows:
+    """Predicted counts of GPU kernels against those of the hardware."""
+    says = {
+        "shared loads": "wavefronts, loads", "shared stores": "wavefronts, stores", "shared": "wavefronts, all",
+        "global loads": "sectors, loads and copies", "global stores": "sectors, stores", "instructions": "instructions of warps",
+        "memory reads": "sectors that come from memory", "level 2 reads": "sectors that level 2 gives",
+    }  # fmt: skip
+    rows = [["", "kernels", "median predicted / counted", "least", "greatest", "within 1 %", "within 5 %", "correlation"]]
+    found = results_of("gpu_analysis", "settings")["agreement"]
+    for name, words in says.items():
+        entry = found[name]
+        ratios = (f"{entry[key]:.{digits}f}" for key, digits in (("median ratio", 4), ("least", 3), ("greatest", 3)))
+        shares = (f"{100 * entry[key]:.0f} %" for key in ("within 1 %", "within 5 %"))
+        rows.append([words, str(entry["kernels"]), *ratios, *shares, f"{entry['correlation']:.4f}"])
+    return rows
+
+
 def top_ratios() -> Rows:
     """Tuna's top-k ratios over the twenty layers."""
     rows = [["schedules", "ranked by", "layers", "top-10 ratio", "top-50 ratio", "unmeasured candidates passed over for ten", "for fifty"]]
@@ -409,9 +426,9 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
-            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
-            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed, tuned, compile_times,
-            simulated_misses, scheduled_loops,
+            spaces, bounds, pruning, outliers, predicted_transactions, counted_transactions, top_ratios, refitted, compared_models,
+            published_training, published, choices, searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups,
+            first_choices, sealed, tuned, compile_times, simulated_misses, scheduled_loops,
         )
     }
 )  # fmt: skip
