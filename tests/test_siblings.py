@@ -114,7 +114,20 @@ def two_readers(x: Tensor) -> Tensor:
     return first.relu() + second.relu() + first
 
 
-@pytest.mark.parametrize(("function", "length"), [(constants_differ, 1), (two_readers, 1)])
+def triangles(x: Tensor) -> Tensor:
+    """Where a triangle lies depends on the place in the merged value."""
+    w = torch.linspace(-1, 1, 24 * 24, dtype=x.dtype).reshape(24, 24)
+    return (F.linear(x, w).relu().tril() + F.linear(x, w.T).relu().tril()).sum(1)
+
+
+def inserted(x: Tensor) -> Tensor:
+    w = torch.linspace(-1, 1, 24 * 24, dtype=x.dtype).reshape(24, 24)
+    first, second = F.linear(x, w).clone(), F.linear(x, w.T).clone()
+    first[..., 3], second[..., 3] = 0.5, 0.5
+    return first * second
+
+
+@pytest.mark.parametrize(("function", "length"), [(constants_differ, 1), (two_readers, 1), (triangles, 2), (inserted, 1)])
 def test_what_follows_siblings_differently_stays_apart(function: Callable[[Tensor], Tensor], length: int) -> None:
     (group,) = find_siblings(graph_of(function, X))
     assert {len(chain) for chain in group.chains} == {length}
@@ -188,6 +201,8 @@ CASES: Sequence[tuple[str, nn.Module, Tensor]] = [
     ("unaligned heads", Heads(5, (3, 7, 9)), torch.randn(1, 5, 6, 6)),
     ("constants differ", Function(constants_differ), X),
     ("two readers", Function(two_readers), X),
+    ("triangles", Function(triangles), X),
+    ("inserted", Function(inserted), X),
 ]
 
 
@@ -213,7 +228,7 @@ def test_results_of_interpreted_gpu_kernels(merging: None, target: str) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=2, max_size=5),
-    chain=st.lists(st.sampled_from(["bias", "relu", "scale", "gelu"]), max_size=4),
+    chain=st.lists(st.sampled_from(["bias", "relu", "scale", "gelu", "masked", "tril", "prelu"]), max_size=4),
     image=st.booleans(),
     seed=st.integers(0, 1 << 16),
 )
@@ -227,7 +242,8 @@ def test_merged_graphs_compute_the_same(sizes: list[int], chain: list[str], imag
     weights = [random(size, 6, 1, 1) if image else random(size, 6) for size in sizes]
     others = [[random(*per_channel(size)) for _ in chain] for size in sizes]
     follow: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "bias": lambda y, c: y + c, "relu": lambda y, _: y.relu(), "scale": lambda y, c: c * y, "gelu": lambda y, _: F.gelu(y)
+        "bias": lambda y, c: y + c, "relu": lambda y, _: y.relu(), "scale": lambda y, c: c * y, "gelu": lambda y, _: F.gelu(y),
+        "masked": lambda y, c: y.masked_fill(c > 0, 2.0), "tril": lambda y, _: y.tril(), "prelu": lambda y, c: torch.where(y > 0, y, c * y),
     }  # fmt: skip
 
     def function(x: Tensor) -> tuple[Tensor, ...]:

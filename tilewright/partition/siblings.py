@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
-from tilewright.ir.expr import Load, loads
+from tilewright.ir.expr import Const, Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 
@@ -67,7 +67,8 @@ LEAST_GAIN = 0.01
 
 def merge_siblings(graph: Graph, predict: Predict) -> Merged:
     """Merges the siblings of a graph wherever the regions concerned are predicted faster: those that compute the siblings or read their results.
-    Without those whose results are concatenated is another way, since a slice cannot be stored in place. Graphs without siblings cost nothing."""
+    A second way leaves out the siblings whose results are concatenated: these can be stored in place, slices of a merged product are copied. Graphs
+    without siblings cost nothing."""
     groups = find_siblings(graph)
     if not groups:
         return Merged(graph)
@@ -180,7 +181,7 @@ def _longer(
 
 
 def _is_elementwise(graph: Graph, node: Node, value: str) -> bool:
-    """Whether the node is a map of the value, element by element, and of constants."""
+    """Whether the node is a map of the value, element by element, and of constants, that is the same at every place of the value."""
     if node.operator in STRUCTURAL or OPERATORS[node.operator].view or len(node.outputs) != 1:
         return False
     if any(name != value and name not in graph.constants for name in node.inputs) or node.inputs.count(value) != 1:
@@ -188,11 +189,22 @@ def _is_elementwise(graph: Graph, node: Node, value: str) -> bool:
     steps = computation(node, graph.values).steps
     if len(steps) != 1 or steps[0].kind != "map" or graph.values[node.outputs[0]].shape != graph.values[value].shape:
         return False
-    found: list[Load] = [load for load in loads(*steps[0].bodies) if load.buffer == value]
+    step = steps[0]
     extents = graph.values[value].shape
-    return all(
-        position == axis or extent == 1 for load in found for position, axis, extent in zip(load.index, steps[0].axes, extents, strict=True)
-    )
+    if any(
+        position != axis and extent != 1
+        for load in loads(*step.bodies)
+        if load.buffer == value
+        for position, axis, extent in zip(load.index, step.axes, extents, strict=True)
+    ):
+        return False
+
+    def without_place(expr: Expr) -> Expr:
+        plain = isinstance(expr, Load) and all(isinstance(position, Const) or position in step.axes for position in expr.index)
+        return Const(0.0, expr.dtype) if plain else expr
+
+    # what is left of the axes depends on the place, such as the mask of a triangle: another one in a merged value
+    return not any(variables(rewrite(body, without_place)) & {*step.axes} for body in step.bodies)
 
 
 def _side_by_side(graph: Graph, names: Sequence[str], chains: Sequence[tuple[Node, ...]], axis: int) -> torch.Tensor | None:

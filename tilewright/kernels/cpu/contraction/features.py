@@ -14,9 +14,9 @@ NUMBER = 0
 
 
 def contraction_features(facts: CpuContractionFacts, candidates: Columns, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
-    """The features by name; sizes are binary logarithms. None for products of a single row, which are bound by memory, and for products followed by
-    reductions of rows or pixels: no model was trained on these."""
-    if facts.whole_rows or facts.images or facts.outer * facts.rows * facts.columns == 1:
+    """The features by name; sizes are binary logarithms. None for products of a single row, which are bound by memory, for products followed by
+    reductions of rows or pixels, and for empty sums: no model was trained on these."""
+    if facts.whole_rows or facts.images or facts.r == 0 or facts.outer * facts.rows * facts.columns == 1:
         return None
     lanes = machine.vector_lanes()
     height, width, vectors = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"]
