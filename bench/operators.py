@@ -51,7 +51,7 @@ class _Block(nn.Module):
         self.after = nn.Conv2d(outputs, 8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        branch = torch.relu(self.branch(x)) if self.branch is not None else None
+        branch = torch.relu(self.branch(-x)) if self.branch is not None else None
         result = self.convolution(torch.relu(self.before(x)))
         y: torch.Tensor = self.after(torch.relu(result if branch is None else result + branch))
         return y
@@ -80,7 +80,7 @@ class _Linear(nn.Module):
         self.branch = nn.Linear(8, columns) if residual else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        branch = self.branch(x) if self.branch is not None else None
+        branch = self.branch(-x) if self.branch is not None else None  # of another input, so that it is no sibling
         result = self.activation(self.linear(self.before(x)))
         y: torch.Tensor = self.after(result if branch is None else result + branch)
         return y

@@ -17,6 +17,7 @@ from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.gemm.form import product_form
+from tilewright.partition.canonical import canonical
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.plan import lay_out
 
@@ -83,7 +84,8 @@ def products(name: str) -> list[Problem]:
     """The contractions of the case, in order."""
     graph, result = laid_out(name)
     constants = frozenset(graph.constants)
-    return [Problem(region, result.layouts, result.values, constants) for region in result.regions if region.kind == "contraction"]
+    found = (Problem(region, result.layouts, result.values, constants) for region in result.regions if region.kind == "contraction")
+    return [canonical(problem).problem for problem in found]
 
 
 def reduced(product: Problem) -> list[int | None]:

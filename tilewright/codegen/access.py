@@ -126,9 +126,16 @@ def split_divided_axes(step: Step) -> Step:
 
 
 def split_divided_sum(step: Step, constants: frozenset[str]) -> Step:
-    """A sum of products whose reduced axes are split like this, ordered so that what varies fastest in memory comes last where a view has exchanged
-    the two parts of one (a shuffle of channels). Other factors can be packed in any order if they are among the `constants`."""
-    split, _ = _split(step, set(step.reduction))
+    """A sum of products whose reduced axes are split like this where a view has permuted the parts of one: where both v // c and v mod c occur. What
+    varies fastest in memory comes last, also if the view has exchanged the parts (a shuffle of channels). Other factors can be packed in any order if
+    they are among the `constants`."""
+    seen = {
+        (node.operation, node.args[0], node.args[1])
+        for node in walk(*step.bodies)
+        if isinstance(node, Apply) and node.operation in ("floordiv", "mod") and node.args[0] in step.reduction
+    }
+    divided = {axis for operation, axis, divisor in seen if operation == "mod" and ("floordiv", axis, divisor) in seen}
+    split, _ = _split(step, {axis for axis in step.reduction if axis in divided})
     order = list(split.reduction)
     for outer, inner in pairwise(split.reduction):
         strides = [

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from tilewright.codegen.access import split_divided_sum
 from tilewright.ir.expr import Expr, Load, loads, rewrite
 from tilewright.ir.kernel import FAULTS
 from tilewright.ir.problem import Problem
@@ -25,8 +26,11 @@ class Canonical:
 
 def canonical(problem: Problem) -> Canonical:
     """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses. Slices lose
-    their distance from the start of their buffers, except for its remainder by vectors (`Layout.base`)."""
+    their distance from the start of their buffers, except for its remainder by vectors (`Layout.base`); sums of products get a reduced axis for each
+    part of one that a view permuted (`split_divided_sum`)."""
     region = problem.region
+    if region.kind == "contraction":
+        region = replace(region, steps=(split_divided_sum(region.steps[0], problem.constants), *region.steps[1:]))
     order: dict[str, None] = {}
     for step in region.steps:
         for load in loads(*step.bodies):

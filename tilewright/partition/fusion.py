@@ -20,7 +20,7 @@ from functools import partial
 from math import prod
 from types import MappingProxyType
 
-from tilewright.codegen.access import split_divided_rows, split_divided_sum
+from tilewright.codegen.access import split_divided_rows
 from tilewright.errors import contained
 from tilewright.graph.attention import attention, attention_steps
 from tilewright.graph.contraction import contraction
@@ -437,8 +437,6 @@ class _Partitioner:
     def _region(self, group: _Group, steps: tuple[Step, ...], output: str, kind: str) -> Region:
         if len(steps) == 2 and _reads_at_own_axes(steps):
             steps = (steps[0], _reading_at_own_axes(steps[1], set(steps[0].names)))
-        if kind == "contraction":
-            steps = (split_divided_sum(steps[0], self.constants), *steps[1:])
         inner = {name for step in steps[:-1] for name in step.names}
         inputs = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
