@@ -184,7 +184,7 @@ def _split(step: Step, allowed: set[Var] | None = None) -> tuple[Step, list[tupl
         inner = Var(axis.name + "i", divisor)
         whole = outer * divisor + inner
         mapping: dict[Var, Expr] = {axis: whole}
-        if allowed is not None and axis in allowed:
+        if allowed is not None:
             allowed = {*allowed, outer, inner}
         if axis in step.axes:
             splits.append((step.axes.index(axis), divisor))

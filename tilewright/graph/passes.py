@@ -52,7 +52,7 @@ def simplify(graph: Graph) -> tuple[Graph, tuple[Applied, ...]]:
             return graph, tuple(log)
 
 
-def _rebuilt(graph: Graph, nodes: list[Node], values: Mapping[str, Value] | None = None, constants: Mapping[str, Any] | None = None) -> Graph:
+def rebuilt(graph: Graph, nodes: list[Node], values: Mapping[str, Value] | None = None, constants: Mapping[str, Any] | None = None) -> Graph:
     """The graph with other nodes; values and constants that nothing refers to are dropped."""
     values = graph.values if values is None else values
     constants = graph.constants if constants is None else constants
@@ -80,7 +80,7 @@ def remove_dead_nodes(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(node.inputs)
     dropped = len(kept) != len(graph.nodes) or any(n not in needed for n in graph.constants)
-    return _rebuilt(graph, kept[::-1]) if dropped else graph
+    return rebuilt(graph, kept[::-1]) if dropped else graph
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -103,7 +103,7 @@ def fold_constants(graph: Graph) -> Graph:
             continue
         results = _evaluate_exactly(graph, node, [constants[n] for n in node.inputs])
         constants.update(zip(node.outputs, results, strict=True))
-    return graph if len(nodes) == len(graph.nodes) else _rebuilt(graph, nodes, constants=constants)
+    return graph if len(nodes) == len(graph.nodes) else rebuilt(graph, nodes, constants=constants)
 
 
 def _worth_folding(graph: Graph, node: Node) -> bool:
@@ -157,7 +157,7 @@ def split_batch_norm(graph: Graph) -> Graph:
         attributes = MappingProxyType({"dtype": x.dtype})
         nodes.append(Node(scaled, "mul", (x.name, parts[0]), (scaled,), attributes, node.place))
         nodes.append(Node(node.name, "add", (scaled, parts[1]), node.outputs, attributes, node.place))
-    return graph if len(nodes) == len(graph.nodes) else _rebuilt(graph, nodes, values, constants)
+    return graph if len(nodes) == len(graph.nodes) else rebuilt(graph, nodes, values, constants)
 
 
 def _torch_type(graph: Graph, name: str) -> torch.dtype:
@@ -216,7 +216,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
     if not replaced:
         return graph
     nodes = [new for node in graph.nodes if node.name not in gone for new in replaced.get(node.name, [node])]
-    return _rebuilt(graph, nodes, values, constants)
+    return rebuilt(graph, nodes, values, constants)
 
 
 def _private(graph: Graph, node: Node, consumers: Mapping[str, list[Node]]) -> bool:
@@ -261,7 +261,7 @@ def split_transposed_convolution(graph: Graph) -> Graph:
         else:
             builder.nodes.append(node)
     renamed = replace(graph, outputs=tuple(names.get(n, n) for n in graph.outputs))
-    return _rebuilt(renamed, builder.nodes, builder.values, builder.constants)
+    return rebuilt(renamed, builder.nodes, builder.values, builder.constants)
 
 
 def _has_phases(node: Node) -> bool:
@@ -330,7 +330,7 @@ def merge_views(graph: Graph) -> Graph:
         changed |= node is not original
         nodes.append(node)
         current.update((o, node) for o in node.outputs)
-    return _rebuilt(graph, nodes) if changed else graph
+    return rebuilt(graph, nodes) if changed else graph
 
 
 def _merged(graph: Graph, node: Node, current: Mapping[str, Node]) -> Node:
@@ -393,7 +393,7 @@ def eliminate_common_subexpressions(graph: Graph) -> Graph:
                 changed = True
                 continue
         nodes.append(node)
-    return _rebuilt(graph, nodes) if changed else graph
+    return rebuilt(graph, nodes) if changed else graph
 
 
 def simplify_loops(graph: Graph) -> Graph:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tilewright.graph.passes import rebuilt
 from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.ir.expr import Const, Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Graph, Node, Value
@@ -233,13 +234,7 @@ def _with(graph: Graph, groups: Sequence[Siblings]) -> Graph:
     nodes = []
     for node in graph.nodes:
         nodes += instead.get(node.name, [] if node.name in dropped else [node])
-    used = {*graph.inputs, *graph.outputs, *(name for node in nodes for name in (*node.inputs, *node.outputs))}
-    return replace(
-        graph,
-        nodes=tuple(nodes),
-        values=MappingProxyType({name: value for name, value in values.items() if name in used}),
-        constants=MappingProxyType({name: tensor for name, tensor in constants.items() if name in used}),
-    )
+    return rebuilt(graph, nodes, values, constants)
 
 
 def _chain(group: Siblings, graph: Graph, values: dict[str, Value], constants: dict[str, Any]) -> list[Node]:
@@ -271,11 +266,11 @@ def _chain(group: Siblings, graph: Graph, values: dict[str, Value], constants: d
         shape[-axis] = sum(extents)
         values[name] = Value(name, tuple(shape), graph.values[first.outputs[0]].dtype)
         nodes.append(replace(first, name=name, inputs=tuple(inputs), outputs=(name,)))
-    start = 0
+    whole, start = nodes[-1].outputs[0], 0
     for chain, extent in zip(chains, extents, strict=True):
         result = chain[-1].outputs[0]
         dim = len(graph.values[result].shape) - axis
         attributes = MappingProxyType({"axis": dim, "start": start, "length": extent, "step": 1})
-        nodes.append(Node(result + PART, "slice", (nodes[len(chains[0]) - 1].outputs[0],), (result,), attributes, chain[-1].place))
+        nodes.append(Node(result + PART, "slice", (whole,), (result,), attributes, chain[-1].place))
         start += extent
     return nodes
