@@ -22,28 +22,24 @@ from types import MappingProxyType
 
 from tilewright.codegen.access import split_divided_rows
 from tilewright.errors import contained
-from tilewright.graph.attention import attention, attention_steps
 from tilewright.graph.contraction import contraction
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, loads, rewrite, substitute, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, replace_loads, rewrite, substitute, walk
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
+from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
-from tilewright.partition.inline import inline_step, slice_for
+from tilewright.partition.inline import buffers, inline_step, slice_for, too_long
 from tilewright.partition.joining import JoinDecision, RowJudge, owns_rows, with_rows
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
+from tilewright.partition.thin_contractions import read_in_parts, summing, thin_rows
 
 # Points above which a single reduction is divided among several threads or lanes.
 WINDOW_POINTS = 64
 # Maximum arithmetic operations, per element not stored and read back, for which a map is recomputed inside its reader.
 RECOMPUTED_FLOPS = 8
-# Maximum rows of a matrix product that reads each weight only once or twice in any kernel.
-THIN_ROWS = 4
-# Maximum depth and total number of operations of a kernel's expression; beyond that, values are stored instead of joined.
-# Networks stay far below. Without a limit, thousands of successive maps (`tests/test_hostile_onnx.py`) would become one expression.
-DEEPEST, LARGEST = 100, 2000
 
 
 @dataclass
@@ -175,7 +171,7 @@ class _Partitioner:
         self._absorb_maps(group, node)
         step = group.steps[0]
         hosts: list[_Group] = []
-        for name in dict.fromkeys(load.buffer for load in loads(step.bodies[0])):
+        for name in buffers([step]):
             host = self.groups.get(name)
             if host is None or host.kind not in ("contraction", "attention", "window", "row reduction"):
                 continue
@@ -212,8 +208,8 @@ class _Partitioner:
         ):
             return f"does not read {name} element for element"
         host = self.groups[name]
-        if too_long := _too_long(host.steps[-1:], (step,)):
-            return too_long
+        if refusal := too_long(host.steps[-1:], (step,)):
+            return refusal
         # Combining the expressions simplifies integers (i % 1; i % 6 and then // 6): lowerings find an epilogue's rows from its loads of the
         # reductions.
         *reduces, final = self._with_epilogue(host, step)
@@ -226,9 +222,9 @@ class _Partitioner:
         # In the kernel an inner result is indexed by the axes of its step; the map's axes are the places to which that step stores.
         body = substitute(step.bodies[0], dict(zip(step.axes, last.index, strict=True)))
         if last.kind == "map":
-            body = _replace_loads(body, last.name, last.bodies[0])
+            body = replace_loads(body, {last.name: last.bodies[0]})
             return (*host.steps[:-1], replace(last, name=step.name, bodies=(body,), shape=step.shape))
-        body = _replace_loads(body, last.name, Load(last.name, tuple(last.axes), last.dtypes[0]))
+        body = replace_loads(body, {last.name: Load(last.name, tuple(last.axes), last.dtypes[0])})
         final = Step(step.name, step.shape, last.axes, (body,), index=last.index)
         return (*host.steps, final)
 
@@ -236,7 +232,7 @@ class _Partitioner:
 
     def _join_contraction(self, group: _Group, node: Node) -> None:
         """Joins a chain of row reductions to the contraction whose result it reduces, so that it runs on the contraction's tiles."""
-        for name in dict.fromkeys(load.buffer for step in group.steps for load in loads(*step.bodies)):
+        for name in buffers(group.steps):
             host = self.groups.get(name)
             if host is None or host.kind != "contraction":
                 continue
@@ -244,10 +240,7 @@ class _Partitioner:
             form = with_pixels if summed_pixels(host.steps, name, group.steps, self.constants) else with_rows
             joined = form(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
-                judge = partial(self.judge_rows, joined, host.steps, group.steps, self.values)
-                decision = contained(
-                    node.described, f"does not join {name}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}")
-                )
+                decision = _decided(node, name, partial(self.judge_rows, joined, host.steps, group.steps, self.values))
                 if decision.joins:
                     del self.groups[name]
                     group.kind, group.steps = host.kind, joined
@@ -262,57 +255,31 @@ class _Partitioner:
 
     def _join_softmax(self, group: _Group, node: Node) -> None:
         """Makes one region of a sum of products, the softmax that is its first factor, and the sum of products that this is the softmax of."""
-        for name in _buffers(group.steps):
-            parts = self._scores_behind(name, [group])
-            steps = attention_steps(group.steps[0], {part.name: part for read in parts for part in read.steps})
-            if self.judge_rows is None or steps is None:
+
+        def read_within(name: str, values: Sequence[str]) -> bool:
+            inside = {member.name for part in (group, *(self.groups[value] for value in values)) for member in part.nodes}
+            return name not in self.pinned and self.readers[name] <= inside
+
+        for name in buffers(group.steps):
+            joined = with_softmax(group.steps[0], name, self.groups, read_within)
+            if self.judge_rows is None or joined is None:
                 continue
-            if isinstance(steps, str):
-                group.reasons.append(f"not joined to {name}: {steps}")
+            if isinstance(joined, str):
+                group.reasons.append(f"not joined to {name}: {joined}")
                 continue
-            inside = [*parts, group]
-            queries = [host for buffer in _buffers(steps[:1]) if (host := self._query_map(buffer, steps, inside)) is not None]
-            steps = (inline_step(steps[0], {host.output: host.steps[0] for host in queries}), *steps[1:])
-            apart = [(part.kind, part.steps) for part in (*queries, *inside)]
-            decision = contained(
-                node.described,
-                f"does not join {name}",
-                partial(self.judge_rows.in_one, steps, apart, self.values),
-                lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"),
-            )
+            parts = [self.groups[value] for value in joined.values]
+            apart = [(part.kind, part.steps) for part in (*parts, group)]
+            decision = _decided(node, name, partial(self.judge_rows.in_one, joined.steps, apart, self.values))
             if not decision.joins:
                 group.reasons.append(f"not joined to {name}: {decision.reason}")
                 continue
-            for part in (*queries, *parts):
-                del self.groups[part.output]
-            group.kind, group.steps = "attention", steps
-            members = {member.name for part in (*queries, *inside) for member in part.nodes}
+            for value in joined.values:
+                del self.groups[value]
+            group.kind, group.steps = "attention", joined.steps
+            members = {member.name for part in (*parts, group) for member in part.nodes}
             group.nodes = [member for member in self.graph.nodes if member.name in members]
-            group.reasons = [f"{node.operator} {node.name} joins {', '.join(part.output for part in (*queries, *parts))}: {decision.reason}"]
+            group.reasons = [f"{node.operator} {node.name} joins {', '.join(joined.values)}: {decision.reason}"]
             return
-
-    def _scores_behind(self, name: str, readers: Sequence[_Group]) -> list[_Group]:
-        """The groups from a sum of products to the value, in order, if nothing but `readers` and one another read them; otherwise none."""
-        host = self.groups.get(name)
-        if host is None or host.kind not in ("map", "row reduction", "contraction") or not self._is_read_within(name, readers):
-            return []
-        if host.kind == "contraction":
-            return [host]
-        inside = [*readers, host]
-        behind = [self._scores_behind(buffer, inside) for buffer in _buffers(host.steps) if buffer in self.groups]
-        found = next((parts for parts in behind if parts), [])
-        return [*found, host] if found else []
-
-    def _is_read_within(self, name: str, readers: Sequence[_Group]) -> bool:
-        return name not in self.pinned and self.readers[name] <= {node.name for group in readers for node in group.nodes}
-
-    def _query_map(self, name: str, steps: tuple[Step, ...], inside: Sequence[_Group]) -> _Group | None:
-        """The group of the value, if it is a map that only the first factor of the scores reads: a block reads each of its elements once."""
-        host, found = self.groups.get(name), attention(steps)
-        if host is None or found is None or host.kind != "map" or not host.steps[0].identity_index or not self._is_read_within(name, inside):
-            return None
-        elsewhere = (*steps[1:], replace(steps[0], bodies=(found.k,)))
-        return None if name in _buffers(elsewhere) or _too_long(steps, host.steps) else host
 
     # -- readers absorb maps ---------------------------------------------------------------------------------------
 
@@ -320,7 +287,7 @@ class _Partitioner:
         changed = True
         while changed:
             changed = False
-            for name in dict.fromkeys(load.buffer for step in group.steps for load in loads(*step.bodies)):
+            for name in buffers(group.steps):
                 producer = self.groups.get(name)
                 if producer is None or producer.kind != "map" or producer.steps[0].index != producer.steps[0].axes:
                     continue
@@ -343,8 +310,8 @@ class _Partitioner:
         others = self.readers[name] - {node.name}
         if others:
             return f"also read by {', '.join(sorted(others))}"
-        if too_long := _too_long(group.steps, producer.steps):
-            return too_long
+        if refusal := too_long(group.steps, producer.steps):
+            return refusal
         if self.in_place and avoids_copies(producer.steps[0], self.values, self.groups.keys() - self.pinned):
             return "the results of which it is the concatenation are stored in place"
         body = producer.steps[0].bodies[0]
@@ -365,37 +332,28 @@ class _Partitioner:
     # -- contractions of a few rows are dissolved into the maps that read parts of them ----------------------------
 
     def _dissolve_thin_contractions(self) -> None:
-        """Dissolves thin contractions into their readers. In a recurrent step the gates' matrix product has one row per sequence, so no tile would
-        reuse its weights, and each gate reads its own columns of it. Every reader then sums its own columns, and product, gates and new state are one
-        kernel."""
+        """Replaces contractions of a few rows by sums in the maps that read parts of them."""
         position = {name: index for index, name in enumerate(self.groups)}
         reading: dict[str, dict[str, _Group]] = {}  # keyed by the value read, then by the value stored
         for group in self.groups.values():
-            for buffer in _buffers(group.steps):
+            for buffer in buffers(group.steps):
                 reading.setdefault(buffer, {})[group.output] = group
         for name, host in list(self.groups.items()):
             if host.kind != "contraction" or name in self.pinned or owns_rows(host.steps):
                 continue
-            found = contraction(host.steps[0], self.constants)
-            if found is None or found.size_m * found.size_batch > THIN_ROWS:
-                continue
+            rows = thin_rows(host.steps, self.constants)
             readers = sorted(reading.get(name, {}).values(), key=lambda group: position[group.output])
-            sites = [load for g in readers for s in g.steps for load in dict.fromkeys(loads(*s.bodies)) if load.buffer == name]
-            if not readers or any(g.kind != "map" for g in readers) or host.steps[-1].index != host.steps[-1].axes:
+            if rows is None or any(group.kind != "map" for group in readers):
                 continue
-            points = sum(
-                prod(axis.extent or 0 for axis in g.steps[0].axes) * sum(load.buffer == name for load in loads(*g.steps[0].bodies))
-                for g in readers
-            )
-            if points > self.values[name].elements or len(sites) < 2:
+            if not read_in_parts([group.steps[0] for group in readers], name, self.values[name].elements):
                 continue
             for group in readers:
-                group.steps = _summing(group.steps[0], name, host.steps)
+                group.steps = summing(group.steps[0], name, host.steps)
                 group.kind = "row reduction"
                 group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
-                group.reasons.append(f"sums its own columns of {name}: with {found.size_m} rows no tile would reuse the weights")
+                group.reasons.append(f"sums its own columns of {name}: with {rows} rows no tile would reuse the weights")
             del self.groups[name]
-            for buffer in _buffers(host.steps):
+            for buffer in buffers(host.steps):
                 reading[buffer].pop(name, None)
                 reading[buffer].update((group.output, group) for group in readers)
 
@@ -442,56 +400,9 @@ class _Partitioner:
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
 
 
-def _buffers(steps: Sequence[Step]) -> tuple[str, ...]:
-    """Names of everything the steps read, including their own results."""
-    return tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies)))
-
-
-def _too_long(reader: Sequence[Step], read: Sequence[Step]) -> str:
-    """Why the steps of `read` cannot be inlined into those of `reader`; empty if the expression stays within its limits."""
-    (deep, large), (more_deep, more_large) = _extent(reader), _extent(read)
-    if deep + more_deep > DEEPEST or large + more_large > LARGEST:
-        return f"one kernel computes at most {DEEPEST} operations in a row, and {LARGEST} in all"
-    return ""
-
-
-def _extent(steps: Sequence[Step]) -> tuple[int, int]:
-    """The longest chain of operations in the bodies of the steps, and the number of distinct nodes."""
-    depth: dict[int, int] = {}
-    for node in walk(*(body for step in steps for body in step.bodies)):
-        depth[id(node)] = 1 + max((depth[id(child)] for child in children(node)), default=0)
-    return max(depth.values(), default=0), len(depth)
-
-
-def _summing(step: Step, name: str, product: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The map with each load of `name` computed by a separate reduction; `product` are the steps that define `name`."""
-    reduce, final = product[0], product[-1]
-    reductions: list[Step] = []
-    body = step.bodies[0]
-    for load in loads(body):
-        if load.buffer != name:
-            continue
-        at = dict(zip(reduce.axes, load.index, strict=True))
-        part = replace(
-            reduce,
-            name=f"{name}.part{len(reductions)}.{step.name}",
-            shape=tuple(axis.extent or 0 for axis in step.axes),
-            axes=step.axes,
-            bodies=tuple(substitute(b, at) for b in reduce.bodies),
-            index=step.axes,
-        )
-        value: Expr = Load(part.name, step.axes, part.dtypes[0])
-        if final is not reduce:
-            inner = _replace_loads(final.bodies[0], reduce.name, value)
-            value = substitute(inner, {axis: at[axis] for axis in reduce.axes if axis not in step.axes or at[axis] != axis})
-            value = _replace_loads(value, part.name, Load(part.name, step.axes, part.dtypes[0]))
-        body = rewrite(body, lambda node, load=load, value=value: value if node == load else node)  # type: ignore[misc]
-        reductions.append(part)
-    return (*reductions, replace(step, bodies=(body,)))
-
-
-def _replace_loads(body: Expr, buffer: str, replacement: Expr) -> Expr:
-    return rewrite(body, lambda node: replacement if isinstance(node, Load) and node.buffer == buffer else node)
+def _decided(node: Node, name: str, judge: Callable[[], JoinDecision]) -> JoinDecision:
+    """Whether the node joins the region of the value; not if the judge fails."""
+    return contained(node.described, f"does not join {name}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
 
 
 def _elementwise(load: Load, axes: tuple[Var, ...]) -> bool:

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.computation import Computation, Step
-from tilewright.ir.expr import Expr, Load, Var, loads, rewrite, substitute
+from tilewright.ir.expr import Expr, Load, Var, children, loads, rewrite, substitute, walk
+
+# Maximum depth and total number of operations of a kernel's expression; beyond that, values are stored instead of joined.
+# Networks stay far below. Without a limit, thousands of successive maps (`tests/test_hostile_onnx.py`) would become one expression.
+DEEPEST, LARGEST = 100, 2000
 
 
 def inline(expr: Expr, maps: Mapping[str, Step]) -> Expr:
@@ -70,3 +74,24 @@ def _renamed(steps: Sequence[Step], names: Mapping[str, str]) -> list[Step]:
         return replace(node, buffer=loaded[node.buffer]) if isinstance(node, Load) and node.buffer in loaded else node
 
     return [replace(step, bodies=tuple(rewrite(body, fix) for body in step.bodies)) for step in fresh]
+
+
+def buffers(steps: Sequence[Step]) -> tuple[str, ...]:
+    """Names of everything the steps read, including their own results."""
+    return tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies)))
+
+
+def too_long(reader: Sequence[Step], read: Sequence[Step]) -> str:
+    """Why the steps of `read` cannot be inlined into those of `reader`; empty if the expression stays within its limits."""
+    (deep, large), (more_deep, more_large) = _extent(reader), _extent(read)
+    if deep + more_deep > DEEPEST or large + more_large > LARGEST:
+        return f"one kernel computes at most {DEEPEST} operations in a row, and {LARGEST} in all"
+    return ""
+
+
+def _extent(steps: Sequence[Step]) -> tuple[int, int]:
+    """The longest chain of operations in the bodies of the steps, and the number of distinct nodes."""
+    depth: dict[int, int] = {}
+    for node in walk(*(body for step in steps for body in step.bodies)):
+        depth[id(node)] = 1 + max((depth[id(child)] for child in children(node)), default=0)
+    return max(depth.values(), default=0), len(depth)
