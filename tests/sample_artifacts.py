@@ -85,9 +85,20 @@ class Joined(nn.Module):
         return self.last(torch.cat([y, torch.relu(self.inner(y))], 1))
 
 
+class Returned(nn.Module):
+    """A result that is a concatenation in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Conv2d(3, channels, size, padding=size // 2) for channels, size in ((8, 1), (16, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.relu(part(x)) for part in self.parts], 1)
+
+
 @cache
 def files(name: str) -> Mapping[str, bytes]:
-    """The files of an artifact for this machine: "convolutions", "recurrent", "embedded", "stateful" or "joined"."""
+    """The files of an artifact for this machine: "convolutions", "recurrent", "embedded", "stateful", "joined" or "returned"."""
     torch.manual_seed(1)
     models: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
         "convolutions": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
@@ -95,6 +106,7 @@ def files(name: str) -> Mapping[str, bytes]:
         "embedded": (Embedded(), (torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))),
         "stateful": (Stateful(), (torch.randn(4, 3), torch.randn(4, 3))),
         "joined": (Joined(), (torch.randn(1, 3, 6, 6),)),
+        "returned": (Returned(), (torch.randn(1, 3, 6, 6),)),
     }
     module, inputs = models[name]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -251,9 +251,21 @@ def test_a_lie_is_refused(what: str, tmp_path: Path) -> None:
     refused(changed(*CASES[what], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "recurrent", "embedded", "stateful", "joined"])
+@pytest.mark.parametrize("name", ["convolutions", "recurrent", "embedded", "stateful", "joined", "returned"])
 def test_the_truth_is_accepted(name: str, tmp_path: Path) -> None:
     artifact.load(put(signed(files(name)), tmp_path / "artifact"))
+
+
+def test_slices_of_results(tmp_path: Path) -> None:
+    """They are stored as PyTorch receives them, and are no results themselves."""
+
+    def permute(manifest: Any) -> None:
+        for name in ("cat", "relu", "relu_1"):
+            storage(manifest, name).update(order=[[0, 0], [2, 0], [3, 0], [1, 0]])
+
+    assert "relu is a slice of the result cat, which is not stored as it is passed" in refused(changed("returned", permute, tmp_path))
+    shutil.rmtree(tmp_path / "artifact")
+    assert "relu is a slice of cat, and a result" in refused(changed("returned", lambda m: m["program"]["graph"]["outputs"].append("relu"), tmp_path))
 
 
 TEXTS = {

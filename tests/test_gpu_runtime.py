@@ -15,10 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime_programs import ProgramBuilder, chain
+from tests.sample_artifacts import Returned
+from tilewright.compile import read
 from tilewright.errors import IndexOutOfRange, KernelFailed, TargetNotPresent
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Box, row_major
 from tilewright.ir.region import IndexCheck, Storage
+from tilewright.partition.plan import plan_program
 from tilewright.runtime import gpu as gpu_module
 from tilewright.runtime.artifact import SavedBinary
 from tilewright.runtime.buffers import Buffers, Extent
@@ -237,6 +242,27 @@ def test_branches_are_independent_and_only_changed_nodes_are_updated(stream: Fak
     engine.bind([x + 256, y + 256])
     engine.run(0, 3)
     assert [n["pointers"][0] for _, n in list(library.nodes.values())[:2]] == [x + 256] * 2
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_slices_of_a_result_are_stored_concurrently_at_its_address(staged: bool, stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_module, "STAGED_FROM", 2 if staged else STAGED_FROM)
+    graph, _ = simplify(read(Returned().eval(), (torch.randn(1, 3, 6, 6),)).graph)
+    program = loadable(plan_program(graph, machine("h200"), 1))
+    engine, library = fake_engine(program)
+    assert set(program.aliases) == {"relu", "relu_1"} and engine.buffers.external("relu_1") == 1
+    places = [program.base_bytes(name) for name in ("relu", "relu_1")]
+    assert places == [0, 4 * 8 * 36]
+    for output in (0x2000, 0x9000):
+        engine.bind([0x1000, output])
+        engine.run(0, len(program.regions))
+        engine.finish()
+        start = engine.staging[1].data_ptr() if staged else output
+        nodes = engine._segments[0, len(program.regions)].nodes
+        last = {node.handle: node.block.pointers[len(node.block.pointers) - 1] or 0 for node in nodes}
+        stored = {ctypes.c_uint64.from_address(pointer).value: handle for handle, pointer in last.items()}
+        stores = [stored[start + place] for place in places]
+    assert not any(handle in before for handle in stores for before, _ in map(library.nodes.__getitem__, stores))
 
 
 def test_in_order_is_a_chain(stream: FakeStream) -> None:

@@ -30,7 +30,7 @@ from tilewright.runtime import artifact
 from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.executable import Executable
 
-NAMES = ("convolutions", "recurrent", "embedded", "stateful", "joined")
+NAMES = ("convolutions", "recurrent", "embedded", "stateful", "joined", "returned")
 LOAD_ONLY = "load-only"
 """A file in a case that marks it: the artifact is not to be called."""
 HOSTILE: tuple[Any, ...] = (

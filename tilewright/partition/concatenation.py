@@ -3,7 +3,8 @@
 A concatenation is a map that selects by its position along one axis: [0, a) from one source, [a, b) from another, and so on. If a source is stored by
 a region of its own, that region stores it straight into its slice of the concatenation's buffer (`Layout.part`), where other readers find it too.
 Concatenations nest, and one whose sources are adjacent in another's buffer is a slice of that buffer: a dense block has one buffer, whose prefixes
-are the earlier concatenations. Sources for which this is impossible, or slower, are still copied, a run of neighbours at a time; the region that
+are the earlier concatenations. The buffer of a concatenation that is a result of the model is row-major and may not have a halo; values that nothing
+else reads are stored in that order. Sources for which this is impossible, or slower, are still copied, a run of neighbours at a time; the region that
 copies them says why.
 """
 
@@ -102,12 +103,13 @@ def _source(step: Step, dim: int, start: int, end: int, body: Expr, values: Mapp
 
 @dataclass(frozen=True)
 class _Placing:
-    """What decides where values are stored: why the storage of `fixed` values cannot be chosen, which values regions other than concatenations read
-    (`elsewhere`), and which are stored by `maps`."""
+    """What decides where values are stored: why the storage of `fixed` values cannot be chosen, those of them that are `row_major` buffers of
+    concatenations, which values regions other than concatenations read (`elsewhere`), and which are stored by `maps`."""
 
     values: Mapping[str, Value]
     layouts: Mapping[str, Layout]
     fixed: Mapping[str, str]
+    row_major: frozenset[str]
     elsewhere: frozenset[str]
     maps: frozenset[str]
 
@@ -118,8 +120,12 @@ class _Placing:
         shape, own, whole = self.values[name].shape, self.layouts[name], self.layouts[place.buffer]
         if self.values[name].dtype != self.values[place.buffer].dtype:
             return f"{name} is stored as {self.values[name].dtype}, {place.buffer} as {self.values[place.buffer].dtype}"
-        if own.order != whole.order and not (name in self.maps and name not in self.elsewhere):  # such a map stores in any order
+        given = place.buffer in self.row_major
+        movable = name not in self.elsewhere and (given or name in self.maps)  # maps store in any order, everything else as if it were the result
+        if own.order != whole.order and not movable:
             return f"{name} is stored as {Layout(own.shape, own.order)}, {place.buffer} as {Layout(whole.shape, whole.order)}"
+        if given and any(map(any, own.halo)):
+            return f"{name} needs a zeroed halo, and {place.buffer} is a result"
         if any(any(halo) and extent != whole.shape[at] for at, (halo, extent) in enumerate(zip(own.halo, shape, strict=True))):
             return f"{name} needs a zeroed halo where its neighbours are"
         slice_ = whole.with_halo(()).part(shape, place.start)
@@ -173,17 +179,18 @@ def in_place(
     values: dict[str, Value],
     layouts: dict[str, Layout],
     fixed: Mapping[str, str],
+    row_major: frozenset[str],
 ) -> tuple[list[Region], dict[str, Slice]]:
     """The regions without copies that slices make unnecessary, and the slices. `values` and `layouts` are extended by the parts that are still
     copied; the layouts of buffers get the halos that their slices need. Layouts of slices are left to `with_slices`. `fixed` says why the storage of
-    some values cannot be chosen."""
-    free = {name: one for name, one in joined.items() if name not in fixed}
+    some values cannot be chosen; those of them in `row_major` are in buffers that may hold slices, as row-major as they are."""
+    free = {name: one for name, one in joined.items() if name not in fixed or name in row_major}
     elsewhere = frozenset(name for region in regions if region.outputs[0] not in free for name in region.inputs)
     maps = frozenset(region.outputs[0] for region in regions if region.kind == "map")
-    placing = _Placing(values, layouts, fixed, elsewhere, maps)
+    placing = _Placing(values, layouts, fixed, row_major, elsewhere, maps)
     order = {name: number for number, name in enumerate(joined)}
     slices: dict[str, Slice] = {}
-    why = {(name, part.start): fixed[name] for name, one in joined.items() if name in fixed for part in one.parts}
+    why = {(name, part.start): fixed[name] for name, one in joined.items() if name not in free for part in one.parts}
     for one in sorted(free.values(), key=lambda j: (values[j.name].elements, order[j.name]), reverse=True):
         if one.name not in slices and (whole := _adjacent(one, slices, placing)) is not None:
             slices[one.name] = whole

@@ -68,7 +68,8 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
         for load in loads(found.a) if found is not None else ():
             if found is not None and load.buffer not in fixed and values[load.buffer].dtype in NARROW_FLOATS:
                 layouts[load.buffer] = _in_pairs(layouts[load.buffer], load, found.r)
-    regions, places = in_place(regions, joined, values, layouts, {name: _why_fixed(name, graph) for name in fixed})
+    why = {name: _why_fixed(name, graph) for name in fixed}
+    regions, places = in_place(regions, joined, values, layouts, why, _as_passed(graph, regions))
     return LaidOut(tuple(regions), MappingProxyType(values), layouts, MappingProxyType(places)).with_layouts(layouts)
 
 
@@ -79,6 +80,12 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
         if region.kind in ("torch", "loop"):
             fixed |= {*region.inputs, *region.outputs}
     return fixed
+
+
+def _as_passed(graph: Graph, regions: Sequence[Region]) -> frozenset[str]:
+    """Results of the model that no loop and no node of PyTorch's accesses: other regions may store parts of them."""
+    others = {name for region in regions if region.kind in ("torch", "loop") for name in (*region.inputs, *region.outputs)}
+    return frozenset({*graph.outputs} - {*graph.inputs, *graph.constants, *others})
 
 
 def _why_fixed(name: str, graph: Graph) -> str:

@@ -83,7 +83,8 @@ class Extent:
 class Buffers:
     """Arena and constants on one device. Clones share the constants, but not the arena.
 
-    The caller's buffers have no fixed address: `external` gives their number, inputs first, then outputs.
+    The caller's buffers have no fixed address: `external` gives their number, inputs first, then outputs, and `slot` the number of the address, among
+    those of `addresses`, that kernels receive for them or for slices of them.
     """
 
     def __init__(
@@ -104,6 +105,11 @@ class Buffers:
         self.arena = torch.zeros(max(self.plan.bytes, 1) + alignment, dtype=torch.uint8, device=device)
         self._base = -self.arena.data_ptr() % alignment
         self._views: dict[str, torch.Tensor] = {}
+        tensors = len(self.places.inputs) + len(self.places.outputs)
+        sliced = {(number, program.base_bytes(name)) for name in program.aliases if (number := self.external(name)) is not None}
+        self._sliced = tuple(sorted((number, base) for number, base in sliced if base))
+        self._slots = {place: tensors + at for at, place in enumerate(self._sliced)}
+        self.slots = tensors + len(self._sliced)
         # Indices out of range, 0 if there are none. For a GPU in pinned host memory that kernels write to, so that it can be read without waiting for
         # them.
         self.faults = torch.zeros(len(program.index_checks), dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -119,6 +125,15 @@ class Buffers:
         if root in self.places.outputs:
             return len(self.places.inputs) + self.places.outputs[root]
         return None
+
+    def slot(self, name: str) -> int | None:
+        """The number of the address that kernels receive for one of the caller's tensors or a slice of it; None for the arena and constants."""
+        number = self.external(name)
+        return None if number is None else self._slots.get((number, self.program.base_bytes(name)), number)
+
+    def addresses(self, tensors: Sequence[int]) -> list[int]:
+        """The addresses of all slots, given those of the caller's tensors."""
+        return [*tensors, *(tensors[number] + base for number, base in self._sliced)]
 
     def address(self, name: str) -> int:
         """The fixed address that kernels receive for a buffer in the arena, a slice of one, or a constant."""
@@ -142,7 +157,7 @@ class Buffers:
         """The location of a buffer, used to find overlaps."""
         root = self.program.root(name)
         if root not in self.plan.offsets:
-            return Extent(root, 0, 1)
+            return Extent(root, 0, 1, root, self.program.box(name))
         start = self.plan.offsets[root]
         return Extent("arena", start, start + max(self.plan.sizes[root], 1), root, self.program.box(name))
 

@@ -227,8 +227,7 @@ class CpuEngine:
         self.buffers = buffers
         self.library = library
         self._threads = threads or settings.asked_threads() or torch.get_num_threads()
-        count = len(buffers.places.inputs) + len(buffers.places.outputs)
-        self.externals = (ctypes.c_void_p * max(count, 1))()
+        self.externals = (ctypes.c_void_p * max(buffers.slots, 1))()
         self._build_records(program)
         self._segments: dict[tuple[int, int], _Segment] = {}
 
@@ -252,11 +251,11 @@ class CpuEngine:
             for call in region.calls:
                 calls.append((self.library.entries[call.kernel], argument_base + 8 * cursor))
                 for name in call.arguments:
-                    external = self.buffers.external(name)
-                    if external is None:
+                    slot = self.buffers.slot(name)
+                    if slot is None:
                         self.arguments[cursor] = self.buffers.address(name)
                     else:
-                        patches.append((argument_base + 8 * cursor, external))
+                        patches.append((argument_base + 8 * cursor, slot))
                     cursor += 1
             for step in range(region.repeat):
                 records.extend((function, arguments, scalar_base + 8 * width * step) for function, arguments in calls)
@@ -281,7 +280,7 @@ class CpuEngine:
 
     def bind(self, pointers: Sequence[int]) -> None:
         """Sets the addresses of the caller's tensors for the following runs: inputs, then outputs."""
-        self.externals[: len(pointers)] = list(pointers)
+        self.externals[: self.buffers.slots] = [*self.buffers.addresses(pointers)]
 
     def run(self, first: int, last: int) -> None:
         """Runs the kernels of regions `first` to `last` (excluded), none of which is a PyTorch node.

@@ -182,23 +182,23 @@ class _Segment:
             kernel = program.kernels[call.kernel]
             slots, fixed, touched = [], [], set()
             for name in call.arguments:
-                external = buffers.external(name)
-                if external is None:
+                external, slot = buffers.external(name), buffers.slot(name)
+                if external is None or slot is None:
                     slots.append(0)
                     fixed.append(buffers.address(name))
                 elif external in engine.staging:
                     slots.append(0)
-                    fixed.append(engine.staging[external].data_ptr())
+                    fixed.append(engine.staging[external].data_ptr() + program.base_bytes(name))
                 else:
-                    slots.append(ctypes.addressof(engine.externals) + 8 * external)
-                    touched.add(external)
+                    slots.append(ctypes.addressof(engine.externals) + 8 * slot)
+                    touched.add(slot)
             block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes)
             params = node_params(engine.library.functions[call.kernel], kernel, block)
             handle = driver.add_kernel_node(graph, [nodes[i].handle for i in before], params)
             node = _Node(handle, params, block, ctypes.byref(params))
             nodes.append(node)
-            for external in touched:
-                self.touching.setdefault(external, []).append(node)
+            for slot in touched:
+                self.touching.setdefault(slot, []).append(node)
         self.nodes = nodes
         self.graph = graph  # kept, as updates of the executable graph refer to its nodes
         self.executable = driver.instantiate(graph)
@@ -241,8 +241,7 @@ class GpuEngine:
         self._context_pointer = ctypes.byref(self._context)
         self._pushed = False
         self._device = buffers.device.index or 0
-        count = len(buffers.places.inputs) + len(buffers.places.outputs)
-        self.externals = (ctypes.c_uint64 * max(count, 1))()
+        self.externals = (ctypes.c_uint64 * max(buffers.slots, 1))()
         self.staging = self._staging_buffers(buffers.program)
         self._inputs = len(buffers.places.inputs)
         self._segments: dict[tuple[int, int], _Segment] = {}
@@ -285,8 +284,8 @@ class GpuEngine:
 
         The GPU's context is current from here to `finish` or `abandon`. Enqueues the work that must precede the kernels.
         """
-        self._pointers = list(pointers)
-        self.externals[: len(pointers)] = self._pointers  # type: ignore[assignment]  # ctypes accepts integers as well
+        self._pointers = self.buffers.addresses(pointers)
+        self.externals[: len(self._pointers)] = self._pointers  # type: ignore[assignment]  # ctypes accepts integers as well
         self._stream = stream = current_stream(self._device)
         self._enter()
         self._capturing = is_capturing()
@@ -337,7 +336,7 @@ class GpuEngine:
 
     def _update(self, segment: _Segment) -> None:
         """Updates the parameters of the nodes that access a tensor at a new address; their blocks already hold that address."""
-        changed = [nodes for external, nodes in segment.touching.items() if segment.seen[external] != self._pointers[external]]
+        changed = [nodes for slot, nodes in segment.touching.items() if segment.seen[slot] != self._pointers[slot]]
         segment.seen = self._pointers
         for node in changed[0] if len(changed) == 1 else dict.fromkeys(node for nodes in changed for node in nodes):
             status = self._set_params(segment.executable, node.handle, node.pointer)

@@ -223,7 +223,8 @@ def _check_factors(name: str, layout: Layout) -> None:
 
 
 def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
-    """An alias is a slice of its root, or has the same number of bytes, and the same type. Slices belong to buffers in the arena."""
+    """An alias is a slice of its root, or has the same number of bytes, and the same type. Slices belong to buffers in the arena, or to results that
+    are stored as PyTorch receives them."""
     root = program.root(name)
     if name in given:
         raise ValueError(f"{name} is an input or a constant, and an alias of {root}")
@@ -239,8 +240,12 @@ def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
         same = value is not None and value.dtype == base.value.dtype and value.elements == base.layout.size
     if not same:
         raise ValueError(f"{name} is an alias of {root}, and no part of it, or of another size or type")
-    if program.box(name) and root in {*given, *map(program.root, program.graph.outputs)}:
-        raise ValueError(f"{name} is a slice of {root}: an input, a constant or a result")
+    if not program.box(name):
+        return
+    if name in program.graph.outputs or root in given:
+        raise ValueError(f"{name} is a slice of {root}, and a result, or {root} is an input or a constant")
+    if root in map(program.root, program.graph.outputs) and not base.layout.is_row_major:
+        raise ValueError(f"{name} is a slice of the result {root}, which is not stored as it is passed")
 
 
 def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
