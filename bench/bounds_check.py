@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import RESULTS, write_results
-from bench.deepcuts import printed_limit
 from bench.layers import layer
 from bench.regions import ranking_of
 from tilewright.hardware import identified_machine
@@ -30,6 +29,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.bounds import lower_bound
+from tilewright.kernels.gpu.deepcuts_limits import limit_seconds
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.registry import SCHEMAS
 from tilewright.kernels.registry import schedule_types
@@ -131,13 +131,11 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
 
 
 def printed_seconds(candidates: Columns, part: Part, machine: Machine) -> np.ndarray:
-    """Least seconds by DeepCuts' limit as printed; 0 if it has none for the schema."""
+    """Least seconds by DeepCuts' limit; 0 if it has none for the schema."""
     try:
-        limit = printed_limit(part.schema, part.facts, candidates, machine).flops(machine)
+        return limit_seconds(part.schema, part.facts, candidates, machine)
     except Unsuitable:
         return np.zeros(length(candidates))
-    seconds: np.ndarray = np.divide(part.facts.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
-    return seconds
 
 
 def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tuple[int, bool | None]:

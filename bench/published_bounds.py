@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.deepcuts import printed_limit
 from bench.published_data import FOLDERS, read
 from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import take
 from tilewright.kernels.gpu.bounds import lower_bound
+from tilewright.kernels.gpu.deepcuts_limits import printed_limit
 from tilewright.kernels.gpu.direct.schedule import DirectFacts
 from tilewright.kernels.gpu.direct.schema import DIRECT
 

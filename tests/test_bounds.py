@@ -9,28 +9,50 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from torch import Tensor, nn
 
+import tilewright
 from bench.bounds_check import check, layer_table, read, schema_table, summary
 from bench.common import RESULTS
-from bench.deepcuts import printed_limit
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
+from tilewright.kernels.attention_form import AttentionFacts
 from tilewright.kernels.columns import Columns, length, take
+from tilewright.kernels.gpu.attention.schema import ATTENTION
 from tilewright.kernels.gpu.bounds import lower_bound, memory_share
+from tilewright.kernels.gpu.deepcuts import (
+    Launch,
+    Operation,
+    PrintedLimit,
+    Tile,
+    Window,
+    convolution,
+    elementwise,
+    limit,
+    matrix_product,
+    pooling,
+    winograd_transform,
+)
+from tilewright.kernels.gpu.deepcuts_limits import printed_limit
 from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.map.schema import MAP
+from tilewright.kernels.gpu.map.space import MapFacts
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
+from tilewright.report.explanation import explanation
+from tilewright.selection.bounds import DEEPCUTS
 from tilewright.tuning import dataset
 
 H200 = machine("h200")
@@ -218,7 +240,28 @@ def test_memory_counts_what_level_2_cannot_hold() -> None:
 
 def test_a_schema_without_a_bound_says_so() -> None:
     with pytest.raises(Unsuitable, match="the schema map has no bound"):
-        lower_bound(MAP, None, contraction_rows(), H200)
+        lower_bound(replace(MAP, bound=None), None, contraction_rows(), H200)
+
+
+def test_stored_results_by_hand() -> None:
+    facts = MapFacts(1 << 24, 4, 4 << 24, 4 << 24, 1.0, 2, 0, 1)
+    estimate = lower_bound(MAP, facts, {"threads": np.array([256]), "items": np.array([1]), "vector_width": np.array([4])}, H200, rotated_bytes=1e12)
+    assert estimate.terms["issue"] == pytest.approx((1 << 17) / 528 / 1.98e9)
+    assert estimate.terms["memory"] == pytest.approx(memory_share(H200, 1e12) * (4 << 24) / 4.8e12)
+    few = replace(facts, points=1 << 10, bytes_written=4 << 10)  # one block
+    alone = lower_bound(MAP, few, {"threads": np.array([256]), "items": np.array([1]), "vector_width": np.array([4])}, H200)
+    assert alone.terms["issue"] == pytest.approx(8 / 4 / 1.98e9)
+
+
+def test_attention_by_hand() -> None:
+    facts = AttentionFacts(16, 2048, 2048, 64, 64, 4, 4, 4, 4, 0, 0, 0, 0, 16 * 2048 * 256)
+    rows = {name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "thread_m": 4, "thread_n": 4, "stages": 1}.items()}
+    estimate = lower_bound(ATTENTION, facts, rows, H200)
+    # 512 tiles of queries: four on some processor, each 64 * 2048 * 128 multiply-adds on 128 lanes
+    assert estimate.terms["fma"] == pytest.approx(4 * 64 * 2048 * 128 / 128 / 1.98e9)
+    causal = lower_bound(ATTENTION, replace(facts, shift=0), rows, H200)
+    assert causal.terms["fma"] == pytest.approx(16 * 2048 * 2049 / 2 * 128 / 32 / 528 / 1.98e9)
+    assert estimate.terms["chain"] == pytest.approx(2048 * 4 / 1.98e9)
 
 
 def test_deepcuts_formulas_as_printed() -> None:
@@ -233,8 +276,78 @@ def test_deepcuts_formulas_as_printed() -> None:
     direct = printed_limit(DIRECT, DirectFacts(1, 1, 8, 16, 264, 4, 3, 3), direct_rows(register_y=2), H200)
     # 4 x 3 inputs of each channel and 9 of 32 transactions' weights, as table 7 has it
     assert direct.shared == pytest.approx(2 * 16 * 2 * 9 / (16 * 4 * 3 + 16 * 9 / 32) / 41)
-    with pytest.raises(Unsuitable):
+    with pytest.raises(Unsuitable, match="no formulas for the schema gemv"):
         printed_limit(GEMV, contraction_facts(1, 64, 64), {"columns": np.ones(1)}, H200)
+
+
+def test_the_paper_s_own_numbers() -> None:
+    """Section 4.2: the ridge of its V100 is at 15.6 operations per byte; 10 operations per load hide half of 20 cycles, 20 and more all of them.
+    Section 5.1: a block of the example computes 2 x 2 pixels of one channel from two."""
+    level1 = replace(H200.caches[0], latency_cycles=20.0)
+    theirs = replace(H200, peak_flops={"fp32": 15.6 * 900e9}, memory_bandwidth=900e9, caches=(level1, *H200.caches[1:]))
+    launch = Launch(np.array([132]), np.array([64]), np.array([0]))
+
+    def factors(intensity: float, hidden: float) -> PrintedLimit:
+        return limit(Operation(np.array([intensity * 4 * 32]), 1.0, hidden, 1.0), launch, theirs)
+
+    assert factors(15.6, 1).memory == 1 and factors(15.5, 1).memory < 1 and factors(7.8, 1).memory == 0.5
+    assert factors(1, 10).shared == 0.5 and factors(1, 20).shared == factors(1, 30).shared == 1
+    block, thread = Tile(h=np.array([2]), w=np.array([2])), Tile(h=np.array([1]), w=np.array([2]))
+    assert convolution(block, thread, 2, Window(1, 1)).block_flops == 16
+
+
+def test_tables_6_to_8() -> None:
+    block, thread = Tile(2, 3, 4, 64), Tile(1, 1, 2, 8)
+    assert elementwise(block, thread) == Operation(1536, 2 * 3 * 4 * 2, 16, 16)
+    assert elementwise(block, thread, operands=2) == Operation(1536, 2 * 2 * 3 * 4 * 2, 16, 32)
+    assert elementwise(block, thread, operations=3, parameters=3) == Operation(3 * 1536, 48 + 3 * 3 / 32, 48, 16 + 3)  # batch normalisation
+    assert winograd_transform(block, thread) == Operation(2.25 * 1536, 48, 36, 16)
+    # windows of 2 x 2 with stride 2 and no padding: (4 + 2) // 2 + 1 rows, (64 + 2) // 2 + 1 columns
+    assert pooling(block, thread, Window(2, 2, 2, 2)) == Operation(1536 * 4, 2 * 3 * 4 * 34 / 32, 64, 64)
+    assert matrix_product(Tile(64, 32), Tile(4, 2), 16, 5) == Operation(5 * 2 * 64 * 16 * 32, 5 * (64 + 16), 5 * 2 * 4 * 16 * 2, 5 * 16 * 6)
+    # 3 x 3 with padding 1: 6 x 66 inputs of 5 channels, and 3 filters
+    assert convolution(block, thread, 5, Window(3, 3)) == Operation(2 * 1536 * 45, 2 * 5 * 6 * 66 / 32 + 5, 2 * 16 * 45, 5 * 4 * 10 + 45 / 32)
+
+
+def test_fused_operations() -> None:
+    """Section 4.4: in registers the second operation adds its arithmetic, in shared memory it has no transactions."""
+    block, thread = Tile(64, 64), Tile(4, 4)
+    first, second = matrix_product(block, thread, 16), elementwise(block, thread)
+    assert first.then(second) == replace(first, block_flops=first.block_flops + 64 * 64, thread_flops=first.thread_flops + 16)
+    assert first.after() == replace(first, transactions=0)
+    launch = Launch(np.array([132]), np.array([256]), np.array([0]))
+    assert limit(first.after(), launch, H200).memory == 1 > limit(first, launch, H200).memory
+    # an epilogue of 8 operations for each of 1024 elements of a sum
+    plain = contraction_facts(1024, 1024, 1024)
+    apart, fused = (printed_limit(GEMM, replace(plain, epilogue_flops=flops), contraction_rows(), H200) for flops in (0.0, 8.0))
+    assert fused.memory == pytest.approx(apart.memory * (2 * 1024 + 8) / (2 * 1024)) and fused.shared == pytest.approx(apart.shared * 2056 / 2048)
+
+
+class Parts(nn.Module):
+    """A region of each kind that has a limit, and rows, which have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.last = nn.Conv2d(3, 32, 7, 2, 3), nn.Conv2d(32, 32, 3, padding=1), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 3, 2, 1)
+        tokens = self.last(F.relu(self.wide(x)).flatten(2).transpose(1, 2)).unflatten(2, (2, 32)).transpose(1, 2)
+        return F.scaled_dot_product_attention(tokens, tokens, tokens).sin().softmax(-1)
+
+
+def test_explanations_state_both() -> None:
+    executable = tilewright.compile(Parts().eval(), (torch.randn(1, 3, 64, 64),), target="h200")
+    text = explanation(executable.image)
+    regions = executable.image.program.regions
+    assert {region.kind for region in regions} >= {"contraction", "window", "attention", "row reduction", "map"}
+    for region in regions:
+        names = set(region.bounds) - {DEEPCUTS}
+        assert len(names) == 1 and all(0 < seconds < region.predicted_seconds * 1.5 for name, seconds in region.bounds.items() if name in names)
+        assert (DEEPCUTS in region.bounds) or region.kind in ("row reduction", "map"), region.name
+    assert text.count("   bound    at least") == len(regions) and "by DeepCuts' limit" in text
+    for_cpu = tilewright.compile(Parts().eval(), (torch.randn(1, 3, 64, 64),), target="x86-avx2", threads=1)
+    assert "   bound    " not in explanation(for_cpu.image)
 
 
 def test_a_layer_s_rows_keep_their_order() -> None:

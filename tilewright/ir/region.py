@@ -91,7 +91,8 @@ class Storage:
 @dataclass(frozen=True)
 class Lowered:
     """A region lowered to kernels. `storage` holds what the region needs beyond graph values: workspaces and packed constants; `space` counts the
-    candidates from which the schedule was chosen; `measured_seconds` comes from records.
+    candidates from which the schedule was chosen; `measured_seconds` comes from records; `bounds`: least seconds of the calls, by what
+    limits them (`selection.bounds`).
 
     The calls run in order, `repeat` times; kernels with a scalar parameter get the number of the repetition (a scan's step). `checks` says, for each
     buffer passed as FAULTS, what its elements stand for."""
@@ -106,6 +107,7 @@ class Lowered:
     repeat: int = 1
     space: SpaceCounts = field(default_factory=SpaceCounts)
     measured_seconds: float | None = None
+    bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 

@@ -28,6 +28,7 @@ from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.precision import AS_COMPUTED, PRECISIONS, Precision, check_precision
 from tilewright.partition.scans import unfold, without_copies
 from tilewright.partition.siblings import Merged, merge_siblings
+from tilewright.selection.bounds import bounds_of
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 
@@ -192,6 +193,7 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
         terms=choice.terms,
         space=choice.space,
         measured_seconds=choice.measured_seconds,
+        bounds=bounds_of(problem, choice, context.machine),
     )
 
 

@@ -14,6 +14,7 @@ from tilewright.report.work import program_work, region_work
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
+from tilewright.selection.bounds import DEEPCUTS
 
 DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
@@ -43,8 +44,8 @@ def _totals(image: Image, name: str) -> Iterator[str]:
 
 
 def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) -> Iterator[str]:
-    """One region: its nodes and their places in the model, its schedule, the candidates it was chosen from, predicted time with its terms, work,
-    layouts, reasons."""
+    """One region: its nodes and their places in the model, its schedule, the candidates it was chosen from, predicted time with its terms, bounds,
+    work, layouts, reasons."""
     repeated = f", repeated {region.repeat} times" if region.repeat > 1 else ""
     yield f"{number}. {region.name}: {region.kind}{repeated}"
     for label, texts in (
@@ -52,6 +53,7 @@ def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) 
         ("schedule", [region.schedule] if region.schedule else []),
         ("space", _space(region.space)),
         ("time", _time(region)),
+        ("bound", _bound(region)),
         ("work", [_work(program, region)]),
         ("layout", _layouts(program, region)),
         ("kernels", [", ".join(dict.fromkeys(call.kernel for call in region.calls))] if region.calls else []),
@@ -99,6 +101,13 @@ def _time(region: LoadableRegion) -> list[str]:
     if region.measured_seconds is not None:
         lines.append(f"{seconds_text(region.measured_seconds)} measured")
     return lines
+
+
+def _bound(region: LoadableRegion) -> list[str]:
+    """Our lower bound and DeepCuts' limit, which is the claim of the paper and no bound."""
+    own = [f"at least {seconds_text(seconds)} ({name})" for name, seconds in region.bounds.items() if name != DEEPCUTS]
+    claimed = [f"{seconds_text(region.bounds[DEEPCUTS])} by {DEEPCUTS}"] if DEEPCUTS in region.bounds else []
+    return ["; ".join(own + claimed)] if region.bounds else []
 
 
 def _work(program: LoadableProgram, region: LoadableRegion) -> str:

@@ -209,6 +209,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "terms": {name: float(seconds) for name, seconds in region.terms.items()},
                 "space": {"feasible": region.space.feasible, "rejected": dict(region.space.rejected)},
                 "measured_seconds": region.measured_seconds,
+                "bounds": {name: float(seconds) for name, seconds in region.bounds.items()},
             }
             for region in program.regions
         ],
@@ -246,6 +247,7 @@ def _decode_region(data: Field) -> LoadableRegion:
         MappingProxyType({name: seconds.number() for name, seconds in data["terms"].entries()}),
         _decode_space(data["space"]),
         None if measured is None else measured.number(),
+        MappingProxyType({name: seconds.number() for name, seconds in data["bounds"].entries()}),
     )
 
 

@@ -61,6 +61,7 @@ class LoadableRegion:
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     space: SpaceCounts = field(default_factory=SpaceCounts)
     measured_seconds: float | None = None
+    bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ def loadable(program: Program) -> LoadableProgram:
                 MappingProxyType(dict(lowered.terms)),
                 lowered.space,
                 lowered.measured_seconds,
+                MappingProxyType(dict(lowered.bounds)),
             )
         )
     result = LoadableProgram(

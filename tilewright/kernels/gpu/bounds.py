@@ -6,7 +6,7 @@ time of the call's other kernels is added to every term except memory, which cou
 
 Work is assigned to processors in whole blocks, and to schedulers in whole warps, which do not migrate. So if u units of work run on p places, some
 place does at least ceil(u / p) of them (the pigeonhole principle); `busiest` applies it. DeepCuts (PLDI 2021, section 4) multiplies ratios of the
-same kind; with the formulas as printed, good kernels beat that bound (`bench.deepcuts`).
+same kind; with the formulas as printed, good kernels beat that bound (`kernels.gpu.deepcuts`).
 
 There is no term for level 2: its peak is not published for every machine, measured rates are not bounds, and level 1 may serve reads shared by
 several blocks of a processor. Fills of shared memory count at the rate of shared memory instead, which equals that of level 1.
@@ -23,11 +23,12 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
 from tilewright.kernels.schema import AnySchema
 
 WIDEST = 4
 """Maximum elements that one instruction loads (16 bytes: PTX ISA, vector loads)."""
+WIDEST_BYTES = 16
 
 
 def lower_bound(schema: AnySchema, facts: Any, candidates: Columns, machine: Machine, rotated_bytes: float = 0.0) -> Estimate:
@@ -42,6 +43,18 @@ def lower_bound(schema: AnySchema, facts: Any, candidates: Columns, machine: Mac
     if schema.bound is None:
         raise Unsuitable(f"the schema {schema.name} has no bound")
     return schema.bound(facts, candidates, schema.counts(facts, candidates, machine), machine, memory_share(machine, rotated_bytes))
+
+
+def bound_of_stored(facts: Any, candidates: Columns, counts: LaunchCounts, machine: Machine, share: float) -> Estimate:
+    """Lower bounds in seconds on kernels without tiles in shared memory (windows, maps, reductions of rows, scans): only what they store is certain,
+    since loads may be guarded. issue: a warp stores at most 16 bytes per thread with one instruction; at most as many processors as blocks share
+    these.
+
+    Worked example, h200: 2^24 floats are 2^17 such stores, 249 on each of 528 schedulers."""
+    schedulers = np.minimum(counts.blocks, machine.processors) * machine.schedulers_per_processor
+    stores = counts.result_bytes / (WIDEST_BYTES * machine.warp_size) / schedulers
+    nothing = np.zeros(len(counts))
+    return longest_of(machine, fma=nothing, issue=stores, chain=0.0, shared=0.0, moved=share * counts.result_bytes, others=nothing)
 
 
 def memory_share(machine: Machine, rotated_bytes: float) -> float:

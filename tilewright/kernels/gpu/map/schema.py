@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.kernels.gpu.bounds import bound_of_stored
 from tilewright.kernels.gpu.map.counts import map_counts
 from tilewright.kernels.gpu.map.estimate import map_estimate
 from tilewright.kernels.gpu.map.features import map_features
@@ -18,5 +19,6 @@ MAP = Schema(
     counts=lambda facts, candidates, machine: map_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: map_estimate(facts, candidates, counts, machine),
     features=lambda facts, candidates, machine, options: map_features(facts, candidates),
+    bound=bound_of_stored,
     lower=lambda problem, form, schedule, machine: lower_map(problem, form.parts, schedule),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.kernels.gpu.bounds import bound_of_stored
 from tilewright.kernels.gpu.row_reduction.counts import row_reduction_counts
 from tilewright.kernels.gpu.row_reduction.estimate import row_reduction_estimate
 from tilewright.kernels.gpu.row_reduction.features import row_reduction_features
@@ -18,5 +19,6 @@ ROW_REDUCTION = Schema(
     counts=lambda facts, candidates, machine: row_reduction_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: row_reduction_estimate(facts, candidates, counts, machine),
     features=lambda facts, candidates, machine, options: row_reduction_features(facts, candidates),
+    bound=bound_of_stored,
     lower=lambda problem, form, schedule, machine: lower_row_reduction(problem, form.parts, schedule),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.kernels.gpu.bounds import bound_of_stored
 from tilewright.kernels.gpu.window.counts import window_counts
 from tilewright.kernels.gpu.window.estimate import window_estimate
 from tilewright.kernels.gpu.window.features import window_features
@@ -18,5 +19,6 @@ WINDOW = Schema(
     counts=lambda facts, candidates, machine: window_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: window_estimate(facts, candidates, counts, machine),
     features=lambda facts, candidates, machine, options: window_features(facts, candidates),
+    bound=bound_of_stored,
     lower=lambda problem, form, schedule, machine: lower_window(problem, form.parts, schedule, machine),
 )
