@@ -34,7 +34,7 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A loop."""
+    """A loop in one kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +42,14 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cell(x)[0]
+
+
+class Stepwise(Recurrent):
+    """A loop in kernels of one step: its weights depend on the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        start, (w_ih, w_hh, *biases) = x.new_zeros(1, x.shape[1], 6), self.cell.parameters()
+        return torch.lstm(x, (start, start), [w_ih, w_hh * x.mean(), *biases], True, 1, 0.0, False, False, False)[0]
 
 
 class Embedded(nn.Module):
@@ -98,11 +106,12 @@ class Returned(nn.Module):
 
 @cache
 def files(name: str) -> Mapping[str, bytes]:
-    """The files of an artifact for this machine: "convolutions", "recurrent", "embedded", "stateful", "joined" or "returned"."""
+    """The files of an artifact for this machine: "convolutions", "recurrent", "stepwise", "embedded", "stateful", "joined" or "returned"."""
     torch.manual_seed(1)
     models: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
         "convolutions": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
         "recurrent": (Recurrent(), (torch.randn(5, 2, 4),)),
+        "stepwise": (Stepwise(), (torch.randn(5, 2, 4),)),
         "embedded": (Embedded(), (torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))),
         "stateful": (Stateful(), (torch.randn(4, 3), torch.randn(4, 3))),
         "joined": (Joined(), (torch.randn(1, 3, 6, 6),)),

@@ -122,10 +122,12 @@ MEMORY: dict[str, Change] = {
     "more arguments than parameters": lambda m: m["program"]["regions"][0]["calls"][0][1].append("x"),
 }
 LOOPS: dict[str, Change] = {
-    "more steps than kernels were made for": lambda m: m["program"]["regions"][3].update(repeat=6),
-    "a thousand million steps": lambda m: m["program"]["regions"][3].update(repeat=10**9),
-    "no steps": lambda m: m["program"]["regions"][3].update(repeat=0),
-    "more steps in the kernels too": lambda m: [m["program"]["regions"][3].update(repeat=6), *(k.update(steps=6) for k in m["program"]["kernels"])],
+    "more steps than kernels were made for": lambda m: loop(m).update(repeat=6),
+    "a thousand million steps": lambda m: loop(m).update(repeat=10**9),
+    "no steps": lambda m: loop(m).update(repeat=0),
+    "more steps in the kernels too": lambda m: [loop(m).update(repeat=6), *(k.update(steps=6) for k in m["program"]["kernels"])],
+}
+HISTORIES: dict[str, Change] = {
     "a shorter history": lambda m: [storage(m, "lstm_scan.state0").update(value=["lstm_scan.state0", [5, 2, 6], "f32"], shape=[5, 2, 6])],
     "a loop whose body differs": lambda m: node(m, "lstm_scan")["attributes"].update(length=6),
     "a loop without a body": lambda m: node(m, "lstm_scan")["attributes"].update(body=None),
@@ -227,6 +229,10 @@ def part_of(manifest: Any, name: str) -> int:
     return next(number for number, region in enumerate(manifest["program"]["regions"]) if region["outputs"] == [name])
 
 
+def loop(manifest: Any) -> Any:
+    return next(region for region in manifest["program"]["regions"] if region["kind"] == "loop")
+
+
 def require_less(manifest: Any) -> None:
     """Lets every CPU of the architecture load it."""
     manifest["machine"]["isa"] = manifest["requires"]["isa"] = []
@@ -239,7 +245,7 @@ def node(manifest: Any, name: str) -> Any:
 
 CASES = {
     **{what: ("convolutions", change) for what, change in {**SHAPES, **MEMORY}.items()},
-    **{what: ("recurrent", change) for what, change in LOOPS.items()},
+    **{f"{what}, {name}": (name, change) for name, changes in (("stepwise", LOOPS), ("recurrent", HISTORIES)) for what, change in changes.items()},
     **{what: ("embedded", change) for what, change in EMBEDDED.items()},
     **{what: ("stateful", change) for what, change in CALLED.items()},
     **{what: ("joined", change) for what, change in SLICES.items()},
@@ -251,7 +257,7 @@ def test_a_lie_is_refused(what: str, tmp_path: Path) -> None:
     refused(changed(*CASES[what], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "recurrent", "embedded", "stateful", "joined", "returned"])
+@pytest.mark.parametrize("name", ["convolutions", "recurrent", "stepwise", "embedded", "stateful", "joined", "returned"])
 def test_the_truth_is_accepted(name: str, tmp_path: Path) -> None:
     artifact.load(put(signed(files(name)), tmp_path / "artifact"))
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import tilewright
 from bench.regions import ranking_of
-from tests.sample_artifacts import rewrite_manifest
+from tests.sample_artifacts import Stepwise, rewrite_manifest
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.space import SpaceCounts
@@ -65,6 +65,6 @@ def test_wrong_counts_are_refused(executable: tilewright.Executable, tmp_path: P
 
 
 def test_a_loop_counts_the_spaces_of_its_steps() -> None:
-    executable = tilewright.compile(nn.LSTM(8, 8), (torch.randn(3, 1, 8),))
+    executable = tilewright.compile(Stepwise(), (torch.randn(5, 2, 4),))
     loop = next(row for row in executable.plan.rows if row.repeat > 1)
     assert loop.space.feasible > 1

@@ -34,7 +34,7 @@ from tilewright.codegen.printer import (
 from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Statement, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, Comment, For, If, Kernel, Place, Statement, Store, With, statements, written_by
 
 _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
@@ -83,6 +83,7 @@ class CPrinter(Printer):
         self.wrappers: dict[str, str] = {}
         self.reductions: dict[str, str] = {}
         self.collapsed = 0
+        self.in_team = False
         self.keeps_subnormal = False
 
     # --- types ---
@@ -351,13 +352,26 @@ class CPrinter(Printer):
 
     # --- loops ---
 
+    def loop(self, statement: For) -> None:
+        if statement.kind != "team":
+            super().loop(statement)
+            return
+        if stored := stores_of_all(statement.body):
+            raise ValueError(f"every thread of a team would store to {', '.join(stored)}: stores belong in its parallel loops")
+        self.in_team = True
+        super().loop(statement)
+        self.in_team = False
+
     def loop_pragma(self, statement: For) -> None:
         if self.collapsed:  # the pragma of an outer loop covers this one
             self.collapsed -= 1
         elif statement.kind == "parallel":
             depth = perfect_depth(statement)
             self.collapsed = depth - 1
-            self.line("#pragma omp parallel for schedule(static)" + (f" collapse({depth})" if depth > 1 else ""))
+            team = "" if self.in_team else "parallel "
+            self.line(f"#pragma omp {team}for schedule(static)" + (f" collapse({depth})" if depth > 1 else ""))
+        elif statement.kind == "team":
+            self.line("#pragma omp parallel")
         elif statement.kind == "simd":
             clauses = [self.reduction(buffer, combiner) for buffer, combiner in statement.reductions]
             self.line(" ".join(["#pragma omp simd", *clauses]))
@@ -442,6 +456,22 @@ def perfect_depth(statement: For) -> int:
             body = body.body
         else:
             return depth
+
+
+def stores_of_all(body: Statement) -> list[str]:
+    """Buffers outside a team's body to which its statements outside parallel loops store."""
+    if isinstance(body, For) and body.kind == "parallel":
+        return []
+    own = {s.buffer.name for s in statements(body) if isinstance(s, Allocate)}
+    inside: tuple[Statement, ...] = ()
+    if isinstance(body, Block):
+        inside = body.statements
+    elif isinstance(body, (For, With)):
+        inside = (body.body,)
+    elif isinstance(body, If):
+        inside = (body.then, *((body.otherwise,) if body.otherwise is not None else ()))
+    found = [*written_by(body), *(name for part in inside for name in stores_of_all(part))]
+    return [name for name in dict.fromkeys(found) if name not in own]
 
 
 def print_c(kernels: Sequence[Kernel]) -> str:

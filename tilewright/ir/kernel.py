@@ -92,7 +92,8 @@ class Allocate:
 @dataclass(frozen=True)
 class For:
     """kind: "serial", "unroll" (fully, by the compiler), "simd" (iterations in vector lanes; `reductions` pairs each register scalar that is combined
-    across lanes with its combiner) or "parallel" (CPU threads)."""
+    across lanes with its combiner), "parallel" (divided among CPU threads) or "team" (one team of CPU threads runs all iterations together: the
+    parallel loops inside divide their iterations in the same way every time and end with a barrier; nothing else inside stores to memory)."""
 
     variable: Var
     extent: Expr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 
 from tilewright.codegen.describe import prediction
@@ -16,7 +16,7 @@ from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Program, Region, Storage
+from tilewright.ir.region import Lowered, Program, Region, Storage, Unsuitable
 from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import USUAL, Numerics
@@ -26,7 +26,8 @@ from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.precision import AS_COMPUTED, PRECISIONS, Precision, check_precision
-from tilewright.partition.scans import unfold, without_copies
+from tilewright.partition.recurrence import whole_body
+from tilewright.partition.scans import Loop, unfold, without_copies
 from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.selection.bounds import bounds_of
 from tilewright.selection.choice import choose
@@ -198,34 +199,79 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
-    """Lowers a loop to regions before it, one region that repeats, and regions after it."""
+    """Lowers a loop to regions before it, one region for all steps, and regions after it. The steps are one kernel if its body is a recurrence for
+    which a schema predicts that to be faster than the kernels of one step, repeated."""
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     body = node.attributes["body"]
     judge = RowJudge(context.machine, context.threads, frozenset(body.constants))
-    loop = unfold(node, context.graph, lay_out(body, judge, in_place=False), read)
-    values = MappingProxyType({**context.values, **loop.values})
-    layouts = MappingProxyType({**context.layouts, **loop.layouts})
-    inside = replace(context, values=values, layouts=layouts)
-    storage = {name: Storage(loop.values[name], layout) for name, layout in loop.layouts.items()}
-    steps = [lower_region(part, inside) for part in loop.body]
-    for part in steps:
-        storage |= part.storage
-    kernels = {kernel.name: kernel for part in steps for kernel in part.kernels}
-    repeated = Lowered(
-        region,
-        f"{loop.length} steps of: " + "; ".join(f"{part.region.kind} ({part.schedule})" for part in steps),
-        tuple(kernels.values()),
-        tuple(call for part in steps for call in part.calls),
-        MappingProxyType(storage),
-        loop.length * sum(part.predicted_seconds for part in steps),
-        MappingProxyType({}),
-        loop.length,
-        sum((part.space for part in steps), SpaceCounts()),
-        checks=MappingProxyType({name: checks for part in steps for name, checks in part.checks.items()}),
-    )
-    before = [replace(lower_region(part, inside), storage=MappingProxyType(storage)) for part in loop.before]
-    return [*before, repeated, *(lower_region(part, inside) for part in loop.after)]
+    apart = _Unfolded(unfold(node, context.graph, lay_out(body, judge, in_place=False), read), context)
+    repeated = apart.repeated(region)
+    try:
+        together = _Unfolded(unfold(node, context.graph, whole_body(body), read), context)
+        if len(together.loop.body) > 1:
+            raise Unsuitable("its body copies what it passes through")
+        (steps,) = together.steps()
+    except Unsuitable as reason:
+        return apart.around(with_reasons(repeated, f"kernels for each step: {reason}"))
+    one, each = (f"{1e6 * way.predicted_seconds:.4g} us" for way in (steps, repeated))
+    times = f"predicted {one} for all steps in one kernel, {each} for kernels of one step"
+    if steps.predicted_seconds >= repeated.predicted_seconds:
+        return apart.around(with_reasons(repeated, times))
+    steps = replace(steps, region=region, schedule=f"{together.loop.length} steps in one kernel: {steps.schedule}")
+    return together.around(with_reasons(steps, times))
+
+
+@dataclass(frozen=True)
+class _Unfolded:
+    """A decomposed loop, and the context that its regions are lowered in, extended by its values."""
+
+    loop: Loop
+    outside: _Context
+
+    @cached_property
+    def context(self) -> _Context:
+        values = MappingProxyType({**self.outside.values, **self.loop.values})
+        layouts = MappingProxyType({**self.outside.layouts, **self.loop.layouts})
+        return replace(self.outside, values=values, layouts=layouts)
+
+    @property
+    def storage(self) -> dict[str, Storage]:
+        return {name: Storage(self.loop.values[name], layout) for name, layout in self.loop.layouts.items()}
+
+    def steps(self) -> list[Lowered]:
+        return [lower_region(part, self.context) for part in self.loop.body]
+
+    def repeated(self, region: Region) -> Lowered:
+        """The regions of one step as one region that repeats."""
+        steps = self.steps()
+        storage = self.storage
+        for part in steps:
+            storage |= part.storage
+        kernels = {kernel.name: kernel for part in steps for kernel in part.kernels}
+        return Lowered(
+            region,
+            f"{self.loop.length} steps of: " + "; ".join(f"{part.region.kind} ({part.schedule})" for part in steps),
+            tuple(kernels.values()),
+            tuple(call for part in steps for call in part.calls),
+            MappingProxyType(storage),
+            self.loop.length * sum(part.predicted_seconds for part in steps),
+            MappingProxyType({}),
+            self.loop.length,
+            sum((part.space for part in steps), SpaceCounts()),
+            checks=MappingProxyType({name: checks for part in steps for name, checks in part.checks.items()}),
+        )
+
+    def around(self, steps: Lowered) -> list[Lowered]:
+        """The lowered regions before the steps, the steps, and the regions after them."""
+        storage = MappingProxyType(self.storage)
+        before = [replace(lower_region(part, self.context), storage=storage) for part in self.loop.before]
+        steps = replace(steps, storage=MappingProxyType({**storage, **steps.storage}))
+        return [*before, steps, *(lower_region(part, self.context) for part in self.loop.after)]
+
+
+def with_reasons(lowered: Lowered, *reasons: str) -> Lowered:
+    return replace(lowered, region=replace(lowered.region, reasons=(*lowered.region.reasons, *reasons)))
 
 
 def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:

@@ -105,7 +105,7 @@ def without_copies(node: Node) -> Node:
 def _moved(
     region: Region, reads: Mapping[str, tuple[str, Expr | None]], writes: Mapping[str, tuple[str, Expr]], values: Mapping[str, Value]
 ) -> Region:
-    """The region with its loads and its store redirected to the values outside the body."""
+    """The region with its loads and its stores redirected to the values outside the body."""
 
     def load(node: Expr) -> Expr:
         if not isinstance(node, Load):
@@ -113,22 +113,24 @@ def _moved(
         name, leading = reads.get(node.buffer) or writes.get(node.buffer) or (node.buffer, None)
         return Load(name, node.index if leading is None else (leading, *node.index), node.dtype)
 
-    inner = {name for step in region.steps[:-1] for name in step.names}
+    results = set(region.outputs)
+    inner = {name for step in region.steps for name in step.names} - results
 
     def outer(expression: Expr) -> Expr:
         return rewrite(expression, lambda n: n if isinstance(n, Load) and n.buffer in inner else load(n))
 
-    steps = tuple(replace(s, bodies=tuple(outer(body) for body in s.bodies)) for s in region.steps)
-    last = steps[-1]
-    output = region.outputs[0]
-    if output in writes:
-        name, where = writes[output]
-        steps = (*steps[:-1], replace(last, name=name, shape=values[name].shape, index=(where, *last.index)))
-    else:
-        name = reads[output][0]
-        steps = (*steps[:-1], replace(last, name=name))
+    def placed(step: Step) -> Step:
+        step = replace(step, bodies=tuple(outer(body) for body in step.bodies))
+        if step.name not in results:
+            return step
+        if step.name not in writes:
+            return replace(step, name=reads[step.name][0])
+        name, where = writes[step.name]
+        return replace(step, name=name, shape=values[name].shape, index=(where, *step.index))
+
+    outputs = tuple((writes.get(name) or reads[name])[0] for name in region.outputs)
     inputs = tuple(dict.fromkeys((reads.get(i) or writes.get(i) or (i, None))[0] for i in region.inputs))
-    return replace(region, name=name, steps=steps, inputs=inputs, outputs=(name,))
+    return replace(region, name=outputs[0], steps=tuple(map(placed, region.steps)), inputs=inputs, outputs=outputs)
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[Var, ...]:

@@ -1,0 +1,123 @@
+"""Recurrent layers and the attention RNN on the CPU: Tilewright, PyTorch eager, ONNX Runtime and OpenVINO, interleaved, on one and two threads.
+
+    python -m bench.recurrent
+    python -m bench.recurrent "LSTM 512, 64 steps" --threads 2
+
+Each is checked against PyTorch in float64 before it is timed, as in `bench.cpu_networks`. A layer is timed with its initial states of zeros and all
+its results: the outputs of all steps and the final states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import tilewright
+from bench.common import Contender, Outcome, compare, write_results
+from bench.cpu_networks import cell, speed_up
+from tilewright import zoo
+from tilewright.tuning.peers import PEERS
+
+OURS = "tilewright"
+Workload = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]
+"""A module, example inputs, and the inputs that are timed."""
+
+
+def layer(kind: Callable[..., nn.Module], hidden: int, steps: int, batch: int = 1, **options: Any) -> Callable[[], Workload]:
+    """One layer whose inputs are as wide as its states."""
+
+    def made() -> Workload:
+        torch.manual_seed(0)
+        module = kind(hidden, hidden, **options).eval()
+        return module, (torch.randn(steps, batch, hidden),), (torch.randn(steps, batch, hidden),)
+
+    return made
+
+
+def attention_rnn() -> Workload:
+    module, inputs = zoo.build("attention_rnn", 1, 0)
+    torch.manual_seed(1)
+    return module, inputs, zoo.NETWORKS["attention_rnn"].example_inputs(1)
+
+
+WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
+    {
+        "LSTM 128, 64 steps": layer(nn.LSTM, 128, 64),
+        "LSTM 256, 64 steps": layer(nn.LSTM, 256, 64),
+        "LSTM 512, 64 steps": layer(nn.LSTM, 512, 64),
+        "LSTM 1024, 32 steps": layer(nn.LSTM, 1024, 32),
+        "LSTM 256, 100 steps, both directions": layer(nn.LSTM, 256, 100, bidirectional=True),
+        "LSTM 512, 25 steps, batch 16": layer(nn.LSTM, 512, 25, 16),
+        "GRU 128, 64 steps": layer(nn.GRU, 128, 64),
+        "GRU 256, 64 steps": layer(nn.GRU, 256, 64),
+        "GRU 512, 64 steps": layer(nn.GRU, 512, 64),
+        "GRU 800, 50 steps": layer(nn.GRU, 800, 50),
+        "GRU 512, 25 steps, batch 16": layer(nn.GRU, 512, 25, 16),
+        "RNN 512, 64 steps": layer(nn.RNN, 512, 64),
+        "attention RNN": attention_rnn,
+    }
+)
+
+
+def ours(threads: int) -> Contender:
+    """Tilewright's own kernels, no trials and no vendor library."""
+    return Contender(OURS, lambda module, inputs: tilewright.compile(module, inputs, threads=threads))
+
+
+def table_of(results: Sequence[tuple[int, Outcome]], names: Sequence[str]) -> Table:
+    """One row per workload and number of threads, one column per contender."""
+    table = Table("workload", "threads", *names, "best peer / ours", caption="ms: median ± half interquartile range")
+    for threads, workload in dict.fromkeys((threads, outcome.network) for threads, outcome in results):
+        row = [outcome for count, outcome in results if (count, outcome.network) == (threads, workload)]
+        by_name = {outcome.contender: outcome for outcome in row}
+        table.add_row(workload, str(threads), *(cell(by_name[name]) for name in names), speed_up(row))
+    return table
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {'; '.join(WORKLOADS)}; all if none is named")
+    parser.add_argument("--against", default="eager,onnxruntime,openvino", help=f"of {','.join(PEERS)}")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=0.2, help="least time of one turn in one round")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error relative to the largest output")
+    parser.add_argument("--name", default="recurrent", help="the result file's name in bench/results")
+    parsed = parser.parse_args()
+    parsed.against = parsed.against.split(",")
+    parsed.threads = [int(count) for count in parsed.threads.split(",")]
+    if unknown := [name for name in (*parsed.against, *parsed.workloads) if name not in {*PEERS, *WORKLOADS}]:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    return parsed
+
+
+def main() -> None:
+    options = arguments()
+    console = Console()
+    console = console if console.is_terminal else Console(width=160)
+    results: list[tuple[int, Outcome]] = []
+    path = None
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        contenders = [ours(threads), *(PEERS[name] for name in options.against)]
+        for name in options.workloads or WORKLOADS:
+            module, example, fresh = WORKLOADS[name]()
+            outcomes = compare(name, module, example, fresh, contenders, options.tolerance, options.rounds, options.seconds)
+            results += [(threads, outcome) for outcome in outcomes]
+            rows = [{**dataclasses.asdict(outcome), "threads": count} for count, outcome in results]
+            path = write_results(options.name, vars(options), rows)  # after every workload: a crash loses little
+    console.print(table_of(results, [OURS, *options.against]))
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
