@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_options import add_numerics, whole
 from tilewright.cli_output import progress_bar, quiet
-from tilewright.errors import UnsupportedOption
 
 if TYPE_CHECKING:
     from tilewright.models import Model
@@ -28,14 +27,11 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
     parser.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     add_numerics(parser)
-    parser.add_argument("--vendor", action="store_true", help="consider library kernels too (not offered yet)")
     parser.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
 
 
 def check_options(options: argparse.Namespace) -> None:
     """Rejects at once options that `compile` would reject after minutes of building a model."""
-    if options.vendor:
-        raise UnsupportedOption("--vendor: library kernels are not offered yet", "leave it out")
     from tilewright.hardware import machine
     from tilewright.partition.precision import check_precision
 

@@ -55,18 +55,19 @@ def add_numerics(parser: argparse.ArgumentParser) -> None:
     """The options that determine how results may be rounded."""
     parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
     parser.add_argument("--no-winograd", action="store_true", help="compute all sums directly: Winograd's algorithm spreads outliers and NaN")
+    parser.add_argument("--vendor", action="store_true", help="consider library kernels (cuDNN, cuBLAS, oneDNN) if they were measured here")
 
 
 def numerics_of(options: argparse.Namespace) -> Numerics:
     """The numerics that the options of `add_numerics` allow."""
     from tilewright.kernels.schema import Numerics
 
-    return Numerics(atomics=options.nondeterministic, winograd=not options.no_winograd)
+    return Numerics(atomics=options.nondeterministic, winograd=not options.no_winograd, vendor=options.vendor)
 
 
 def numerics_arguments(options: argparse.Namespace) -> list[str]:
     """The options of `add_numerics` as they were given, for a command that is run elsewhere."""
-    return [f"--{name}" for name in ("nondeterministic", "no-winograd") if getattr(options, name.replace("-", "_"))]
+    return [f"--{name}" for name in ("nondeterministic", "no-winograd", "vendor") if getattr(options, name.replace("-", "_"))]
 
 
 def amount(text: str) -> float:

@@ -70,6 +70,8 @@ def compile(
             of a block of the input, and infinities and NaN reach every result of that block.
         check: True makes each call on a GPU wait for its results and itself raise IndexOutOfRange, which otherwise the next call or `synchronize`
             raises. It sets the executable's attribute `check`, which may be changed.
+        vendor: True considers library kernels too, through PyTorch: oneDNN and BLAS on a CPU, cuDNN and cuBLAS on a GPU. Nothing predicts their
+            times, so that one is chosen only if it was measured on this machine, with `trials` or earlier, and was the fastest.
         unsupported: "warn" runs unsupported operators through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS; else OMP_NUM_THREADS or the cores available, but all of a CPU's
             cores if its code cannot run here).
@@ -96,7 +98,7 @@ def compile(
     _report_unsupported(graph, unsupported)
     report("plan", 0, 1)
     count = planned_threads(machine, threads)
-    numerics = Numerics(atomics=not deterministic, winograd=winograd)
+    numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor)
     if trials:
         measure(graph, machine, count, trials, records, report, numerics, precision)
     with chooser_for(machine, records, numerics) as chooser:
@@ -233,8 +235,8 @@ def check_options(
         raise UnsupportedOption(f"winograd is {described(winograd)}", "use True, or False to have all sums computed directly")
     if not isinstance(check, bool):
         raise UnsupportedOption(f"check is {described(check)}", "use True to have calls on a GPU wait for errors of indices, or False")
-    if vendor is not False:
-        raise UnsupportedOption("vendor=True: library kernels are not candidates yet", "use vendor=False")
+    if not isinstance(vendor, bool):
+        raise UnsupportedOption(f"vendor is {described(vendor)}", "use True to consider library kernels, where they were measured, or False")
     if unsupported not in ("warn", "error"):
         raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
     if threads is not None:

@@ -14,6 +14,7 @@ from tilewright.ir.computation import Step
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import LibraryCall
 from tilewright.ir.space import SpaceCounts
 
 
@@ -94,8 +95,8 @@ class Lowered:
     candidates from which the schedule was chosen; `measured_seconds` comes from records; `bounds`: least seconds of the calls, by what
     limits them (`selection.bounds`).
 
-    The calls run in order, `repeat` times; kernels with a scalar parameter get the number of the repetition (a scan's step). `checks` says, for each
-    buffer passed as FAULTS, what its elements stand for."""
+    `library`, if there is one, runs first. The calls run in order, `repeat` times; kernels with a scalar parameter get the number of the repetition
+    (a scan's step). `checks` says, for each buffer passed as FAULTS, what its elements stand for."""
 
     region: Region
     schedule: str
@@ -109,6 +110,7 @@ class Lowered:
     measured_seconds: float | None = None
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    library: LibraryCall | None = None
 
 
 @dataclass(frozen=True)

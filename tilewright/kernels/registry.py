@@ -16,7 +16,9 @@ from tilewright.ir.kernel import FAULTS, Invoke, Kernel, statements
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
+from tilewright.kernels.cpu.registry import LIBRARY as CPU_LIBRARY
 from tilewright.kernels.cpu.registry import SCHEMAS as CPU
+from tilewright.kernels.gpu.registry import LIBRARY as GPU_LIBRARY
 from tilewright.kernels.gpu.registry import SCHEMAS as GPU
 from tilewright.kernels.schema import AnySchema, form_of
 
@@ -27,6 +29,11 @@ _registered: dict[bool, tuple[AnySchema, ...]] = {False: (), True: ()}
 def schemas(machine: Machine, kind: str) -> tuple[AnySchema, ...]:
     """The schemas that may serve a region of the kind on the machine, in the order in which they are asked."""
     return tuple(schema for schema in (*(GPU if machine.is_gpu else CPU), *_registered[machine.is_gpu]) if kind in schema.kinds)
+
+
+def library(machine: Machine) -> AnySchema:
+    """The schema of library kernels, whose candidates have no predicted time."""
+    return GPU_LIBRARY if machine.is_gpu else CPU_LIBRARY
 
 
 @contextmanager
@@ -56,7 +63,7 @@ def has_registered(machine: Machine, kind: str) -> bool:
 
 def schedule_types() -> Mapping[str, type]:
     """The schedule types of all schemas by class name, under which records and artifacts refer to them."""
-    every = (*CPU, *GPU, *_registered[False], *_registered[True])
+    every = (*CPU, *GPU, CPU_LIBRARY, GPU_LIBRARY, *_registered[False], *_registered[True])
     return MappingProxyType({schema.schedule.__name__: schema.schedule for schema in sorted(every, key=lambda schema: schema.schedule.__name__)})
 
 
@@ -66,8 +73,8 @@ def schema_of(schedule: Any, machine: Machine, kind: str) -> AnySchema:
     Raises:
         Unsuitable: if no schema of the machine has this type of schedule for this kind of region.
     """
-    for schema in schemas(machine, kind):
-        if type(schedule) is schema.schedule:
+    for schema in (*schemas(machine, kind), library(machine)):
+        if type(schedule) is schema.schedule and kind in schema.kinds:
             return schema
     raise Unsuitable(f"no {type(schedule).__name__} lowers a region of kind {kind}")
 

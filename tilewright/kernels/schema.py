@@ -30,14 +30,16 @@ class Numerics:
     """The kinds of rounding that a caller allows.
 
     atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU).
-    winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block."""
+    winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block.
+    vendor: sums may be computed by library kernels, in the order and with the algorithms that the library chooses."""
 
     atomics: bool = False
     winograd: bool = True
+    vendor: bool = False
 
 
 USUAL = Numerics()
-"""Deterministic, with Winograd's algorithm."""
+"""Deterministic, with Winograd's algorithm, without libraries."""
 
 
 @dataclass(frozen=True)

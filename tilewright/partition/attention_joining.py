@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tilewright.graph.attention import attention, attention_steps
+from tilewright.graph.inline import buffers, inline_step, too_long
 from tilewright.ir.computation import Step
-from tilewright.partition.inline import buffers, inline_step, too_long
 
 
 class Joinable(Protocol):

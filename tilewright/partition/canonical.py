@@ -76,4 +76,5 @@ def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowere
     }
     calls = tuple(Call(call.kernel, tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
     checks = MappingProxyType({faults: region.checks} if faults in storage else {})
-    return replace(lowered, region=region, calls=calls, storage=MappingProxyType(storage), checks=checks)
+    library = lowered.library.renamed(name) if lowered.library is not None else None
+    return replace(lowered, region=region, calls=calls, storage=MappingProxyType(storage), checks=checks, library=library)

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from tilewright.codegen.access import split_divided_rows
 from tilewright.errors import contained
 from tilewright.graph.contraction import contraction
+from tilewright.graph.inline import buffers, inline_step, slice_for, too_long
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, replace_loads, rewrite, substitute, walk
@@ -31,7 +32,6 @@ from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
-from tilewright.partition.inline import buffers, inline_step, slice_for, too_long
 from tilewright.partition.joining import JoinDecision, RowJudge, owns_rows, with_rows
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 from tilewright.partition.thin_contractions import read_in_parts, summing, thin_rows

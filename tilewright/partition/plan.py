@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import isfinite
 from types import MappingProxyType
 
 from tilewright.codegen.describe import prediction
@@ -18,7 +19,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program, Region, Storage, Unsuitable
 from tilewright.ir.space import SpaceCounts
-from tilewright.kernels.registry import lower
+from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, named
@@ -181,16 +182,17 @@ def _canonical(region: Region, context: _Context) -> tuple[Problem, object, dict
 def _lower(problem: Problem, context: _Context) -> Lowered:
     choice = context.choose(problem, context.machine, context.threads)
     lowered = lower(problem, choice.schedule, context.machine)
-    said = prediction(choice.seconds, choice.terms, len(lowered.kernels))
+    predicted = choice.seconds if isfinite(choice.seconds) else 0.0
+    said = [prediction(predicted, choice.terms, len(lowered.kernels))] if predicted else [f"what follows {choice.schedule}"]
     if choice.measured_seconds is not None:
-        said += f"\nmeasured {1e6 * choice.measured_seconds:.3g} us"
-    kernels = tuple(replace(kernel, header=f"{kernel.header}\n{said}") for kernel in lowered.kernels)
-    reasons = (IN_NO_ORDER,) if choice.schema.unordered(choice.schedule) else ()
+        said.append(f"measured {1e6 * choice.measured_seconds:.3g} us")
+    kernels = tuple(replace(kernel, header="\n".join((kernel.header, *said))) for kernel in lowered.kernels)
+    reasons = (*([IN_NO_ORDER] if choice.schema.unordered(choice.schedule) else ()), *choice.notes)
     return replace(
         lowered,
         region=replace(problem.region, reasons=reasons),
         kernels=kernels,
-        predicted_seconds=choice.seconds,
+        predicted_seconds=predicted,
         terms=choice.terms,
         space=choice.space,
         measured_seconds=choice.measured_seconds,
@@ -233,7 +235,7 @@ class _Unfolded:
     def context(self) -> _Context:
         values = MappingProxyType({**self.outside.values, **self.loop.values})
         layouts = MappingProxyType({**self.outside.layouts, **self.loop.layouts})
-        return replace(self.outside, values=values, layouts=layouts)
+        return replace(self.outside, values=values, layouts=layouts, choose=_with_kernels(self.outside), lowered={})
 
     @property
     def storage(self) -> dict[str, Storage]:
@@ -272,6 +274,16 @@ class _Unfolded:
 
 def with_reasons(lowered: Lowered, *reasons: str) -> Lowered:
     return replace(lowered, region=replace(lowered.region, reasons=(*lowered.region.reasons, *reasons)))
+
+
+def _with_kernels(context: _Context) -> Chooser:
+    """The context's chooser inside a loop, whose steps are kernel calls: libraries are not called there, and the models choose instead."""
+
+    def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
+        choice = context.choose(problem, machine, threads)
+        return choice if choice.schema is not library(machine) else choose(problem, machine, threads)
+
+    return chosen
 
 
 def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from tilewright.graph.contraction import contraction
 from tilewright.graph.index_checks import IndexChecks
+from tilewright.graph.inline import inline_step, slice_for, too_long
 from tilewright.graph.table import STRUCTURAL
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import checks, loads
 from tilewright.ir.graph import Graph
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.partition.inline import inline_step, slice_for, too_long
 from tilewright.partition.layouts import LaidOut
 
 

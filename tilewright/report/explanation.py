@@ -8,6 +8,7 @@ from tilewright.frontend.imported import unsupported
 from tilewright.hardware.calibration import name_in_use
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import LibraryCall
 from tilewright.ir.space import SpaceCounts
 from tilewright.report.units import scaled, seconds_text
 from tilewright.report.work import program_work, region_work
@@ -32,7 +33,7 @@ def _totals(image: Image, name: str) -> Iterator[str]:
     program, machine = image.program, image.machine
     work = program_work(program)
     predicted = sum(region.predicted_seconds for region in program.regions)
-    without = sum(1 for region in program.regions if region.calls and not region.predicted_seconds)
+    without = sum(1 for region in program.regions if (region.calls or region.library is not None) and not region.predicted_seconds)
     calls = sum(len(region.calls) * region.repeat for region in program.regions)
     yield f"{name} for {machine.name} ({machine.architecture}): {len(program.regions)} regions, {len(program.kernels)} kernels, {calls} kernel calls"
     moved = scaled(work.bytes_read + work.bytes_written, "B")
@@ -56,12 +57,19 @@ def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) 
         ("bound", _bound(region)),
         ("work", [_work(program, region)]),
         ("layout", _layouts(program, region)),
+        ("library", [] if region.library is None else [library_text(region.library)]),
         ("kernels", [", ".join(dict.fromkeys(call.kernel for call in region.calls))] if region.calls else []),
         ("checked", _checked(program, region)),
         ("because", region.reasons),
     ):
         for index, text in enumerate(texts):
             yield f"   {label if index == 0 else '':9}{text}"
+
+
+def library_text(call: LibraryCall) -> str:
+    """`convolution of 1 x 64 x 58 x 58 and 64 x 64 x 3 x 3, through PyTorch`"""
+    a, b = (" x ".join(map(str, view.sizes)) for view in (call.a, call.b))
+    return f"{call.operator} of {a} and {b}, through PyTorch"
 
 
 def _nodes(program: LoadableProgram, region: LoadableRegion) -> list[str]:
@@ -94,7 +102,8 @@ def _space(space: SpaceCounts) -> list[str]:
 
 def _time(region: LoadableRegion) -> list[str]:
     if not region.predicted_seconds:
-        return ["no prediction"] if region.calls else []
+        measured = [] if region.measured_seconds is None else [f"{seconds_text(region.measured_seconds)} measured"]
+        return ["no prediction", *measured] if region.calls or region.library is not None else []
     terms = sorted(region.terms.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in terms if seconds)
     lines = [f"{seconds_text(region.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]

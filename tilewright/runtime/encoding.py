@@ -19,6 +19,7 @@ from tilewright.hardware import Cache, Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import OPERATORS, LibraryCall, View
 from tilewright.ir.region import KINDS, Call, IndexCheck, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.runtime.fields import CONTROL, Field
@@ -210,6 +211,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "space": {"feasible": region.space.feasible, "rejected": dict(region.space.rejected)},
                 "measured_seconds": region.measured_seconds,
                 "bounds": {name: float(seconds) for name, seconds in region.bounds.items()},
+                "library": None if region.library is None else asdict(region.library),
             }
             for region in program.regions
         ],
@@ -230,9 +232,22 @@ def _decode_call(data: Field) -> Call:
     return Call(kernel.name(), arguments.names())
 
 
+def _decode_view_of(data: Field) -> View:
+    data.only(*(spec.name for spec in fields(View)))
+    sizes, strides = (data[key].integers(0, MOST_ELEMENTS, MOST_RANK) for key in ("sizes", "strides"))
+    return View(data["name"].name(), sizes, strides, data["offset"].integer(0, MOST_ELEMENTS))
+
+
+def _decode_library_call(data: Field) -> LibraryCall:
+    data.only(*(spec.name for spec in fields(LibraryCall)))
+    a, b, out = (_decode_view_of(data[key]) for key in ("a", "b", "out"))
+    stride, dilation = (data[key].integers(1, MOST_ELEMENTS, MOST_RANK) for key in ("stride", "dilation"))
+    return LibraryCall(data["operator"].choice(*OPERATORS), a, b, out, stride, dilation, data["groups"].integer(1, MOST_ELEMENTS))
+
+
 def _decode_region(data: Field) -> LoadableRegion:
     data.only(*(spec.name for spec in fields(LoadableRegion)))
-    measured = data["measured_seconds"].optional()
+    measured, library = data["measured_seconds"].optional(), data["library"].optional()
     return LoadableRegion(
         data["name"].name(),
         data["kind"].choice(*KINDS),
@@ -248,6 +263,7 @@ def _decode_region(data: Field) -> LoadableRegion:
         _decode_space(data["space"]),
         None if measured is None else measured.number(),
         MappingProxyType({name: seconds.number() for name, seconds in data["bounds"].entries()}),
+        None if library is None else _decode_library_call(library),
     )
 
 

@@ -25,6 +25,7 @@ from tilewright.ir.region import Program
 from tilewright.runtime.admission import Admission
 from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
+from tilewright.runtime.library import BoundCall
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
@@ -95,6 +96,7 @@ class Executable:
         self._busy = False
         self._closed = False
         self._engine: Engine | None = None
+        self._libraries: dict[int, BoundCall] = {}
         program, signature = image.program, image.signature
         check_nodes(program)
         # source of each graph input: an input leaf, or (below zero) a state
@@ -130,6 +132,11 @@ class Executable:
             self._engine = gpu_engine(image.program, image.binaries, model)
         else:
             self._engine = cpu_engine(image.program, image.binaries, self._threads, model)
+        self._libraries = {
+            index: BoundCall(region.library, self._engine.buffers, shared._libraries[index] if shared is not None else None)
+            for index, region in enumerate(image.program.regions)
+            if region.library is not None
+        }
         self._prepare(self._engine)
 
     def _prepare(self, engine: Engine) -> None:
@@ -157,11 +164,11 @@ class Executable:
         self._segments: list[tuple[str, int, int]] = []
         first = 0
         for index, region in enumerate(program.regions):
-            if region.kind == "torch":
+            if region.kind == "torch" or region.library is not None:
                 if any(r.calls for r in program.regions[first:index]):
                     self._segments.append(("kernels", first, index))
-                self._segments.append(("torch", index, index + 1))
-                first = index + 1
+                self._segments.append(("torch" if region.kind == "torch" else "library", index, index + 1))
+                first = index if region.calls else index + 1  # kernels follow a library's operator
         if any(r.calls for r in program.regions[first:]):
             self._segments.append(("kernels", first, len(program.regions)))
         self._only_kernels = len(self._segments) == 1 and self._segments[0][0] == "kernels"
@@ -244,6 +251,8 @@ class Executable:
         for kind, first, last in self._segments:
             if kind == "kernels":
                 engine.run(first, last)
+            elif kind == "library":
+                self._libraries[first](inputs, outputs, engine.threads)
             else:
                 run_region(self.image.program.regions[first], engine.buffers, inputs, outputs, self._torch_constants)
 
@@ -392,14 +401,16 @@ class Executable:
                 engine.bind(addresses)
                 if region.kind == "torch":
                     run_region(region, buffers, inputs, outputs, self._torch_constants)
-                elif region.calls:
+                if region.library is not None:
+                    self._libraries[index](inputs, outputs, engine.threads)
+                if region.calls:
                     engine.run(index, index + 1)
                 engine.finish()
             except BaseException:
                 engine.abandon()
                 raise
             for name in complete.get(index, ()):
-                if name in expected and (region.calls or region.kind == "torch"):
+                if name in expected and (region.calls or region.library is not None or region.kind == "torch"):
                     got = buffers.value(name, inputs, outputs)
                     rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
         return Verification(tuple(rows))
@@ -428,7 +439,7 @@ class Executable:
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None
-                self._allocations = []
+                self._allocations, self._libraries = [], {}
 
     def __enter__(self) -> Executable:
         return self

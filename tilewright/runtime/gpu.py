@@ -1,4 +1,4 @@
-"""Runs a program on a GPU: each segment between PyTorch nodes is a CUDA graph, launched on the caller's stream.
+"""Runs a program on a GPU: each segment between operators of PyTorch is a CUDA graph, launched on the caller's stream.
 
 Kernels are nodes. There is an edge if a call reads or overwrites what an earlier call wrote, or overwrites what the earlier one reads; this is
 determined from the bytes that they access, so that values that share memory are ordered too, except for disjoint slices of one buffer. Calls without
@@ -262,8 +262,8 @@ class GpuEngine:
         )
 
     def _staging_buffers(self, program: LoadableProgram) -> dict[int, torch.Tensor]:
-        if any(region.kind == "torch" for region in program.regions):
-            return {}  # PyTorch nodes read and write the caller's tensors themselves
+        if any(region.kind == "torch" or region.library is not None for region in program.regions):
+            return {}  # PyTorch reads and writes the caller's tensors itself
         touching: dict[int, int] = {}
         size: dict[int, int] = {}
         for region in program.regions:

@@ -19,6 +19,7 @@ from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.kernel import Kernel, required_features
 from tilewright.ir.layout import Box
+from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, IndexCheck, Program, Storage
 from tilewright.ir.space import SpaceCounts
 
@@ -62,6 +63,7 @@ class LoadableRegion:
     space: SpaceCounts = field(default_factory=SpaceCounts)
     measured_seconds: float | None = None
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    library: LibraryCall | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def loadable(program: Program) -> LoadableProgram:
                 lowered.space,
                 lowered.measured_seconds,
                 MappingProxyType(dict(lowered.bounds)),
+                lowered.library,
             )
         )
     result = LoadableProgram(
@@ -215,6 +218,9 @@ def check(program: LoadableProgram) -> None:
             for name in call.arguments:
                 if name not in program.storage and program.root(name) not in program.storage:
                     raise ValueError(f"kernel {call.kernel} is called with {name}, which has no storage")
+        for view in region.library.views if region.library is not None else ():
+            if view.name not in program.storage:
+                raise ValueError(f"region {region.name} calls a library with {view.name}, which has no storage")
         for name in region.nodes:
             if name not in program.nodes:
                 raise ValueError(f"region {region.name} names the unknown node {name}")

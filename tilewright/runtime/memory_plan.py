@@ -76,6 +76,8 @@ def used_buffers(program: LoadableProgram) -> list[str]:
 
 
 def _region_buffers(program: LoadableProgram, region: LoadableRegion) -> Iterable[str]:
+    if region.library is not None:
+        yield from (program.root(view.name) for view in region.library.views)
     for call in region.calls:
         yield from (program.root(name) for name in call.arguments)
     if region.kind == "torch":
@@ -119,8 +121,10 @@ def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
             uses = [(position, name) for name in _torch_buffers(program, region)]
             end = position + 1
         else:
-            uses = [(position + i, name) for i, call in enumerate(region.calls) for name in call.arguments]
-            end = position + len(region.calls)
+            groups = [[view.name for view in region.library.views]] if region.library is not None else []
+            groups += [list(call.arguments) for call in region.calls]
+            uses = [(position + i, name) for i, names in enumerate(groups) for name in names]
+            end = position + len(groups)
             if region.repeat > 1:  # a later repetition may read what an earlier one wrote
                 uses = [(at, name) for _, name in uses for at in (position, end - 1)]
         for at, name in uses:

@@ -26,9 +26,10 @@ from tilewright.errors import InvalidArtifact
 from tilewright.frontend.torch_operators import permitted_operator
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
-from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, computed_in, size_of
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, Storage
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import assign_places
@@ -280,6 +281,8 @@ def _check_places(program: LoadableProgram) -> None:
             raise ValueError(f"{name} is for indices out of range, and an alias or a constant")
     read_only = {*graph.inputs, *assign_places(program).constants}
     for region in program.regions:
+        if region.library is not None:
+            _check_library_call(program, region, region.library, read_only)
         for call in region.calls:
             _check_call(program, region, call, read_only)
 
@@ -300,6 +303,21 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
             raise ValueError(f"{where}, which writes to {name}: an input or a constant")
         if writes and times[root] > 1 and any(accesses_overlap(program, name, other) for other in (*arguments[:at], *arguments[at + 1 :])):
             raise ValueError(f"{where} with {name} twice, and it writes to it")
+
+
+def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: LibraryCall, read_only: set[str]) -> None:
+    """A library's operator gets views of the shapes that it is defined for, within their buffers; filters are constant: they are reordered once."""
+    call.check()
+    where = f"region {region.name} calls a library"
+    for view in call.views:
+        held = program.bytes_of(program.root(view.name)) - program.base_bytes(view.name)
+        if program.storage[view.name].value.dtype != FLOAT32 or held < view.end * size_of(FLOAT32):
+            raise ValueError(f"{where} with {view.end} elements of {view.name}, which holds {held} bytes of {program.storage[view.name].value.dtype}")
+    out = program.root(call.out.name)
+    if out in read_only or out in program.faults or any(accesses_overlap(program, call.out.name, view.name) for view in (call.a, call.b)):
+        raise ValueError(f"{where} that stores its result in {call.out.name}: an input, a constant, or what it reads")
+    if region.repeat != 1 or (call.operator == "convolution" and program.constant_source(call.b.name) is None):
+        raise ValueError(f"{where} in a loop, or with filters that are not constant")
 
 
 def _check_order(program: LoadableProgram) -> None:
@@ -325,7 +343,7 @@ def _check_order(program: LoadableProgram) -> None:
 def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]) -> Iterator[tuple[str, bool]]:
     """Accesses (buffer, whether it is written), in order."""
     if region.kind == "torch":
-        if region.calls or region.repeat != 1:
+        if region.calls or region.library is not None or region.repeat != 1:
             raise ValueError(f"region {region.name} runs through PyTorch, and calls kernels")
         local: set[str] = set()
         for node in (program.nodes[name] for name in region.nodes):
@@ -342,6 +360,8 @@ def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]
                 raise ValueError(f"region {region.name} does not make {name}, or writes to an input or a constant")
             if root in program.storage:
                 yield name, True
+    if region.library is not None:
+        yield from ((region.library.a.name, False), (region.library.b.name, False), (region.library.out.name, True))
     for call in region.calls:
         pairs = list(zip(call.arguments, program.kernels[call.kernel].writes, strict=True))
         yield from (pair for pair in pairs if not pair[1])

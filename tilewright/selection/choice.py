@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+from types import MappingProxyType
+
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.columns import Columns
-from tilewright.kernels.registry import schemas
+from tilewright.kernels.columns import Columns, length, row
+from tilewright.kernels.registry import library, schemas
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.selection.learned import cpu, gpu
 from tilewright.selection.ranking import Choice, Part, Ranking
@@ -39,9 +43,20 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
     if not ranking.parts and not ranking.rejections:
         reasons = "; ".join(dict.fromkeys(map(str, refusals)))
         raise Unsuitable(reasons or f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
-    if not learned:
-        return ranking
-    return gpu.corrected(ranking, machine) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
+    if learned:
+        ranking = gpu.corrected(ranking, machine) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
+    return replace(ranking, library=library_choices(problem, ranking)) if numerics.vendor else ranking
+
+
+def library_choices(problem: Problem, ranking: Ranking) -> tuple[Choice, ...]:
+    """The candidates of libraries for a problem, beside those of its ranking."""
+    schema, machine = library(ranking.machine), ranking.machine
+    form = form_of(schema, problem, machine) if problem.region.kind in schema.kinds else Unsuitable("of a kind that libraries do not compute")
+    if isinstance(form, Unsuitable):
+        return ()
+    candidates, _ = schema.space(form.facts, machine, Options())
+    schedules = [schema.schedule_of(row(candidates, position), machine) for position in range(length(candidates))]
+    return tuple(Choice(schema, schedule, inf, MappingProxyType({}), ranking.rejected, ranking.candidates) for schedule in schedules)
 
 
 def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Options) -> Ranking:

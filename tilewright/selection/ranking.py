@@ -21,7 +21,8 @@ from tilewright.kernels.schema import AnySchema
 @dataclass(frozen=True)
 class Choice:
     """One candidate of a schema with its prediction. `rejected` counts infeasible candidates by reason, `candidates` the feasible ones.
-    `measured_seconds`: from records, if there are any."""
+    `measured_seconds`: from records, if there are any. `seconds` is infinite for a candidate of a library, which has no prediction. `notes`: what
+    else is to be said about the choice."""
 
     schema: AnySchema
     schedule: Any
@@ -30,6 +31,7 @@ class Choice:
     rejected: Mapping[str, int]
     candidates: int
     measured_seconds: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def space(self) -> SpaceCounts:
@@ -52,12 +54,14 @@ class Ranking:
     """Every feasible candidate of a region. Iteration yields them by predicted time, with ties in the order of the space.
 
     `parts`: one for each schema that has a feasible candidate. `rejections`: for each schema that was asked, by name, the number of candidates
-    rejected for each reason. `predicted`: seconds of all candidates, if a learned model has corrected the estimates."""
+    rejected for each reason. `predicted`: seconds of all candidates, if a learned model has corrected the estimates. `library`: candidates without a
+    prediction, which have no place in the order: only measured times can choose them."""
 
     machine: Machine
     parts: tuple[Part, ...] = ()
     rejections: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
     predicted: np.ndarray | None = None
+    library: tuple[Choice, ...] = ()
 
     @property
     def rejected(self) -> Mapping[str, int]:
@@ -117,7 +121,7 @@ class Ranking:
         return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
 
     def find(self, schedule: Any) -> Choice | None:
-        """The candidate with a schedule; None if there is none."""
+        """The candidate with a schedule, be it predicted or a library's; None if there is none."""
         start = 0
         for part in self.parts:
             count = length(part.candidates)
@@ -130,4 +134,4 @@ class Ranking:
                     if choice.schedule == schedule:
                         return choice
             start += count
-        return None
+        return next((choice for choice in self.library if choice.schedule == schedule), None)

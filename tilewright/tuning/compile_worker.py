@@ -37,6 +37,7 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
         "kernels": {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels},
         "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
         "storage": serialisation.encode(dict(sorted(lowered.storage.items()))),
+        "library": serialisation.encode(lowered.library),
     }
 
 
@@ -79,8 +80,10 @@ class Server:
         return {**answer, "seconds": [middle - start, time.perf_counter() - middle]}
 
     def build(self, lowered: Lowered, machine: Machine, folder: Path) -> Message:
-        """One binary with all kernels, and the compiler's report on them."""
+        """One binary with all kernels, if there are any, and the compiler's report on them."""
         distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+        if not distinct:
+            return {"resources": {}, "program": program_of(lowered, "")}
         compiler = self.compiler(machine)
         folder.mkdir(parents=True, exist_ok=True)
         text = print_cuda(distinct) if machine.is_gpu else print_c(distinct)

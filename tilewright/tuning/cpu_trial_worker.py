@@ -13,7 +13,7 @@ import ctypes
 import platform
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ LEAST_CALLS = 3
 NETWORK_BYTES = 96 << 20
 """Bytes that a network moves between two uses of a weight, about the size of ResNet-50's weights: too much for shared caches."""
 Call = tuple[Any, Sequence[Any]]
-"""A C function and an array of addresses for each set of buffers."""
+"""A C function and an array of addresses for each set of buffers, or `_call_operator` and a library's operator over each."""
 
 
 @dataclass
@@ -95,10 +95,12 @@ class CpuServer(Server):
     def load(self, data: Mapping[str, Any], mode: str) -> Loaded:  # type: ignore[override]
         program, rows = self.buffers(data)
         try:
-            library = mapped(Path(data["binary"]).read_bytes(), next(iter(data["kernels"]), "candidate"))
+            library = mapped(Path(data["binary"]).read_bytes(), next(iter(data["kernels"]), "candidate")) if data["kernels"] else None
         except OSError as error:
             raise RuntimeError(f"the binary cannot be loaded: {error}") from error
-        calls = [
+        operators = self.library(rows, program, mode)
+        calls: list[Call] = [(_call_operator, operators)] if operators else []
+        calls += [
             (getattr(library, kernel), [(ctypes.c_void_p * len(each))(*each) for each in sets])
             for kernel, sets in self.addresses(rows, program, mode)
         ]
@@ -120,6 +122,11 @@ class CpuServer(Server):
 
     def seconds(self, replay: Replay, cold: bool) -> float:  # type: ignore[override]
         return replay.seconds()
+
+
+def _call_operator(operator: Callable[[], object], _: None) -> None:
+    """Calls a library's operator in the way in which kernels are called."""
+    operator()
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 import tilewright
 from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
@@ -122,5 +124,7 @@ def generator(machine: Machine) -> str:
 
 
 def code_of(lowered: Lowered) -> str:
-    """The name of the code in records: the kernels' names, which are digests of their code, in the order of the calls."""
-    return "+".join(dict.fromkeys(call.kernel for call in lowered.calls))
+    """The name of the code in records: the kernels' names, which are digests of their code, in the order of the calls; a library's operator first, as
+    PyTorch's of this version."""
+    library = [f"torch_{torch.__version__}_{lowered.library.operator}"] if lowered.library is not None else []
+    return "+".join((*library, *dict.fromkeys(call.kernel for call in lowered.calls)))

@@ -20,12 +20,13 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Apply, Const, Load, Var
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage
 from tilewright.kernels.registry import schedule_types
 
 _TYPES: Mapping[str, type] = MappingProxyType(
-    {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache)}
+    {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache, LibraryCall, View)}
 )
 MOST_PARAMETERS = 64
 """Maximum parameters of a schedule, and elements of a parameter."""

@@ -35,11 +35,14 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch, size_of
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import LibraryCall
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage
 from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.gpu import ParameterBlock, node_params
+from tilewright.runtime.library import prepared as prepared_call
+from tilewright.runtime.library import viewed
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
 from tilewright.runtime.verify import TOLERANCES, errors
@@ -82,7 +85,8 @@ def poison(flat: torch.Tensor, layout: Layout) -> None:
 
 @dataclass
 class Loaded:
-    """A candidate on the device: copies of its module, their functions, and the argument addresses of each call for each set of buffers."""
+    """A candidate on the device: copies of its module, their functions, and the argument addresses of each call for each set of buffers. `operators`
+    run its library call, if it has one, for each set of buffers."""
 
     modules: Sequence[int]
     functions: Sequence[Mapping[str, int]]
@@ -90,6 +94,7 @@ class Loaded:
     calls: Sequence[tuple[str, list[list[int]]]]
     """Kernel name and, for each set of buffers, the addresses of its arguments."""
     kept: list[torch.Tensor]
+    operators: Sequence[Callable[[], object]] = ()
 
 
 class Replay:
@@ -118,6 +123,23 @@ class Replay:
         with suppress(TilewrightError):  # it fails after a fault
             self._driver.destroy_executable(self._executable)
             self._driver.destroy_graph(self._graph)
+
+
+class StreamReplay:
+    """`count` successive calls of a candidate with a library call: as in an executable, the library is called by the host, and kernels follow.
+
+    This has not been run on a GPU yet."""
+
+    def __init__(self, server: Server, loaded: Loaded, count: int, sets: int) -> None:
+        self._server, self._loaded, self._sets = server, loaded, sets
+        self.count = count
+
+    def launch(self, stream: int) -> None:
+        for number in range(self.count):
+            self._server.call(self._loaded, number % self._sets, number % max(len(self._loaded.functions), 1))
+
+    def destroy(self) -> None:
+        """Does nothing: there is no graph."""
 
 
 def copies(bytes_: int, cold_bytes: int) -> int:
@@ -275,20 +297,23 @@ class Server:
         assert self.problem is not None
         program, rows = self.buffers(data)
         kernels = {name: LoadableKernel(**_tuples(facts)) for name, facts in data["kernels"].items()}
-        image = Path(data["binary"]).read_bytes()
-        modules = [self.driver.load_module(image) for _ in range(CODE_COPIES if mode == "network" else 1)]
+        image = Path(data["binary"]).read_bytes() if kernels else b""
+        modules = [self.driver.load_module(image) for _ in range(CODE_COPIES if mode == "network" else 1)] if kernels else []
         functions = [{name: self.driver.function(module, name) for name in kernels} for module in modules]
         for own in functions:
             for name, kernel in kernels.items():
                 if kernel.shared_bytes:
                     self.driver.allow_shared_bytes(own[name], kernel.shared_bytes)
-        return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()))
+        operators = self.library(rows, program, mode)
+        return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()), operators)
 
     def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The program with its storage, and the copies of every buffer, with workspaces and first outputs poisoned."""
         assert self.problem is not None
-        program = {**data, "storage": serialisation.decode(data["storage"])}
-        rows = {name: self.problem.rows(name, program) for _, arguments in data["calls"] for name in arguments}
+        program = {**data, "storage": serialisation.decode(data["storage"]), "library": serialisation.decode(data["library"])}
+        library: LibraryCall | None = program["library"]
+        used = [view.name for view in library.views] if library is not None else []
+        rows = {name: self.problem.rows(name, program) for name in (*used, *(name for _, arguments in data["calls"] for name in arguments))}
         for name, entry in rows.items():
             if name in program["storage"] and program["storage"][name].source is None:
                 poison(entry[0], program["storage"][name].layout)
@@ -305,6 +330,16 @@ class Server:
             for kernel, names in program["calls"]
         ]
 
+    def library(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[Callable[[], object]]:
+        """For each set of buffers, what runs the program's library call over it; empty if there is none."""
+        assert self.problem is not None
+        call: LibraryCall | None = program["library"]
+        if call is None:
+            return []
+        sets = [[viewed(self.row(rows, view.name, number, mode, program), view) for view in call.views] for number in range(self.problem.sets)]
+        runs = {b.data_ptr(): prepared_call(call, b) for _, b, _ in sets}
+        return [partial(runs[b.data_ptr()], a, b, out) for a, b, out in sets]
+
     def row(self, rows: Mapping[str, torch.Tensor], name: str, number: int, mode: str, program: Mapping[str, Any]) -> torch.Tensor:
         """The copy of a buffer that call number `number` uses in the mode."""
         assert self.problem is not None
@@ -312,11 +347,17 @@ class Server:
         return rows[name][number % len(rows[name]) if moving else 0]
 
     def once(self, loaded: Loaded) -> None:
-        """Runs one call on the first set of buffers, launched kernel by kernel."""
+        """Runs one call on the first set of buffers."""
+        self.call(loaded, 0, 0)
+
+    def call(self, loaded: Loaded, number: int, copy: int) -> None:
+        """Runs one call on a set of buffers with one copy of the code, launched kernel by kernel."""
+        if loaded.operators:
+            loaded.operators[number]()
         for name, addresses in loaded.calls:
             kernel = loaded.kernels[name]
-            block = ParameterBlock([0] * len(addresses[0]), addresses[0], [0] * kernel.scalars, kernel.scalar_bytes)
-            self.driver.launch_kernel(node_params(loaded.functions[0][name], kernel, block), self.stream)
+            block = ParameterBlock([0] * len(addresses[number]), addresses[number], [0] * kernel.scalars, kernel.scalar_bytes)
+            self.driver.launch_kernel(node_params(loaded.functions[copy][name], kernel, block), self.stream)
 
     def error(self, number: int) -> float:
         """The largest relative error of the outputs in one set of buffers."""
@@ -327,13 +368,15 @@ class Server:
             for name in problem.region.outputs
         )
 
-    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
+    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay | StreamReplay:
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
         return self.make_replay(loaded, count)
 
-    def make_replay(self, loaded: Loaded, count: int) -> Replay:
+    def make_replay(self, loaded: Loaded, count: int) -> Replay | StreamReplay:
         """A replay of `count` calls, ready to be launched."""
         assert self.problem is not None
+        if loaded.operators:
+            return StreamReplay(self, loaded, count, self.problem.sets)
         return Replay(self.driver, loaded, count, self.problem.sets)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
@@ -359,7 +402,7 @@ class Server:
         finally:
             replay.destroy()
 
-    def seconds(self, replay: Replay, cold: bool) -> float:
+    def seconds(self, replay: Replay | StreamReplay, cold: bool) -> float:
         """Seconds per call in one replay. The preceding work also keeps the GPU busy until the replay is enqueued."""
         if cold:
             self.other.sum()

@@ -21,7 +21,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.bounds import lower_bound
-from tilewright.kernels.registry import lower
+from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.selection.choice import choose, rank
@@ -84,42 +84,62 @@ def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | Non
 
 
 def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
-    """Whether the measured code is the same as would be generated today. The generator is compared first, because lowering takes longer."""
-    if entry.generator == generator(machine):
-        return True
+    """Whether the measured code is the same as would be generated today. The generator is compared first, because lowering takes longer; it does not
+    know the version of PyTorch's libraries, which the names of their code state."""
     try:
-        return current_code(problem, serialisation.schedule_of(entry.schedule), machine) == entry.code
+        schedule = serialisation.schedule_of(entry.schedule)
+        if entry.generator == generator(machine) and type(schedule) is not library(machine).schedule:
+            return True
+        return current_code(problem, schedule, machine) == entry.code
     except (ValueError, KeyError, TypeError):  # the schema or a parameter no longer exists
         return False
 
 
-def from_records(records: Records, numerics: Numerics = USUAL, models: Chooser | None = None) -> Chooser:
+def from_records(records: Records | None, numerics: Numerics = USUAL, models: Chooser | None = None) -> Chooser:
     """A chooser of the fastest recorded schedule whose code is still the same. Without one, it chooses the models' favourite among schedules that did
-    not fail, or follows `models` if no failures are recorded. Schedules that `numerics` does not allow are never chosen."""
+    not fail, or follows `models` if no failures are recorded. Schedules that `numerics` does not allow are never chosen. Without records it only adds
+    to the choices which candidates of libraries were not measured."""
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
         failed: dict[str, list[Measurement]] = {}
         outside = 0
-        for entry in records.standing(key_of(problem), recorded_as(machine, threads)):
+        standing = records.standing(key_of(problem), recorded_as(machine, threads)) if records is not None else []
+        notes = library_notes(problem, machine, ranking, standing)
+        for entry in standing:
             if entry.status != "measured":
                 failed.setdefault(entry.schedule, []).append(entry)
                 continue
             choice = recorded_choice(entry, ranking)
             outside += choice is None
             if choice is not None and is_current(problem, entry, machine):
-                return replace(choice, measured_seconds=entry.seconds)
+                return replace(choice, measured_seconds=entry.seconds, notes=notes)
         rejected = {**ranking.rejected, OUTSIDE: outside} if outside else ranking.rejected
         if not failed:
             found = models(problem, machine, threads) if models is not None else ranking.first()
-            return replace(found, rejected=rejected)
+            return replace(found, rejected=rejected, notes=notes)
         for choice in ranking:
             known = failed.get(serialisation.schedule_text(choice.schedule), ())
             if not any(is_current(problem, entry, machine) for entry in known):
-                return replace(choice, rejected=rejected)
-        return replace(ranking.first(), rejected=rejected)
+                return replace(choice, rejected=rejected, notes=notes)
+        return replace(ranking.first(), rejected=rejected, notes=notes)
 
     return chosen
+
+
+def library_notes(problem: Problem, machine: Machine, ranking: Ranking, standing: Sequence[Measurement]) -> tuple[str, ...]:
+    """For each candidate of a library, its recorded time on this machine, or that there is none."""
+    notes = []
+    for choice in ranking.library:
+        text = serialisation.schedule_text(choice.schedule)
+        entry = next((entry for entry in standing if entry.schedule == text and is_current(problem, entry, machine)), None)
+        if entry is None:
+            notes.append(f"{choice.schedule}: no recorded time on this machine, so that it is not chosen")
+        elif entry.status == "measured":
+            notes.append(f"{choice.schedule}: measured {1e6 * entry.seconds:.3g} us")
+        else:
+            notes.append(f"{choice.schedule}: {entry.status} when it was measured ({entry.reason})")
+    return tuple(notes)
 
 
 def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
@@ -143,7 +163,7 @@ def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = 
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     models = remembered(numerics, reads_code(machine))
     if not place.exists():
-        yield models
+        yield from_records(None, numerics, models) if numerics.vendor else models
         return
     with Records(path, write=False) as records:
         yield from_records(records, numerics, models)
@@ -160,7 +180,8 @@ def tune(
     report: Report | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
-    """Measures the `trials` best predicted candidates of each problem, and those near the best again in turns; each is recorded immediately.
+    """Measures the `trials` best predicted candidates of each problem, those of libraries if `numerics` allows them, and those near the best again in
+    turns; each is recorded immediately.
     Candidates whose lower bound exceeds the best recorded time are skipped. `numerics`: the kinds of rounding that are allowed. `threads`: threads of
     a CPU. `start` creates the processes if there is something to measure; by default for GPU 0, or for this CPU.
 
@@ -182,6 +203,7 @@ def tune(
         first = np.argsort(ranking.seconds, kind="stable")[:trials]
         promising = first[may_beat(ranking, machine, _fastest(problem, machine, standing(problem)))[first]]
         wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
+        wanted += [(problem, choice.schedule) for choice in ranking.library]
         bounded_out += len(first) - len(promising)
     jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records, place)]
     tell = report or (lambda done, total, outcome: None)

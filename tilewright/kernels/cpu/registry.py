@@ -9,6 +9,8 @@ from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
 from tilewright.kernels.cpu.loops.schema import LOOPS
 from tilewright.kernels.cpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
+from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
 SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, WINOGRAD, DEPTHWISE, ATTENTION, RECURRENCE, *LOOPS)
+LIBRARY = library(LOOPS)

@@ -12,6 +12,8 @@ from tilewright.kernels.gpu.scan.schema import SCAN
 from tilewright.kernels.gpu.window.schema import WINDOW
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
+from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
 SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED, ATTENTION)
+LIBRARY = library((MAP, ROW_REDUCTION))

@@ -1,0 +1,326 @@
+"""Library kernels as candidates: the operators found in regions, against float64; their choice by records alone; artifacts; bad contents of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import tilewright
+from tests.sample_artifacts import manifest_of, put, signed
+from tests.stand_ins import sample
+from tilewright.cli import main
+from tilewright.compile import read
+from tilewright.errors import InvalidArtifact, UnsupportedOption
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.library import LibraryCall, View
+from tilewright.ir.problem import Problem
+from tilewright.kernels.registry import library, lower
+from tilewright.kernels.schema import Numerics
+from tilewright.partition import plan
+from tilewright.report.explanation import explanation
+from tilewright.runtime.executable import Executable
+from tilewright.selection.choice import rank
+from tilewright.tuning import serialisation
+from tilewright.tuning.measurement import Measurement
+from tilewright.tuning.problems import code_of, convolution_problem, generator, key_of, text_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, tune
+
+NATIVE = machine("native")
+VENDOR = Numerics(vendor=True)
+THREADS = 2
+
+
+def problems_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Problem]:
+    return distinct_problems(simplify(read(module, inputs).graph)[0], NATIVE, THREADS)
+
+
+def record(problem: Problem, operator: str, seconds: float = 1e-9, **changes: Any) -> Measurement:
+    """A record of a library's operator on this machine."""
+    schedule = library(NATIVE).schedule(operator)
+    return replace(
+        sample(),
+        region=key_of(problem), kind=problem.region.kind, problem=text_of(problem), machine=recorded_as(NATIVE, THREADS),
+        schedule=serialisation.schedule_text(schedule), description=str(schedule), code=code_of(lower(problem, schedule, NATIVE)),
+        generator=generator(NATIVE), median=seconds, lower=seconds, upper=seconds, **changes,
+    )  # fmt: skip
+
+
+def compiled(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, operator: str = "", vendor: bool = True) -> Executable:
+    """The module with every region by a library that has records for it: of one operator, or of whichever there is."""
+    with Records(path) as records:
+        for problem in problems_of(module, inputs):
+            offered = [choice.schedule.operator for choice in rank(problem, NATIVE, THREADS, VENDOR).library]
+            records.add([record(problem, name) for name in offered if operator in ("", name)])
+    return tilewright.compile(module, inputs, "native", vendor=vendor, records=path, threads=THREADS)
+
+
+def libraries(executable: Executable) -> list[LibraryCall]:
+    return [region.library for region in executable.image.program.regions if region.library is not None]
+
+
+def check(executable: Executable, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Compares two calls, the second of which finds what the first left in memory, with the module in float64."""
+    with torch.no_grad():
+        expected = module.double()(*(x.double() for x in inputs))
+    module.float()
+    for _ in range(2):
+        torch.testing.assert_close(executable(*inputs).double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    assert executable.verify(*inputs).passed
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """One or two convolutions with what may follow them, and an input."""
+    whole = lambda least, most: draw(st.integers(least, most))  # noqa: E731
+    rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    groups, channels = draw(st.sampled_from(((1, whole(1, 20)), (1, 1), (2, 8), (3, 6), (16, 16))))
+    kernel = tuple(whole(1, 3) for _ in range(rank))
+    stride, dilation = (tuple(whole(1, 2) for _ in range(rank)) for _ in range(2))
+    padding = tuple(whole(0, 2) for _ in range(rank))
+    layers: list[nn.Module] = [kind(channels, groups * whole(1, 12), kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))]
+    layers += draw(st.sampled_from(([], [nn.ReLU()], [nn.Hardswish()], [nn.Softmax(1)])))
+    if draw(st.booleans()):
+        layers.append(kind(layers[0].out_channels, whole(1, 20), 1, bias=draw(st.booleans())))
+    extents = tuple((size - 1) * step + 1 + whole(0, 9) for size, step in zip(kernel, dilation, strict=True))
+    return nn.Sequential(*layers).eval(), (torch.randn(whole(1, 3), channels, *extents),)
+
+
+@settings(max_examples=40, deadline=None, phases=(Phase.generate,))
+@given(convolutions())
+def test_convolutions(tmp_path_factory: pytest.TempPathFactory, case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
+    executable = compiled(*case, tmp_path_factory.mktemp("library") / "records", "convolution")
+    check(executable, *case)
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A matrix product with a batch or without, with a constant factor or without, and what may follow it."""
+    m, n, r, batch, heads = (draw(st.integers(1, most)) for most in (20, 20, 20, 3, 3))
+    after = draw(st.sampled_from((None, nn.GELU(), nn.Softmax(-1), nn.LayerNorm(n))))
+    shapes = draw(st.sampled_from((((m, r), (r, n)), ((batch, m, r), (r, n)), ((batch, heads, m, r), (batch, heads, r, n)), ((batch, m, r),))))
+    return Product(n, r, after, draw(st.booleans())).eval(), tuple(torch.randn(shape) for shape in shapes)
+
+
+class Product(nn.Module):
+    """The product of two inputs, whose heads may come from permuted dimensions, or of one and a weight."""
+
+    def __init__(self, n: int, r: int, after: nn.Module | None, permuted: bool) -> None:
+        super().__init__()
+        self.weight, self.after, self.permuted = nn.Linear(r, n), after, permuted
+
+    def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+        result = self.weight(a) if b is None else a @ b
+        result = result if self.after is None else self.after(result)
+        return result.transpose(0, 1).contiguous() if self.permuted else result
+
+
+@settings(max_examples=40, deadline=None, phases=(Phase.generate,))
+@given(products())
+def test_products(tmp_path_factory: pytest.TempPathFactory, case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
+    check(compiled(*case, tmp_path_factory.mktemp("library") / "records"), *case)
+
+
+class Attention(nn.Module):
+    """Products of heads that are slices of permuted projections, and concatenated branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.left, self.right = nn.Conv2d(4, 24, 3, padding=1), nn.Conv2d(24, 16, 1), nn.Conv2d(24, 16, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.project(x))
+        branches = torch.cat([self.left(y)[:, :, ::2, ::2], torch.relu(self.right(y))], 1)
+        rows = branches.flatten(2).transpose(1, 2).unflatten(2, (4, 8)).transpose(1, 2)
+        return rows @ rows.transpose(2, 3)
+
+
+OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
+    "3x3": (nn.Sequential(nn.Conv2d(5, 7, 3, padding=1), nn.ReLU()), (2, 5, 8, 9), {"convolution"}),
+    "1x1": (nn.Conv2d(5, 7, 1), (1, 5, 8, 9), {"convolution", "matmul"}),
+    "of one dimension": (nn.Conv1d(5, 7, 3), (1, 5, 9), {"convolution"}),
+    "of three": (nn.Conv3d(5, 7, 3, padding=1), (1, 5, 4, 5, 6), {"convolution"}),
+    "7x7 with stride 2, one channel": (nn.Conv2d(1, 8, 7, stride=2, padding=3), (1, 1, 20, 20), {"convolution"}),
+    "1x7": (nn.Conv2d(5, 7, (1, 7), padding=(0, 3)), (2, 5, 8, 9), {"convolution"}),
+    "depthwise": (nn.Conv2d(8, 8, 3, padding=1, groups=8), (1, 8, 6, 6), {"convolution"}),
+    "groups": (nn.Conv2d(8, 12, 3, padding=1, groups=2), (1, 8, 6, 6), {"convolution"}),
+    "linear": (nn.Linear(9, 7), (5, 9), {"matmul"}),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS_OF)
+def test_operators_are_found_by_axes(name: str, tmp_path: Path) -> None:
+    module, shape, operators = OPERATORS_OF[name]
+    inputs = (torch.randn(shape),)
+    problems = [problem for problem in problems_of(module, inputs) if problem.region.kind in ("contraction", "window")]
+    assert [{choice.schedule.operator for choice in rank(problem, NATIVE, THREADS, VENDOR).library} for problem in problems] == [operators]
+    for operator in operators:
+        executable = compiled(module, inputs, tmp_path / operator, operator)
+        assert [call.operator for call in libraries(executable)] == [operator]
+        check(executable, module, inputs)
+
+
+def test_a_network_with_slices_and_two_threads(tmp_path: Path) -> None:
+    module, inputs = Attention().eval(), (torch.randn(2, 4, 8, 8),)
+    executable = compiled(module, inputs, tmp_path / "records")
+    assert len(libraries(executable)) >= 3
+    check(executable, module, inputs)
+    other = executable.clone()
+    executable.close()
+    check(other, module, inputs)
+
+
+# Which are chosen
+
+SIMPLE = convolution_problem(16, 8, 6, 5, 3)
+NETWORK = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()).eval()
+INPUTS = (torch.randn(1, 8, 6, 5),)
+
+
+def test_only_a_recorded_time_chooses_a_library(tmp_path: Path) -> None:
+    ranking = rank(SIMPLE, NATIVE, THREADS, VENDOR)
+    own = rank(SIMPLE, NATIVE, THREADS)
+    assert ranking.first().schedule == own.first().schedule and ranking.candidates == own.candidates and not own.library
+    (choice,) = ranking.library
+    quick, slow = record(SIMPLE, "convolution"), record(SIMPLE, "convolution", 1.0)
+    favourite = replace(quick, schedule=serialisation.schedule_text(own.first().schedule), median=0.1, lower=0.1, upper=0.1)
+    favourite = replace(favourite, code=code_of(lower(SIMPLE, own.first().schedule, NATIVE)))
+    for name, entries, numerics, expected, note in (
+        ("none", [], VENDOR, own.first(), "no recorded time"),
+        ("slower", [slow, favourite], VENDOR, own.first(), "measured 1e+06 us"),
+        ("faster", [quick, favourite], VENDOR, choice, "measured 0.001 us"),
+        ("not allowed", [quick], Numerics(), own.first(), ""),
+        ("wrong", [replace(quick, status="wrong", reason="far off", median=None, lower=None, upper=None, count=0)], VENDOR, own.first(), "far off"),
+        ("of another PyTorch", [replace(quick, code=quick.code.replace(torch.__version__, "1.0"))], VENDOR, own.first(), "no recorded time"),
+        ("of another machine", [replace(quick, machine="another")], VENDOR, own.first(), "no recorded time"),
+    ):
+        with Records(tmp_path / name) as records:
+            records.add(entries)
+            chosen = from_records(records, numerics)(SIMPLE, NATIVE, THREADS)
+        assert chosen.schedule == expected.schedule, name
+        assert note in " ".join(chosen.notes) and bool(chosen.notes) == bool(note), name
+
+
+def test_without_records_plans_say_that_libraries_were_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    executable = tilewright.compile(NETWORK, INPUTS, "native", vendor=True, threads=THREADS)
+    assert not libraries(executable)
+    assert "library convolution: no recorded time on this machine" in explanation(executable.image)
+    assert "library" not in explanation(tilewright.compile(NETWORK, INPUTS, "native", threads=THREADS).image)
+
+
+def test_trials_measure_both_ways(tmp_path: Path) -> None:
+    problems = problems_of(NETWORK, INPUTS)
+    with Records(tmp_path / "records") as records:
+        outcome = tune(problems, NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
+        assert outcome.measured == 3 and outcome.failed == 0  # the padded copy, our convolution and the library's
+        entry = next(entry for entry in records.all() if "library" in entry.description)
+        assert entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-5
+        assert entry.code.startswith(f"torch_{torch.__version__}_convolution+map_")
+        assert entry.description.startswith("library convolution, then loops")
+        again = tune(problems, NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
+        assert again.measured == 0 and again.known == 3
+    executable = tilewright.compile(NETWORK, INPUTS, vendor=True, records=tmp_path / "records", threads=THREADS)
+    (region,) = (region for region in executable.plan.rows if region.kind == "contraction")
+    assert region.measured_seconds is not None and any("library convolution: measured" in reason for reason in region.reasons)
+
+
+def test_loops_use_no_library(tmp_path: Path) -> None:
+    """Even if records choose one: products before and after the loop are computed by a library."""
+    (choice,) = rank(SIMPLE, NATIVE, THREADS, VENDOR).library
+    context = SimpleNamespace(choose=lambda *_: choice)
+    assert plan._with_kernels(context)(SIMPLE, NATIVE, THREADS).schedule == rank(SIMPLE, NATIVE, THREADS).first().schedule  # type: ignore[arg-type]
+    module, inputs = Recurrence(), (torch.randn(5, 3, 8),)
+    executable = compiled(module, inputs, tmp_path / "records")
+    (loop,) = (region for region in executable.plan.rows if region.kind == "loop")
+    assert "library" not in loop.schedule and len(libraries(executable)) == 2
+    torch.testing.assert_close(executable(*inputs), module(*inputs), rtol=1e-4, atol=1e-5)
+
+
+class Recurrence(nn.Module):
+    """A recurrent layer whose results are multiplied by a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(8, 8), nn.Linear(8, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.cell(x)[0])
+        return result
+
+
+def test_options(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOption, match="vendor is"):
+        tilewright.compile(NETWORK, INPUTS, vendor="cudnn")  # type: ignore[arg-type]
+    assert main(["compile", "zoo:lenet5", "--vendor", "-o", str(tmp_path / "artifact")]) == 0
+
+
+# Artifacts
+
+
+def test_artifacts_run_libraries(tmp_path: Path) -> None:
+    executable = compiled(NETWORK, INPUTS, tmp_path / "records")
+    executable.save(tmp_path / "artifact")
+    loaded = tilewright.load(tmp_path / "artifact")
+    assert libraries(loaded) == libraries(executable) and "through PyTorch" in explanation(loaded.image)
+    check(loaded, NETWORK, INPUTS)
+
+
+def library_of(manifest: Any) -> dict[str, Any]:
+    found: dict[str, Any] = next(region["library"] for region in manifest["program"]["regions"] if region["library"] is not None)
+    return found
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "another operator": lambda call: call.update(operator="as_strided"),
+    "an operator for other arguments": lambda call: call.update(operator="matmul"),
+    "a view from before the buffer": lambda call: call["a"].update(offset=-1),
+    "a view beyond the buffer": lambda call: call["a"].update(offset=1 << 20),
+    "a view of negative strides": lambda call: call["b"]["strides"].__setitem__(0, -1),
+    "a view of strides beyond the buffer": lambda call: call["a"]["strides"].__setitem__(2, 1 << 30),
+    "a view of one element": lambda call: call["a"]["strides"].__setitem__(2, 0),
+    "a view whose elements overlap": lambda call: call["out"]["strides"].__setitem__(2, 1),
+    "a view of no elements": lambda call: call["a"]["sizes"].__setitem__(0, 0),
+    "a view of another rank": lambda call: call["a"]["sizes"].append(1),
+    "another result": lambda call: call["out"]["sizes"].__setitem__(2, 1),
+    "filters that are not constant": lambda call: call["b"].update(name=call["a"]["name"]),
+    "a result in an input": lambda call: call["out"].update(name="input"),
+    "a result in what it reads": lambda call: call["out"].update(name=call["a"]["name"]),
+    "a result in a constant": lambda call: call["out"].update(name=call["b"]["name"]),
+    "an unknown buffer": lambda call: call["a"].update(name="nothing"),
+    "no groups": lambda call: call.update(groups=0),
+    "strides of another rank": lambda call: call.update(stride=[1]),
+    "no stride": lambda call: call.update(stride=[0, 0]),
+    "an unknown field": lambda call: call.update(code="print()"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, bytes]]:
+    folder = tmp_path_factory.mktemp("saved")
+    compiled(NETWORK, INPUTS, folder / "records").save(folder / "artifact")
+    yield {str(path.relative_to(folder / "artifact")): path.read_bytes() for path in (folder / "artifact").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_false_statements_about_libraries_are_refused(name: str, saved: dict[str, bytes], tmp_path: Path) -> None:
+    manifest = manifest_of(saved)
+    CHANGES[name](library_of(manifest))
+    with pytest.raises(InvalidArtifact):
+        tilewright.load(put(signed(saved, manifest), tmp_path / "artifact"))
+
+
+def test_views() -> None:
+    assert View("a", (2, 3), (3, 1), 0).is_injective and View("a", (1, 3), (1, 1), 0).is_injective
+    assert not View("a", (2, 3), (2, 1), 0).is_injective and View("a", (2, 3), (4, 1), 5).end == 12

@@ -1,0 +1,79 @@
+"""Calls of a library's operator through PyTorch, as data: strided views of buffers, and a few sizes.
+
+    convolution   out[n, k, *p] = sum over c, *t of a[n, c + channels of earlier groups, *(p * stride + t * dilation)] * b[k, c, *t]
+    matmul        out[g, m, n] = sum over r of a[g, m, r] * b[g, r, n]
+
+A convolution has no padding: what it would add is stored around `a`. All elements are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+OPERATORS = ("convolution", "matmul")
+"""What `LibraryCall.operator` may be."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements of a buffer, as for torch.as_strided; `offset` counts from the address that kernels receive for the buffer."""
+
+    name: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """The number of elements from the buffer's address to the end of the view."""
+        return 1 + self.offset + sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+
+    @property
+    def is_injective(self) -> bool:
+        """Whether the view's dimensions are nested in memory, so that its elements are separate."""
+        dims = sorted((stride, size) for size, stride in zip(self.sizes, self.strides, strict=True) if size != 1)
+        return all(size * stride <= outer for (stride, size), (outer, _) in pairwise(dims))
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """`operator` applied to the views `a` and `b`, stored in `out`. stride, dilation and groups are those of a convolution."""
+
+    operator: str
+    a: View
+    b: View
+    out: View
+    stride: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+    @property
+    def views(self) -> tuple[View, View, View]:
+        return self.a, self.b, self.out
+
+    def renamed(self, name: Callable[[str], str]) -> LibraryCall:
+        """The call over buffers with other names."""
+        a, b, out = (replace(view, name=name(view.name)) for view in self.views)
+        return replace(self, a=a, b=b, out=out)
+
+    def check(self) -> None:
+        """Raises ValueError unless the views have the shapes of the operator's arguments and result, and elements, all separate in memory."""
+        for view in self.views:
+            if len(view.sizes) != len(view.strides) or min((*view.sizes, *view.strides, 1 + view.offset), default=0) < 1 or not view.is_injective:
+                raise ValueError(f"{view} is no view of separate elements")
+        if self.operator not in OPERATORS or self.out.sizes != self._result():
+            raise ValueError(f"a library has no {self.operator!a} of {self.a.sizes} and {self.b.sizes} that makes {self.out.sizes}")
+
+    def _result(self) -> tuple[int, ...]:
+        """The shape of the result; empty if the operator is not defined for these arguments."""
+        a, b = self.a.sizes, self.b.sizes
+        if self.operator == "matmul":
+            fits = len(a) == len(b) == 3 and a[0] == b[0] and a[2] == b[1] and (self.stride, self.dilation, self.groups) == ((), (), 1)
+            return (a[0], a[1], b[2]) if fits else ()
+        rank = len(a) - 2
+        fits = rank in (2, 3) and len(b) == len(a) and len(self.stride) == len(self.dilation) == rank and self.groups >= 1
+        if not fits or min((*self.stride, *self.dilation)) < 1 or b[0] % self.groups or a[1] != b[1] * self.groups:
+            return ()
+        return a[0], b[0], *((x - d * (t - 1) - 1) // s + 1 for x, t, s, d in zip(a[2:], b[2:], self.stride, self.dilation, strict=True))

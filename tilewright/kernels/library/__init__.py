@@ -1,0 +1,1 @@
+"""Library kernels, through PyTorch, as candidates that only measurements can choose."""

@@ -1,0 +1,86 @@
+"""Runs library calls (`ir.library`) through PyTorch: cuDNN and cuBLAS on GPUs; on CPUs oneDNN for convolutions and the BLAS of PyTorch for products.
+
+The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN
+are reordered once. Products are stored in place. PyTorch has no convolution that stores its result in a given tensor, but oneDNN's may be added to
+one whose elements are adjacent; other results are copied to their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from tilewright.ir.library import LibraryCall, View
+from tilewright.runtime.buffers import Buffers
+
+Run: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+"""Computes (a, b, out): stores the operator's result for a and b in out."""
+
+
+def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
+    """A view of a buffer's storage, whose address for kernels is `base` elements after its start."""
+    return flat.as_strided(view.sizes, view.strides, flat.storage_offset() + base + view.offset)
+
+
+def prepared(call: LibraryCall, b: torch.Tensor | None) -> Run:
+    """What computes the call; the filters `b` of a convolution are constant, and the function knows them."""
+    if call.operator == "matmul":
+        return _product if call.out.sizes[0] == 1 else _products
+    assert b is not None
+    padding = (0,) * len(call.stride)
+    order = torch.channels_last if len(padding) == 2 else torch.channels_last_3d
+    if b.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        arguments = (padding, call.stride, call.dilation, call.groups)
+        reordered = torch.ops.mkldnn._reorder_convolution_weight(b.contiguous(), *arguments, call.a.sizes)
+
+        def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            if out.is_contiguous(memory_format=order):
+                torch.ops.mkldnn._convolution_pointwise_.binary(out.zero_(), a, reordered, None, *arguments, "add", None, None, (), None)
+            else:
+                out.copy_(torch.ops.mkldnn._convolution_pointwise(a, reordered, None, *arguments, "none", (), None))
+
+        return run
+    filters = b.contiguous(memory_format=order)
+
+    def run_on_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            out.copy_(torch.ops.aten.convolution(a, filters, None, call.stride, padding, call.dilation, False, padding, call.groups))
+
+    return run_on_device
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(a[0], b[0], out=out[0])
+
+
+def _products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    torch.bmm(a, b, out=out)
+
+
+class BoundCall:
+    """A library call over an executable's buffers. `model`: the same call of another executable, whose reordered filters it shares."""
+
+    def __init__(self, call: LibraryCall, buffers: Buffers, model: BoundCall | None = None) -> None:
+        self._call, self._buffers = call, buffers
+        self._fixed = {view: self._view(view, (), ()) for view in call.views if buffers.external(view.name) is None}
+        self._run: Run = model._run if model is not None else prepared(call, self._fixed.get(call.b))
+
+    def _view(self, view: View, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = self._buffers.flat(view.name, inputs, outputs)
+        return viewed(flat, view, self._buffers.program.base_bytes(view.name) // flat.itemsize)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], threads: int) -> None:
+        """Runs the call over the caller's tensors; on a CPU with this many threads."""
+        with torch.no_grad():
+            tensors = (self._fixed[view] if view in self._fixed else self._view(view, inputs, outputs) for view in self._call.views)
+            before = torch.get_num_threads()
+            if threads == before or self._buffers.device.type != "cpu":
+                self._run(*tensors)
+                return
+            torch.set_num_threads(threads)
+            try:
+                self._run(*tensors)
+            finally:
+                torch.set_num_threads(before)
