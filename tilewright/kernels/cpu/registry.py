@@ -6,11 +6,12 @@ from tilewright.kernels.cpu.amx.schema import AMX
 from tilewright.kernels.cpu.attention.schema import ATTENTION
 from tilewright.kernels.cpu.contraction.schema import CONTRACTION
 from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
+from tilewright.kernels.cpu.few_queries.schema import FEW_QUERIES
 from tilewright.kernels.cpu.loops.schema import LOOPS
 from tilewright.kernels.cpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, WINOGRAD, DEPTHWISE, ATTENTION, RECURRENCE, *LOOPS)
+SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, RECURRENCE, *LOOPS)
 LIBRARY = library(LOOPS)

@@ -1,0 +1,1 @@
+"""Attention of few queries, split over keys."""
