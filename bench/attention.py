@@ -93,6 +93,9 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
         "grouped": Shape(1, 32, 8, 1024, 1024, 128, causal=True),
         "vit": Shape(1, 6, 6, 197, 197, 64),
         "vitx8": Shape(8, 6, 6, 197, 197, 64),
+        "decode": Shape(1, 32, 32, 1, 4096, 64),
+        "decode, one head": Shape(1, 1, 1, 1, 4096, 64),
+        "decode, grouped": Shape(1, 32, 8, 1, 1024, 128),
     }
 )
 
