@@ -18,8 +18,9 @@ from tilewright.kernels.counts import Counts, counted
 from tilewright.kernels.cpu.rates import overlapping, reread_bandwidth
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 
-BARRIERS = 2
-"""Barriers of a parallel region, one to start its threads and one to end: a barrier takes half of `Machine.dispatch_seconds`."""
+BARRIERS_OF_A_REGION = 3
+"""A parallel region takes as long as this number of barriers in a team (libgomp, two threads of a Xeon with AVX-512: 0.69 and 0.23 us), so a barrier
+takes that fraction of `Machine.dispatch_seconds`."""
 
 
 def recurrence_counts(facts: RecurrenceFacts, candidates: Columns, machine: Machine) -> Counts:
@@ -65,7 +66,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Cou
             "products": each_step * of_panel / machine.clock_hz,
             "weights": facts.steps * ((kept + again) / level_2 + (own_bytes - kept) / beyond),
             "gates": epilogue / machine.clock_hz,
-            "barriers": np.where(workers > 1, facts.steps * machine.dispatch_seconds / BARRIERS, 0.0),
+            "barriers": np.where(workers > 1, facts.steps * machine.dispatch_seconds / BARRIERS_OF_A_REGION, 0.0),
             "memory": counts.memory_bytes / reread_bandwidth(machine, float(counts.memory_bytes.max(initial=0.0)), threads),
             "dispatch": np.full(len(vectors), machine.dispatch_seconds),
         },
