@@ -31,12 +31,24 @@ Workload = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]
 """A module, example inputs, and the inputs that are timed."""
 
 
+class Layer(nn.Module):
+    """A recurrent layer that returns a flat tuple: outputs, final states."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        outputs, states = self.layer(x)
+        return outputs, *(states if isinstance(states, tuple) else (states,))
+
+
 def layer(kind: Callable[..., nn.Module], hidden: int, steps: int, batch: int = 1, **options: Any) -> Callable[[], Workload]:
     """One layer whose inputs are as wide as its states."""
 
     def made() -> Workload:
         torch.manual_seed(0)
-        module = kind(hidden, hidden, **options).eval()
+        module = Layer(kind(hidden, hidden, **options)).eval()
         return module, (torch.randn(steps, batch, hidden),), (torch.randn(steps, batch, hidden),)
 
     return made
