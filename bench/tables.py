@@ -374,6 +374,18 @@ def sealed() -> Rows:
     return rows
 
 
+def attention_native() -> Rows:
+    """Attention on a CPU: the first candidate of the models, the best of those measured, the plan without attention, PyTorch."""
+    rows = [["shape", "first choice, ms", "best of three", "regions apart", "PyTorch", "PyTorch / first choice"]]
+    for name in dict.fromkeys(entry["network"] for entry in results_of("attention_native")):
+        measured = {e["contender"]: e["median_seconds"] for e in results_of("attention_native") if e["network"] == name}
+        own = [e["median_seconds"] for e in results_of("attention_native") if e["network"] == name and "predicted_seconds" in e]
+        theirs = min(measured["torch"], measured["torch math"])
+        cells = (1e3 * seconds for seconds in (own[0], min(own), measured["apart"], theirs))
+        rows.append([name, *(f"{cell:.3g}" for cell in cells), f"{theirs / own[0]:.2f}"])
+    return rows
+
+
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
     measured = [row for part in (1, 2, 3, 4) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
@@ -428,7 +440,7 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, counted_transactions, top_ratios, refitted, compared_models,
             published_training, published, choices, searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups,
-            first_choices, sealed, tuned, compile_times, simulated_misses, scheduled_loops,
+            first_choices, sealed, attention_native, tuned, compile_times, simulated_misses, scheduled_loops,
         )
     }
 )  # fmt: skip
