@@ -21,6 +21,8 @@ from types import MappingProxyType
 from tilewright.codegen.access import bind_shared, merge_axes, vectorise
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics.prefetch import prefetch
+from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, mod, rewrite, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store
@@ -54,18 +56,21 @@ def _wide(value: Expr, unit: Var, lanes: int) -> Expr | None:
     return None if wide is None else as_lanes(wide, lanes)
 
 
-def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: CpuRecurrenceSchedule) -> Lowered:
+def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: CpuRecurrenceSchedule, machine: Machine) -> Lowered:
     """The kernel of all steps, with its weights packed at compile time."""
     weights = [_packed(problem, product, number, schedule) for number, product in enumerate(form.products)]
     storage = MappingProxyType({entry.value.name: entry for entry in weights})
     panels = -(-form.facts.units // schedule.panel)
+    panel_bytes = form.facts.weight_bytes * schedule.panel // form.facts.units
     each = -(-panels // schedule.workers)
     worker, position = Var("worker", -(-panels // each)), Var("position", each)
     first = worker * each
     count = index_const(each) if panels % each == 0 else binary("min", panels - first, index_const(each))
     panel = Var("panel", panels)
     turn = mod(form.step, 2) * (count - 1 - position * 2)
-    body: Statement = _Panel(form, schedule, panel, tuple(weights)).emit()
+    level_2 = machine.cache(2)
+    leaves = level_2 is not None and each * panel_bytes > level_2.bytes
+    body: Statement = _Panel(form, schedule, panel, tuple(weights), level_2.line_bytes if level_2 is not None and leaves else 0).emit()
     body = For(position, count, block(Let(panel, first + position + turn), body))
     shared = (worker.extent or 1) > 1
     body = For(worker, index_const(worker.extent or 1), body, "parallel" if shared else "serial")
@@ -86,29 +91,31 @@ def _packed(problem: Problem, product: Product, number: int, schedule: CpuRecurr
 
 @dataclass(frozen=True)
 class _Panel:
-    """Emits one step of one panel of units."""
+    """Emits one step of one panel of units. `line_bytes`: bytes of a cache line if panels are prefetched, else 0."""
 
     form: RecurrenceForm
     schedule: CpuRecurrenceSchedule
     panel: Var
     weights: tuple[Storage, ...]
+    line_bytes: int
 
     def emit(self) -> Block:
         height, rows = self.schedule.rows, self.form.facts.rows
         tile = Var("tile", rows // height)
         parts: list[Statement] = []
         if rows // height > 1:
-            parts.append(For(tile, index_const(rows // height), self._tile(tile * height, height)))
+            parts.append(For(tile, index_const(rows // height), self._tile(tile, height)))
         elif rows // height:
             parts.append(self._tile(ZERO, height))
         if rows % height:
-            parts.append(self._tile(index_const(rows // height * height), rows % height))
+            parts.append(self._tile(index_const(rows // height), rows % height))
         return Block(tuple(parts))
 
-    def _tile(self, row: Expr, height: int) -> Block:
-        """All gates of `height` rows from `row`, and the results that follow from them."""
+    def _tile(self, tile: Expr, height: int) -> Block:
+        """All gates of a tile with `height` rows, and the results that follow from them."""
+        row = tile * self.schedule.rows
         sums = Allocate(Buffer("sums", self.form.dtype, height * self.form.gates * self.schedule.panel, "register"))
-        products = [part for number in range(len(self.form.products)) for part in self._product(number, row, height)]
+        products = [part for number in range(len(self.form.products)) for part in self._product(number, tile, height)]
         full, rest = divmod(self.form.facts.units, self.schedule.panel)
         v = Var("v", self.schedule.vectors)
         whole = For(v, index_const(v.extent or 1), self._results(row, height, v * self.schedule.lanes, self.schedule.lanes), "unroll")
@@ -117,8 +124,9 @@ class _Panel:
         results = If(self.panel < full, whole, block(last)) if full and rest else whole if full else block(last)
         return block(sums, products, results)
 
-    def _product(self, number: int, row: Expr, height: int) -> list[Statement]:
+    def _product(self, number: int, tile: Expr, height: int) -> list[Statement]:
         """Sums of products in registers, then in the array `sums`."""
+        row = tile * self.schedule.rows
         form, lanes, chains = self.form, self.schedule.lanes, self.schedule.chains
         product, packed = form.products[number], self.weights[number]
         wide = product.gates * self.schedule.vectors
@@ -143,6 +151,7 @@ class _Panel:
             return [
                 Allocate(Buffer(b, form.dtype, wide * lanes, "register", lanes)),
                 For(v, index_const(wide), Store(b, v * lanes, load), "unroll"),
+                *self._prefetch(number, tile, substitute(base, {inner: at})),
                 *origin,
                 For(i, index_const(height), block(Let(element, value), For(v, index_const(wide), add, "unroll")), "unroll"),
             ]
@@ -161,6 +170,18 @@ class _Panel:
         where = (i * form.gates + product.first) * self.schedule.panel + v * lanes
         summed = For(i, index_const(height), For(v, index_const(wide), Store("sums", where, total), "unroll"), "unroll")
         return [*result, body, summed]
+
+    def _prefetch(self, number: int, tile: Expr, place: Expr) -> list[Statement]:
+        """Prefetches the panel that comes next while the tiles of this one are computed: each tile a share of the lines that a step of the sum reads
+        at `place`. Without a second tile, there is nothing to compute meanwhile."""
+        tiles, packed = -(-self.form.facts.rows // self.schedule.rows), self.weights[number]
+        line = self.line_bytes // self.form.facts.element_bytes
+        if tiles == 1 or not self.line_bytes:
+            return []
+        lines = -(-self.form.products[number].gates * self.schedule.panel // line)
+        share = -(-lines // tiles)
+        following = place + (1 - mod(self.form.step, 2) * 2) * (packed.layout.size // (self.panel.extent or 1))
+        return [prefetch(packed.value.name, following + (tile * share + at) * line) for at in range(share)]
 
     def _results(self, row: Expr, height: int, start: Expr, lanes: int) -> Statement:
         """Values and stores of `lanes` units, from `start` on in the panel, of each row."""

@@ -30,6 +30,6 @@ RECURRENCE = Schema(
     space=lambda facts, machine, options: recurrence_space(facts, machine, options.threads),
     counts=recurrence_counts,
     estimate=lambda facts, candidates, counts, machine, options: recurrence_estimate(facts, candidates, counts, machine, options.threads),
-    lower=lambda problem, form, schedule, machine: lower_recurrence(problem, form.parts, schedule),
+    lower=lambda problem, form, schedule, machine: lower_recurrence(problem, form.parts, schedule, machine),
     made=schedule_of,
 )
