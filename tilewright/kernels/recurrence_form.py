@@ -62,6 +62,11 @@ class RecurrenceFacts:
         return self.element_bytes * self.units * sum(gates * r for gates, r in self.products)
 
     @property
+    def gates(self) -> int:
+        """The number of all gates."""
+        return sum(gates for gates, _ in self.products)
+
+    @property
     def total_flops(self) -> float:
         return self.steps * self.rows * self.units * (2.0 * sum(gates * r for gates, r in self.products) + self.flops)
 
@@ -80,11 +85,6 @@ class RecurrenceForm:
     offsets: tuple[Expr, ...]
     dtype: str
     facts: RecurrenceFacts
-
-    @property
-    def gates(self) -> int:
-        """The number of all gates."""
-        return sum(product.gates for product in self.products)
 
 
 def recurrence_form(problem: Problem) -> RecurrenceForm:

@@ -34,7 +34,8 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Cou
     """Seconds of each candidate, for the thread with the most panels. Partial panels are charged as whole ones."""
     lanes, level1, level2 = machine.vector_lanes(), machine.cache(1), machine.cache(2)
     assert level1 is not None and level2 is not None, f"{machine.name} lacks the facts about its caches"
-    workers, rows, vectors, chains = (np.asarray(candidates[name], dtype=np.float64) for name in ("workers", "rows", "vectors", "chains"))
+    axes = ("workers", "rows", "gates", "vectors", "chains")
+    workers, rows, gates, vectors, chains = (np.asarray(candidates[name], dtype=np.float64) for name in axes)
     panels = ceil_divided(facts.units, vectors * lanes)
     own = ceil_divided(panels, workers)
     tiles = ceil_divided(facts.rows, rows)
@@ -42,13 +43,13 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Cou
 
     def tile(height: np.ndarray) -> np.ndarray:
         """Cycles of the products of a tile with that many rows."""
+        wide = gates * vectors
+        each = overlapping(
+            machine, height * wide / machine.fma_ports, (height + wide) / machine.load_ports, machine.fma_latency_cycles / chains
+        )
         cycles = np.zeros(len(vectors))
-        for gates, r in facts.products:
-            wide = gates * vectors
-            each = overlapping(
-                machine, height * wide / machine.fma_ports, (height + wide) / machine.load_ports, machine.fma_latency_cycles / chains
-            )
-            cycles += each * r + fitted.tile_overhead_cycles + height * wide * chains
+        for all_gates, r in facts.products:
+            cycles += all_gates / gates * (each * r + fitted.tile_overhead_cycles + height * wide * chains)
         return cycles
 
     full, rest = np.floor_divide(facts.rows, rows), np.mod(facts.rows, rows)
@@ -59,7 +60,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Cou
     kept = np.minimum(own_bytes, level2.bytes)
     level_2 = machine.cache_bandwidth(2) / machine.processors
     beyond = reread_bandwidth(machine, facts.weight_bytes, 1)
-    again = np.where(panel_bytes > level1.bytes, (tiles - 1) * own_bytes, 0.0)
+    again = np.where(panel_bytes * gates / facts.gates > level1.bytes, (tiles - 1) * own_bytes, 0.0)
     epilogue = each_step * facts.rows * vectors * facts.flops / machine.fma_ports
     return Estimate(
         {

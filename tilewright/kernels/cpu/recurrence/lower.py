@@ -5,7 +5,8 @@
             for each worker:                                 (in parallel; a worker always has the same panels)
                 for each of its panels of units, forwards if t is even, else backwards:
                     for each tile of rows:
-                        sums[gate][row][vector] += A[row, r] * B[r, gate, vector]      for r in reduction
+                        for each group of gates:
+                            sums[gate][row][vector] += A[row, r] * B[r, gate, vector]      for r in reduction
                         out[t + 1, row, unit] = value(sums, what is stored for t)
             barrier
 
@@ -25,7 +26,7 @@ from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, mod, rewrite, substitute
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
@@ -82,11 +83,11 @@ def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: CpuRecurr
 
 
 def _packed(problem: Problem, product: Product, number: int, schedule: CpuRecurrenceSchedule) -> Storage:
-    """The weights of a product as (panel, reduced..., gate, unit mod panel); units past the last are zeros."""
+    """The weights of a product as (panel, gate / gates of a tile, reduced..., gate mod that, unit mod panel); units past the last are zeros."""
     sizes = product.view[0]
     reduced = tuple((dim, 0) for dim in range(2, len(sizes)))
     value = Value(f"{product.b}@{problem.region.name}.{number}", sizes, problem.values[product.b].dtype)
-    return Storage(value, Layout(sizes, ((1, 0), *reduced, (0, 0), (1, schedule.panel))), product.b, product.view)
+    return Storage(value, Layout(sizes, ((1, 0), (0, 0), *reduced, (0, schedule.gates), (1, schedule.panel))), product.b, product.view)
 
 
 @dataclass(frozen=True)
@@ -112,30 +113,37 @@ class _Panel:
         return Block(tuple(parts))
 
     def _tile(self, tile: Expr, height: int) -> Block:
-        """All gates of a tile with `height` rows, and the results that follow from them."""
+        """All gates of `height` rows, and the results that follow from them."""
         row = tile * self.schedule.rows
-        sums = Allocate(Buffer("sums", self.form.dtype, height * self.form.gates * self.schedule.panel, "register"))
-        products = [part for number in range(len(self.form.products)) for part in self._product(number, tile, height)]
+        sums = Allocate(Buffer("sums", self.form.dtype, height * self.form.facts.gates * self.schedule.panel, "register"))
+        products = [self._product(number, tile, height) for number in range(len(self.form.products))]
         full, rest = divmod(self.form.facts.units, self.schedule.panel)
         v = Var("v", self.schedule.vectors)
         whole = For(v, index_const(v.extent or 1), self._results(row, height, v * self.schedule.lanes, self.schedule.lanes), "unroll")
         pieces = vector_pieces(rest, self.schedule.lanes)
         last = [self._results(row, height, index_const(start), lanes) for start, lanes in pieces]
         results = If(self.panel < full, whole, block(last)) if full and rest else whole if full else block(last)
-        return block(sums, products, results)
+        return block(sums, Block(tuple(products)), results)
 
-    def _product(self, number: int, tile: Expr, height: int) -> list[Statement]:
-        """Sums of products in registers, then in the array `sums`."""
+    def _product(self, number: int, tile: Expr, height: int) -> Statement:
+        """The sums of a product, as many gates at a time as the tile has: in registers, then in the array `sums`."""
+        groups = self.form.products[number].gates // self.schedule.gates
+        gate = Var("gate", groups)
+        body = self._gates(number, gate, tile, height)
+        return substitute_in(body, {gate: ZERO}) if groups == 1 else For(gate, index_const(groups), body)
+
+    def _gates(self, number: int, gate: Var, tile: Expr, height: int) -> Statement:
+        """The sums of group `gate` of a product's gates."""
         row = tile * self.schedule.rows
         form, lanes, chains = self.form, self.schedule.lanes, self.schedule.chains
         product, packed = form.products[number], self.weights[number]
-        wide = product.gates * self.schedule.vectors
+        wide = self.schedule.gates * self.schedule.vectors
         size = chains * height * wide
-        acc, k = f"acc{number}", Var("k", size)
+        acc, k = "acc", Var("k", size)
         zero = Apply("broadcast", (Const(0.0, form.dtype),), form.dtype, lanes)
         result: list[Statement] = [Allocate(Buffer(acc, form.dtype, size * lanes, "register", lanes))]
         result.append(For(k, index_const(size), Store(acc, k * lanes, zero), "unroll"))
-        start = packed.layout.offset((ZERO, self.panel * self.schedule.panel, *product.r))
+        start = packed.layout.offset((gate * self.schedule.gates, self.panel * self.schedule.panel, *product.r))
         axes, (a, base) = merge_axes(product.r, [product.a, start])
         *outer, inner = axes or (Var("single", 1),)
         i, v = Var("i", height), Var("v", wide)
@@ -167,18 +175,18 @@ class _Panel:
         total: Expr = Load(acc, ((i * wide + v) * lanes,), form.dtype, lanes)
         for chain in range(1, chains):
             total = Apply("add", (total, Load(acc, (((i + chain * height) * wide + v) * lanes,), form.dtype, lanes)), form.dtype, lanes)
-        where = (i * form.gates + product.first) * self.schedule.panel + v * lanes
+        where = (i * form.facts.gates + product.first + gate * self.schedule.gates) * self.schedule.panel + v * lanes
         summed = For(i, index_const(height), For(v, index_const(wide), Store("sums", where, total), "unroll"), "unroll")
-        return [*result, body, summed]
+        return block(result, body, summed)
 
     def _prefetch(self, number: int, tile: Expr, place: Expr) -> list[Statement]:
         """Prefetches the panel that comes next while the tiles of this one are computed: each tile a share of the lines that a step of the sum reads
-        at `place`. Without a second tile, there is nothing to compute meanwhile."""
+        at `place`. With a single row there is too little to compute meanwhile."""
         tiles, packed = -(-self.form.facts.rows // self.schedule.rows), self.weights[number]
         line = self.line_bytes // self.form.facts.element_bytes
-        if tiles == 1 or not self.line_bytes:
+        if self.form.facts.rows == 1 or not self.line_bytes:
             return []
-        lines = -(-self.form.products[number].gates * self.schedule.panel // line)
+        lines = -(-self.schedule.gates * self.schedule.panel // line)
         share = -(-lines // tiles)
         following = place + (1 - mod(self.form.step, 2) * 2) * (packed.layout.size // (self.panel.extent or 1))
         return [prefetch(packed.value.name, following + (tile * share + at) * line) for at in range(share)]
@@ -189,7 +197,7 @@ class _Panel:
 
         def held(node: Expr) -> Expr:
             if isinstance(node, Load) and node.buffer == GATES:
-                return Load("sums", ((i * form.gates + node.index[0]) * self.schedule.panel + start,), form.dtype, lanes)
+                return Load("sums", ((i * form.facts.gates + node.index[0]) * self.schedule.panel + start,), form.dtype, lanes)
             return node
 
         place: dict[Var, Expr] = {form.unit: self.panel * self.schedule.panel + start, form.row: row + i}
