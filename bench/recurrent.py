@@ -4,13 +4,15 @@
     python -m bench.recurrent "LSTM 512, 64 steps" --threads 2
 
 Each is checked against PyTorch in float64 before it is timed, as in `bench.cpu_networks`. A layer is timed with its initial states of zeros and all
-its results: the outputs of all steps and the final states.
+its results: the outputs of all steps and the final states. "tilewright by steps" has kernels of one step where Tilewright would make one kernel of
+all steps; for both, `predicted_seconds` is what the models predict for the loops.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +22,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-import tilewright
-from bench.common import Contender, Outcome, compare, write_results
-from bench.cpu_networks import cell, speed_up
+from bench.common import Contender, Outcome, Run, compare, write_results
+from bench.cpu_networks import OURS, cell, speed_up
 from tilewright import zoo
+from tilewright.compile import build, read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.partition.plan import plan_program
+from tilewright.runtime.executable import executable_of
+from tilewright.selection.choice import choose
+from tilewright.selection.ranking import Choice
 from tilewright.tuning.peers import PEERS
 
-OURS = "tilewright"
+BY_STEPS = "tilewright by steps"
 Workload = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]
 """A module, example inputs, and the inputs that are timed."""
 
@@ -79,9 +90,30 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 )
 
 
-def ours(threads: int) -> Contender:
-    """Tilewright's own kernels, no trials and no vendor library."""
-    return Contender(OURS, lambda module, inputs: tilewright.compile(module, inputs, threads=threads))
+class Planned:
+    """Tilewright's own kernels, no trials and no vendor library. With `apart`, loops have kernels of one step."""
+
+    def __init__(self, name: str, threads: int, apart: bool) -> None:
+        self.name, self.threads, self.apart = name, threads, apart
+        self.predicted_seconds = 0.0
+
+    def contender(self) -> Contender:
+        return Contender(self.name, self.prepare)
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        target = machine("native")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            imported = read(module.eval(), inputs)
+        program = plan_program(simplify(imported.graph)[0], target, self.threads, self.choose)
+        self.predicted_seconds = sum(lowered.predicted_seconds for lowered in program.regions if lowered.region.kind == "loop")
+        program, binaries = build(program, target, lambda *_: None)
+        return executable_of(program, imported, target, binaries, threads=self.threads)
+
+    def choose(self, problem: Problem, target: Machine, threads: int) -> Choice:
+        if self.apart and problem.region.kind == "loop":
+            raise Unsuitable("kernels of one step are measured")
+        return choose(problem, target, threads)
 
 
 def table_of(results: Sequence[tuple[int, Outcome]], names: Sequence[str]) -> Table:
@@ -90,7 +122,8 @@ def table_of(results: Sequence[tuple[int, Outcome]], names: Sequence[str]) -> Ta
     for threads, workload in dict.fromkeys((threads, outcome.network) for threads, outcome in results):
         row = [outcome for count, outcome in results if (count, outcome.network) == (threads, workload)]
         by_name = {outcome.contender: outcome for outcome in row}
-        table.add_row(workload, str(threads), *(cell(by_name[name]) for name in names), speed_up(row))
+        peers = speed_up([outcome for outcome in row if outcome.contender != BY_STEPS])
+        table.add_row(workload, str(threads), *(cell(by_name[name]) for name in names), peers)
     return table
 
 
@@ -117,17 +150,22 @@ def main() -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     results: list[tuple[int, Outcome]] = []
+    rows: list[dict[str, Any]] = []
     path = None
     for threads in options.threads:
         torch.set_num_threads(threads)
-        contenders = [ours(threads), *(PEERS[name] for name in options.against)]
         for name in options.workloads or WORKLOADS:
             module, example, fresh = WORKLOADS[name]()
+            own = [Planned(OURS, threads, False), Planned(BY_STEPS, threads, True)]
+            contenders = [*(way.contender() for way in own), *(PEERS[peer] for peer in options.against)]
             outcomes = compare(name, module, example, fresh, contenders, options.tolerance, options.rounds, options.seconds)
+            predicted = {way.name: way.predicted_seconds for way in own}
             results += [(threads, outcome) for outcome in outcomes]
-            rows = [{**dataclasses.asdict(outcome), "threads": count} for count, outcome in results]
+            rows += [
+                {**dataclasses.asdict(outcome), "threads": threads, "predicted_seconds": predicted.get(outcome.contender)} for outcome in outcomes
+            ]
             path = write_results(options.name, vars(options), rows)  # after every workload: a crash loses little
-    console.print(table_of(results, [OURS, *options.against]))
+    console.print(table_of(results, [OURS, BY_STEPS, *options.against]))
     console.print(f"written to {path}")
 
 
