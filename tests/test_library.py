@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +31,11 @@ from tilewright.partition import plan
 from tilewright.report.explanation import explanation
 from tilewright.runtime.executable import Executable
 from tilewright.selection.choice import rank
-from tilewright.tuning import serialisation
+from tilewright.tuning import serialisation, trials
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import code_of, convolution_problem, generator, key_of, text_of
 from tilewright.tuning.records import Records
+from tilewright.tuning.trials import Job, Outcome, Timing
 from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, tune
 
 NATIVE = machine("native")
@@ -148,14 +150,14 @@ class Attention(nn.Module):
 
 OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
     "3x3": (nn.Sequential(nn.Conv2d(5, 7, 3, padding=1), nn.ReLU()), (2, 5, 8, 9), {"convolution"}),
-    "1x1": (nn.Conv2d(5, 7, 1), (1, 5, 8, 9), {"convolution", "matmul"}),
+    "1x1": (nn.Conv2d(5, 7, 1), (1, 5, 8, 9), {"convolution", "matmul", "linear"}),
     "of one dimension": (nn.Conv1d(5, 7, 3), (1, 5, 9), {"convolution"}),
     "of three": (nn.Conv3d(5, 7, 3, padding=1), (1, 5, 4, 5, 6), {"convolution"}),
     "7x7 with stride 2, one channel": (nn.Conv2d(1, 8, 7, stride=2, padding=3), (1, 1, 20, 20), {"convolution"}),
     "1x7": (nn.Conv2d(5, 7, (1, 7), padding=(0, 3)), (2, 5, 8, 9), {"convolution"}),
     "depthwise": (nn.Conv2d(8, 8, 3, padding=1, groups=8), (1, 8, 6, 6), {"convolution"}),
     "groups": (nn.Conv2d(8, 12, 3, padding=1, groups=2), (1, 8, 6, 6), {"convolution"}),
-    "linear": (nn.Linear(9, 7), (5, 9), {"matmul"}),
+    "linear": (nn.Linear(9, 7), (5, 9), {"matmul", "linear"}),
 }
 
 
@@ -234,6 +236,21 @@ def test_trials_measure_both_ways(tmp_path: Path) -> None:
     executable = tilewright.compile(NETWORK, INPUTS, vendor=True, records=tmp_path / "records", threads=THREADS)
     (region,) = (region for region in executable.plan.rows if region.kind == "contraction")
     assert region.measured_seconds is not None and any("library convolution: measured" in reason for reason in region.reasons)
+
+
+def test_a_library_replaces_ours_only_in_turns_with_it() -> None:
+    """The fastest of ours is measured again beside a library that seems much faster."""
+    ours, other = (Job(SIMPLE, choice.schedule) for choice in islice(rank(SIMPLE, NATIVE, THREADS), 2))
+    (foreign,) = (Job(SIMPLE, choice.schedule) for choice in rank(SIMPLE, NATIVE, THREADS, VENDOR).library)
+
+    def kept(*times: tuple[Job, float]) -> list[Job]:
+        outcomes = [Outcome(job, "measured", timing=Timing.of([seconds])) for job, seconds in times]
+        ranked: list[tuple[Outcome, dict[str, Any]]] = [(outcome, {}) for outcome in sorted(outcomes, key=lambda outcome: outcome.seconds)]
+        return [outcome.job for outcome, _ in trials._finalists([*ranked, (Outcome(other, "failed"), {})])]
+
+    assert kept((ours, 3.0), (other, 4.0), (foreign, 1.0)) == [foreign, ours]
+    assert kept((ours, 1.0), (foreign, 3.0)) == [ours] and kept((ours, 1.0), (foreign, 1.01)) == [ours, foreign]
+    assert kept((ours, 1.05), (other, 2.0), (foreign, 1.0)) == [foreign, ours] and kept((foreign, 1.0)) == [foreign] and kept() == []
 
 
 def test_loops_use_no_library(tmp_path: Path) -> None:

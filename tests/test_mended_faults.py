@@ -249,3 +249,11 @@ def test_functions_of_reals_take_no_integers() -> None:
         executable = tilewright.compile(Function(lambda x: torch.softmax(x, -1)), (x,), target="native", threads=1)
     with executable, pytest.raises(NotImplementedError, match="softmax"):
         executable(x)
+
+
+def test_the_softmax_of_a_grouped_convolution_is_no_attention() -> None:
+    """Its result has fewer dimensions than the axes by which the softmax reads it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(8, 2, 3, groups=2), nn.Softmax(1), nn.Conv1d(2, 14, 1))
+    check_native([Case("groups", module, (torch.randn(1, 8, 12),))])
+    program_of(module, (torch.randn(1, 8, 12),), "h200")

@@ -155,7 +155,10 @@ def _parts(weight: Expr) -> tuple[Expr, Load, Load] | None:
 
 
 def _bound(step: Step, index: Sequence[Expr]) -> dict[Var, Expr] | None:
-    """The axes of a step at which it stores the element with this index; None if its places are no plain axes."""
+    """The axes of a step at which it stores the element with this index; None if its places are no plain axes, as those of a grouped convolution,
+    whose result later steps read by its axes."""
+    if len(index) != len(step.shape):
+        return None
     found: dict[Var, Expr] = {axis: ZERO for axis in step.axes if axis.extent == 1}
     for place, position, extent in zip(step.index, index, step.shape, strict=True):
         if extent == 1:
@@ -170,7 +173,7 @@ def _inlined(expr: Expr, known: Mapping[str, Step]) -> Expr:
 
     def visit(node: Expr) -> Expr:
         step = known.get(node.buffer) if isinstance(node, Load) else None
-        if step is None or not isinstance(node, Load):
+        if step is None or not isinstance(node, Load) or len(node.index) != len(step.shape):
             return node
         index = tuple(ZERO if extent == 1 else position for position, extent in zip(node.index, step.shape, strict=True))
         bound = _bound(step, index) if step.kind == "map" else None

@@ -2,8 +2,10 @@
 
     convolution   out[n, k, *p] = sum over c, *t of a[n, c + channels of earlier groups, *(p * stride + t * dilation)] * b[k, c, *t]
     matmul        out[g, m, n] = sum over r of a[g, m, r] * b[g, r, n]
+    linear        the same for a single g and a constant b
 
-A convolution has no padding: what it would add is stored around `a`. All elements are float32.
+A convolution has no padding: what it would add is stored around `a`. The second factor of a convolution or linear map is constant, so that the
+library may reorder it once. All elements are float32.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-OPERATORS = ("convolution", "matmul")
+OPERATORS = ("convolution", "matmul", "linear")
 """What `LibraryCall.operator` may be."""
 
 
@@ -50,6 +52,11 @@ class LibraryCall:
     groups: int = 1
 
     @property
+    def reorders(self) -> bool:
+        """Whether `b` is constant."""
+        return self.operator != "matmul"
+
+    @property
     def views(self) -> tuple[View, View, View]:
         return self.a, self.b, self.out
 
@@ -69,8 +76,9 @@ class LibraryCall:
     def _result(self) -> tuple[int, ...]:
         """The shape of the result; empty if the operator is not defined for these arguments."""
         a, b = self.a.sizes, self.b.sizes
-        if self.operator == "matmul":
+        if self.operator != "convolution":
             fits = len(a) == len(b) == 3 and a[0] == b[0] and a[2] == b[1] and (self.stride, self.dilation, self.groups) == ((), (), 1)
+            fits = fits and (self.operator == "matmul" or a[0] == 1)
             return (a[0], a[1], b[2]) if fits else ()
         rank = len(a) - 2
         fits = rank in (2, 3) and len(b) == len(a) and len(self.stride) == len(self.dilation) == rank and self.groups >= 1

@@ -1,8 +1,8 @@
 """Runs library calls (`ir.library`) through PyTorch: cuDNN and cuBLAS on GPUs; on CPUs oneDNN for convolutions and the BLAS of PyTorch for products.
 
 The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN
-are reordered once. Products are stored in place. PyTorch has no convolution that stores its result in a given tensor, but oneDNN's may be added to
-one whose elements are adjacent; other results are copied to their place.
+and matrices of MKL's linear maps are reordered once. Products are stored in place. PyTorch has no convolution that stores its result in a given
+tensor, but oneDNN's may be added to one whose elements are adjacent; all other results are copied to their place.
 """
 
 from __future__ import annotations
@@ -25,10 +25,31 @@ def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
 
 
 def prepared(call: LibraryCall, b: torch.Tensor | None) -> Run:
-    """What computes the call; the filters `b` of a convolution are constant, and the function knows them."""
-    if call.operator == "matmul":
-        return _product if call.out.sizes[0] == 1 else _products
-    assert b is not None
+    """What computes the call; if it may reorder `b`, which is constant then, the function knows it in this form."""
+    if call.operator == "convolution":
+        return _convolution(call, _given(b))
+    if call.operator == "linear" and torch.backends.mkl.is_available():
+        return _linear(call, _given(b))
+    return _product if call.out.sizes[0] == 1 else _products
+
+
+def _given(b: torch.Tensor | None) -> torch.Tensor:
+    assert b is not None, "soundness.check requires a constant"
+    return b
+
+
+def _linear(call: LibraryCall, b: torch.Tensor) -> Run:
+    """The product with a matrix that MKL has packed for this number of rows."""
+    rows, matrix = call.a.sizes[1], b[0].t().contiguous()
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(matrix, rows)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        out[0].copy_(torch.ops.mkl._mkl_linear(a[0], packed, matrix, None, rows))
+
+    return run
+
+
+def _convolution(call: LibraryCall, b: torch.Tensor) -> Run:
     padding = (0,) * len(call.stride)
     order = torch.channels_last if len(padding) == 2 else torch.channels_last_3d
     if b.device.type == "cpu" and torch.backends.mkldnn.is_available():

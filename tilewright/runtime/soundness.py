@@ -306,7 +306,7 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
 
 
 def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: LibraryCall, read_only: set[str]) -> None:
-    """A library's operator gets views of the shapes that it is defined for, within their buffers; filters are constant: they are reordered once."""
+    """A library's operator gets views of the shapes that it is defined for, within their buffers; factors that it reorders once are constant."""
     call.check()
     where = f"region {region.name} calls a library"
     for view in call.views:
@@ -316,8 +316,8 @@ def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: 
     out = program.root(call.out.name)
     if out in read_only or out in program.faults or any(accesses_overlap(program, call.out.name, view.name) for view in (call.a, call.b)):
         raise ValueError(f"{where} that stores its result in {call.out.name}: an input, a constant, or what it reads")
-    if region.repeat != 1 or (call.operator == "convolution" and program.constant_source(call.b.name) is None):
-        raise ValueError(f"{where} in a loop, or with filters that are not constant")
+    if region.repeat != 1 or (call.reorders and program.constant_source(call.b.name) is None):
+        raise ValueError(f"{where} in a loop, or with a second factor that is not constant")
 
 
 def _check_order(program: LoadableProgram) -> None:

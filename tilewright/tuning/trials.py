@@ -18,6 +18,7 @@ from tilewright.errors import CacheError, TargetNotPresent
 from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.library.schema import LibrarySchedule
 from tilewright.system.scratch import Scratch
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.trial_processes import CompilingProcess, MeasuringProcess
@@ -311,9 +312,10 @@ def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str
                 best = min(best, outcome.seconds)
                 results.put(outcome)
                 ranked = sorted([*finalists, (outcome, compiled)], key=lambda entry: entry[0].seconds)
-                finalists = [entry for entry in ranked[: FINALISTS * finals] if entry[0].timing and entry[0].seconds <= NEAR * best]
-                for _, dropped in ranked[len(finalists) :]:
-                    shutil.rmtree(dropped["folder"], ignore_errors=True)
+                finalists = _finalists(ranked) if finals else []
+                for entry in ranked:
+                    if entry not in finalists:
+                        shutil.rmtree(entry[1]["folder"], ignore_errors=True)
             if len(finalists) > 1:
                 answer = device.remeasure(group.problem, [compiled["program"] for _, compiled in finalists], ROUNDS, mode)
                 for (outcome, _), times in zip(finalists, answer.get("times", ()), strict=False):
@@ -322,6 +324,15 @@ def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str
                 shutil.rmtree(compiled["folder"], ignore_errors=True)
     except BaseException as error:  # re-raised in the caller's thread
         results.put(error)
+
+
+def _finalists(ranked: Sequence[tuple[Outcome, Message]]) -> list[tuple[Outcome, Message]]:
+    """The measured candidates that are near the first. If it is a library's, the fastest of ours is among them, however slow: a library replaces it
+    only if it is faster in turns with it."""
+    measured = [entry for entry in ranked if entry[0].timing]
+    near = [entry for entry in measured[:FINALISTS] if entry[0].seconds <= NEAR * measured[0][0].seconds]
+    ours = [entry for entry in measured if not isinstance(entry[0].job.schedule, LibrarySchedule)]
+    return near if not ours or any(entry in near for entry in ours) else [*near, ours[0]]
 
 
 def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: MeasuringProcess) -> Outcome:

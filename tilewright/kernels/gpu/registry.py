@@ -16,4 +16,4 @@ from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
 SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED, ATTENTION)
-LIBRARY = library((MAP, ROW_REDUCTION))
+LIBRARY = library(("convolution", "matmul"), (MAP, ROW_REDUCTION))

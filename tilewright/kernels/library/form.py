@@ -74,12 +74,14 @@ class LibraryForm:
         return tuple(self.operations)
 
 
-def library_form(problem: Problem) -> LibraryForm:
-    """The operators with which a library can compute the region's sum. Raises Unsuitable if there is none."""
+def library_form(problem: Problem, operators: Sequence[str]) -> LibraryForm:
+    """Those of the operators with which a library can compute the region's sum. Raises Unsuitable if there is none."""
     found = _factors(problem)
     operations, reasons = {}, []
     channels_last, rows = (*found.m, *found.groups, *found.n), (*found.groups, *found.m, *found.n)
-    for name, matching, order in (("convolution", _convolution, channels_last), ("matmul", _matmul, rows)):
+    for name, matching, order in (("convolution", _convolution, channels_last), ("matmul", _matmul, rows), ("linear", _linear_map, rows)):
+        if name not in operators:
+            continue
         try:
             target, product, epilogue = _result(problem, found.step, order)
             call = matching(problem, found, target)
@@ -206,6 +208,12 @@ def _matmul(problem: Problem, found: Factors, target: Address) -> LibraryCall:
         _view(b, (groups, r, n), (b_group, b_r, b_n)),
         _view(target, (groups, m, n), (out_group, out_m, out_n)),
     )
+
+
+def _linear_map(problem: Problem, found: Factors, target: Address) -> LibraryCall:
+    if found.b.buffer not in problem.constants or found.groups:
+        raise Unsuitable("the second factor is not one constant matrix")
+    return replace(_matmul(problem, found, target), operator="linear")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from types import MappingProxyType
 
@@ -34,9 +35,9 @@ Facts = tuple[str, ...]
 LibrarySchema = Schema[Facts, LibraryForm, LibrarySchedule, Counts]
 
 
-def library(epilogues: Sequence[AnySchema]) -> LibrarySchema:
-    """The schema for a kind of machine; `epilogues` are its schemas for maps and row reductions. Nothing predicts a library's time, so that estimates
-    are infinite, and only a measured time can choose a candidate."""
+def library(operators: Sequence[str], epilogues: Sequence[AnySchema]) -> LibrarySchema:
+    """The schema for a kind of machine: operators that its libraries have, and its schemas for maps and row reductions. Nothing predicts a library's
+    time, so that estimates are infinite, and only a measured time can choose a candidate."""
 
     def lower(problem: Problem, form: Form[Facts, LibraryForm], schedule: LibrarySchedule, machine: Machine) -> Lowered:
         operation = form.parts.operations.get(schedule.operator)
@@ -52,7 +53,7 @@ def library(epilogues: Sequence[AnySchema]) -> LibrarySchema:
         name="library",
         kinds=("contraction", "window"),
         schedule=LibrarySchedule,
-        match=matching(library_form),
+        match=matching(partial(library_form, operators=operators)),
         space=lambda facts, machine, options: (product_of({"operator": [OPERATORS.index(name) for name in facts]}), {}),
         counts=lambda facts, candidates, machine: counted(length(candidates), 0, 0, 0),
         estimate=_unknown,
