@@ -118,7 +118,7 @@ def test_environment_is_read_in_settings_only() -> None:
             assert name not in ("environ", "getenv", "environb"), f"{path}:{getattr(node, 'lineno', 0)} reads the environment"
 
 
-USERS_MACHINE = {"attention", "cpu_choice", "gpu_regions", "tuning_kills", "winograd_numerics"}
+USERS_MACHINE = {"attention", "cpu_choice", "gpu_regions", "tuning_kills", "vendor", "winograd_numerics"}
 """Benchmarks of this CPU or GPU as its user has calibrated it."""
 OF_CATALOGUE_CPUS = {"cache_misses", "instruction_counts", "pipeline_check", "replay"}
 """Benchmarks that ask for CPUs of the catalogue, which nobody calibrates, and the comparison of two commits."""
