@@ -18,10 +18,11 @@ from math import gcd, prod
 
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import Apply, Const, Expr, Load, Var, linear, loads, substitute
+from tilewright.ir.expr import Const, Expr, Load, Var, linear, loads, substitute
 from tilewright.ir.graph import Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region
+from tilewright.partition.pieces import pieces
 
 VECTOR = 4
 """Elements of the widest vectors that GPU kernels load and store. CPU kernels load vectors from any address."""
@@ -70,24 +71,11 @@ class Concatenation:
 
 def _parts(step: Step, values: Mapping[str, Value]) -> tuple[int, tuple[_Part, ...]] | None:
     """The dimension and the parts of a concatenation; None for any other step."""
-    if step.kind != "map" or len(step.bodies) != 1 or not step.identity_index:
+    found = pieces(step)
+    if found is None:
         return None
-    body, start, found, dim = step.bodies[0], 0, list[_Part](), -1
-    while isinstance(body, Apply) and body.operation == "select":
-        condition, value, otherwise = body.args
-        if not (isinstance(condition, Apply) and condition.operation == "lt" and isinstance(condition.args[1], Const)):
-            break
-        at = next((at for at, axis in enumerate(step.axes) if axis == condition.args[0]), None)
-        end = int(condition.args[1].value)
-        if at is None or dim not in (-1, at) or end <= start:
-            break
-        dim = at
-        found.append(_Part(start, end, _source(step, dim, start, end, value, values)))
-        body, start = otherwise, end
-    if not found:
-        return None
-    last = step.axes[dim].extent or 0
-    return dim, (*found, _Part(start, last, _source(step, dim, start, last, body, values)))
+    dim, each = found
+    return dim, tuple(_Part(start, end, _source(step, dim, start, end, body, values)) for start, end, body in each)
 
 
 def _source(step: Step, dim: int, start: int, end: int, body: Expr, values: Mapping[str, Value]) -> str:

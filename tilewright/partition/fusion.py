@@ -33,6 +33,7 @@ from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
 from tilewright.partition.joining import JoinDecision, RowJudge, owns_rows, with_rows
+from tilewright.partition.pieces import as_one_load
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 from tilewright.partition.thin_contractions import read_in_parts, summing, thin_rows
 
@@ -168,6 +169,7 @@ class _Partitioner:
 
     def _join_producer(self, group: _Group, node: Node) -> None:
         group.kind = "map"
+        group.steps = (as_one_load(group.steps[0]),)
         self._absorb_maps(group, node)
         step = group.steps[0]
         hosts: list[_Group] = []
