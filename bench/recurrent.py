@@ -27,7 +27,7 @@ from bench.cpu_networks import OURS, cell, speed_up
 from tilewright import zoo
 from tilewright.compile import build, read
 from tilewright.graph.passes import simplify
-from tilewright.hardware import machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
@@ -101,7 +101,7 @@ class Planned:
         return Contender(self.name, self.prepare)
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-        target = machine("native")
+        target = identified_machine("native")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             imported = read(module.eval(), inputs)

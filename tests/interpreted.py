@@ -90,7 +90,9 @@ def run_program(
                         faults.append(f"{kernel.name} writes {name}")
                     if not parameter.writable and program.aliases.get(name, name) not in written and storage[name].layout.size:
                         faults.append(f"{kernel.name} reads {name} before it is written")
-                ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written]
+                # a kernel may rely on the zeros in the halo of its own tiles; their other elements are poisoned
+                halo = {name for name in lowered.storage if storage[name].source is None and storage[name].layout.is_padded}
+                ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written | halo]
                 report = run(kernel, arrays, [step] * len(kernel.scalars), ready)
                 faults += report.faults
                 stored = [name for parameter, name in pairs if parameter.writable]

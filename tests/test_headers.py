@@ -19,7 +19,7 @@ from tilewright.partition.plan import plan_program
 
 def planned(module: nn.Module, shape: tuple[int, ...], target: str) -> Program:
     graph, _ = simplify(import_module(module.eval(), (torch.zeros(shape),)).graph)
-    return plan_program(graph, machine(target), 2)
+    return plan_program(graph, machine(target), 2, chains=False)
 
 
 def header(kernel: Kernel) -> list[str]:

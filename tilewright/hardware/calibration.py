@@ -230,6 +230,15 @@ class CpuAmx:
 
 
 @dataclass(frozen=True)
+class CpuChains:
+    """Constants of `partition.chains`."""
+
+    stored: float
+    crossing: float
+    calls: float
+
+
+@dataclass(frozen=True)
 class CpuCalibration:
     """Constants of the CPU models by part; the calibration files say what each one means."""
 
@@ -237,6 +246,7 @@ class CpuCalibration:
     winograd: CpuWinograd
     depthwise: CpuDepthwise
     amx: CpuAmx
+    chains: CpuChains
 
 
 _assumed: dict[str, Any] = {}

@@ -28,6 +28,11 @@ class Estimate:
             total = total + values
         return total
 
+    def without(self, names: frozenset[str]) -> Estimate:
+        """The estimate without some of its terms."""
+        terms = {name: values for name, values in self.terms.items() if name not in names}
+        return Estimate(terms, tuple(name for name in self.overlapped if name in terms), self.exponent)
+
 
 def p_norm(terms: Sequence[np.ndarray | float], exponent: float) -> np.ndarray:
     """(sum of term ** exponent) ** (1 / exponent), element by element; the largest for an infinite exponent."""

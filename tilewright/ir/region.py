@@ -35,6 +35,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "window": "small reductions, one of which a thread or a vector lane computes alone",
         "row reduction": "reductions over whole rows, and the maps between them",
         "scan": "cumulative sums and their like",
+        "chain": "regions one after another, in strips of rows, whose results in between stay in tiles",
         "map": "each element by itself",
         "loop": "a loop over a program of its own",
         "torch": "what runs through PyTorch",
@@ -48,7 +49,7 @@ class Region:
     """Operators that one call computes. kind: one of `KINDS`.
 
     `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` describes each
-    site of checked indices in the steps."""
+    site of checked indices in the steps. `stages`: of a chain, the regions that it consists of, in order; its steps are all of theirs."""
 
     name: str
     kind: str
@@ -59,6 +60,7 @@ class Region:
     reasons: tuple[str, ...] = ()
     body: Graph | None = None
     checks: tuple[IndexCheck, ...] = ()
+    stages: tuple[Region, ...] = ()
 
     def flops(self) -> int:
         return sum(step.flops() for step in self.steps)
@@ -119,13 +121,15 @@ class Program:
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
     intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares; the layout of
-    a slice says where it is there, and kernels receive the address at `Layout.base`."""
+    a slice says where it is there, and kernels receive the address at `Layout.base`. `search` tells which merges of operators were considered, with
+    the predicted times of both ways."""
 
     graph: Graph
     target: str
     regions: tuple[Lowered, ...]
     storage: Mapping[str, Storage]
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    search: tuple[str, ...] = ()
 
     def kernels(self) -> dict[str, Kernel]:
         return {kernel.name: kernel for region in self.regions for kernel in region.kernels}

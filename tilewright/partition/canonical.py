@@ -28,9 +28,7 @@ def canonical(problem: Problem) -> Canonical:
     """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses. Slices lose
     their distance from the start of their buffers, except for its remainder by vectors (`Layout.base`); sums of products get a reduced axis for each
     part of one that a view permuted (`split_divided_sum`)."""
-    region = problem.region
-    if region.kind == "contraction":
-        region = replace(region, steps=(split_divided_sum(region.steps[0], problem.constants), *region.steps[1:]))
+    region = _split(problem.region, problem.constants)
     order: dict[str, None] = {}
     for step in region.steps:
         for load in loads(*step.bodies):
@@ -44,19 +42,30 @@ def canonical(problem: Problem) -> Canonical:
     def short(node: Expr) -> Expr:
         return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) else node
 
-    steps = tuple(
-        replace(step, name=names[step.name], bodies=tuple(rewrite(body, short) for body in step.bodies)) for step in region.steps
-    )
-    outputs = tuple(names[name] for name in region.outputs)
-    inputs = tuple(names[name] for name in region.inputs if name in names)
+    def renamed(region: Region) -> Region:
+        steps = tuple(
+            replace(step, name=names[step.name], bodies=tuple(rewrite(body, short) for body in step.bodies)) for step in region.steps
+        )
+        outputs = tuple(names[name] for name in region.outputs)
+        inputs = tuple(names[name] for name in region.inputs if name in names)
+        return Region(outputs[0], region.kind, (), steps, inputs, outputs, stages=tuple(map(renamed, region.stages)))
+
     stored = {name: short for name, short in names.items() if name in problem.layouts}
     same = Problem(
-        Region(outputs[0], region.kind, (), steps, inputs, outputs),
+        renamed(region),
         {short: problem.layouts[name].from_base() for name, short in stored.items()},
         {short: replace(problem.values[name], name=short) for name, short in stored.items()},
         frozenset(short for name, short in stored.items() if name in problem.constants),
     )
     return Canonical(same, MappingProxyType(names))
+
+
+def _split(region: Region, constants: frozenset[str]) -> Region:
+    """The region with the sums of products split (`split_divided_sum`)."""
+    if region.kind == "contraction":
+        return replace(region, steps=(split_divided_sum(region.steps[0], constants), *region.steps[1:]))
+    stages = tuple(_split(stage, constants) for stage in region.stages)
+    return replace(region, stages=stages, steps=tuple(step for stage in stages for step in stage.steps)) if stages else region
 
 
 def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowered:

@@ -23,6 +23,7 @@ from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, named
+from tilewright.partition.chains import Judge, Merge, key_of, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
@@ -50,8 +51,15 @@ class _Context:
     machine: Machine
     threads: int
     choose: Chooser = choose
+    models: Chooser = choose
+    numerics: Numerics = USUAL
     lowered: dict[object, Lowered] = field(default_factory=dict)
     """Lowered canonical problems: networks repeat layers."""
+
+    @cached_property
+    def judge(self) -> Judge:
+        """Predicts chains."""
+        return Judge(self.machine, self.threads, self.numerics)
 
 
 def plan_program(
@@ -62,11 +70,13 @@ def plan_program(
     precision: str | Precision = "fp32",
     numerics: Numerics = USUAL,
     models: Chooser | None = None,
+    chains: bool = True,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
     where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
+    `chains`: whether successive regions of a CPU may become one kernel (`partition.chains`).
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -80,7 +90,11 @@ def plan_program(
     graph = merged.graph
     fused = partial(_laid_out, graph, machine, threads, precision, numerics)
     laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
-    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
+    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, models or partial(choose, numerics=numerics), numerics)
+    search: tuple[str, ...] = tuple(merged.notes.values())
+    if chains and not machine.is_gpu:
+        laid_out, considered = _chained(laid_out, context)
+        search += tuple(f"{'taken' if merge.taken else 'refused'}: {merge}" for merge in considered)
     lowered: list[Lowered] = []
     lost: dict[int, list[str]] = {}
     for region in laid_out.regions:
@@ -92,12 +106,14 @@ def plan_program(
             lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
             made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
         lowered += made
+    inside = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
     storage = {
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
         for name, layout in laid_out.layouts.items()
+        if name not in inside
     }
     aliases = {name: place.buffer for name, place in laid_out.slices.items()}
-    program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases))
+    program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
     return through_torch(program, lost) if lost else program
 
 
@@ -120,6 +136,20 @@ def _merged(graph: Graph, machine: Machine, threads: int, precision: Precision, 
         return found
 
     return merge_siblings(graph, predict)
+
+
+def _chained(laid_out: LaidOut, context: _Context) -> tuple[LaidOut, tuple[Merge, ...]]:
+    """The regions with chains where these are predicted faster, and what was considered; the context's judge then knows their strips."""
+
+    def predict(region: Region, winograd: bool) -> float:
+        problem, key, _ = _canonical(region, context)
+        if (key, winograd) not in known:
+            chosen = context.models if winograd else partial(choose, numerics=replace(context.numerics, winograd=False))
+            known[key, winograd] = chosen(problem, context.machine, context.threads).seconds
+        return known[key, winograd]
+
+    known: dict[object, float] = {}
+    return with_chains(context.graph, laid_out, predict, context.judge)
 
 
 def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics) -> LaidOut:
@@ -174,12 +204,14 @@ def lower_region(region: Region, context: _Context) -> Lowered:
 def _canonical(region: Region, context: _Context) -> tuple[Problem, object, dict[str, str]]:
     """The region's problem with canonical names, what equal problems have in common, and the region's names by canonical ones."""
     same = canonical(Problem(region, context.layouts, context.values, frozenset(context.graph.constants)))
-    problem = same.problem
-    stored = ((layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
-    return problem, (problem.region.kind, problem.region.steps, *stored), {short: name for name, short in same.names.items()}
+    return same.problem, key_of(same.problem), {short: name for name, short in same.names.items()}
 
 
 def _lower(problem: Problem, context: _Context) -> Lowered:
+    if problem.region.kind == "chain":
+        kernel = context.judge.kernels[key_of(problem)]
+        assert not isinstance(kernel, str)
+        return replace(kernel, region=replace(problem.region, reasons=()))
     choice = context.choose(problem, context.machine, context.threads)
     lowered = lower(problem, choice.schedule, context.machine)
     predicted = choice.seconds if isfinite(choice.seconds) else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -91,6 +91,11 @@ class Ranking:
         """Adds the candidates of another schema, if there are any, and its rejections. Predictions are then those of the analytical models."""
         parts = (*self.parts, part) if length(part.candidates) else self.parts
         return Ranking(self.machine, parts, {**self.rejections, part.schema.name: rejected})
+
+    def without(self, terms: frozenset[str]) -> Ranking:
+        """The candidates as the analytical models rank them without some terms of their estimates."""
+        parts = tuple(replace(part, estimate=part.estimate.without(terms)) for part in self.parts)
+        return Ranking(self.machine, parts, self.rejections)
 
     def __iter__(self) -> Iterator[Choice]:
         for position in np.argsort(self.seconds, kind="stable"):

@@ -57,7 +57,8 @@ class Tuned:
 def distinct_problems(
     graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL
 ) -> list[Problem]:
-    """The distinct problems of a graph in execution order, without parts of loops, which depend on the loop's step."""
+    """The distinct problems of a graph in execution order: those of single regions, also where regions run in chains; without parts of loops, which
+    depend on the loop's step."""
     found: dict[str, Problem] = {}
 
     def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
@@ -65,7 +66,7 @@ def distinct_problems(
             found.setdefault(key_of(problem), problem)
         return choose(problem, machine, threads, numerics)
 
-    plan_program(graph, machine, threads, collect, precision, numerics)
+    plan_program(graph, machine, threads, collect, precision, numerics, chains=False)
     return list(found.values())
 
 

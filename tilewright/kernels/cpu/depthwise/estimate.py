@@ -27,7 +27,8 @@ def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Co
     stores = max(machine.store_ports, 1.0)
 
     def tile(down: np.ndarray, across: np.ndarray) -> np.ndarray:
-        size, lines, span = down * across, reach(facts.input_rows, down), reach(facts.input_columns, across)
+        size = down * across
+        lines, span = reach(facts.input_rows, np.maximum(down, 1)), reach(facts.input_columns, np.maximum(across, 1))
         # sums and inputs that do not fit into registers are spilled: stored and loaded once more for every row
         beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
         loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports

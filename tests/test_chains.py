@@ -1,0 +1,273 @@
+"""Chains of regions in strips: what a strip needs, the partition search, and the kernels against PyTorch in float64 and in the interpreter."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tilewright
+from tests.compiled import Case
+from tests.interpreted import check_interpreted
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Program, Unsuitable
+from tilewright.partition import chains
+from tilewright.partition.canonical import canonical
+from tilewright.partition.chains import Judge, Parts, Strips, chain_of, dims_of, joined
+from tilewright.partition.plan import lay_out, plan_program
+from tilewright.partition.strips import Rows
+
+X86 = "x86-avx2"
+
+
+def graph_of(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return simplify(import_module(module.eval(), list(inputs)).graph)[0]
+
+
+def chain_problem(module: nn.Module, *inputs: torch.Tensor) -> Problem:
+    """The canonical chain of all regions of a module."""
+    graph = graph_of(module, *inputs)
+    laid_out = lay_out(graph)
+    regions = [region for region in laid_out.regions if region.nodes]
+    return canonical(Problem(joined(regions), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
+
+
+@contextmanager
+def always(rows: int) -> Iterator[list[tuple[str, ...]]]:
+    """Inside the context every chain that is possible is taken, with strips of at most that many rows. Yields the kinds of the taken ones."""
+    taken: list[tuple[str, ...]] = []
+
+    def best(judge: Judge, problem: Problem, alone: Sequence[float]) -> Strips | str:
+        for dim in dims_of(problem):
+            try:
+                chain = chain_of(problem, dim)
+            except Unsuitable:
+                continue
+            found = Strips(dim, min(rows, chain.height), judge.threads, 1e-12 / len(problem.region.stages), Parts(0.0))
+            judge.strips[chains.key_of(problem)] = found
+            taken.append(tuple(stage.kind for stage in problem.region.stages))
+            return found
+        return "no dimension can be cut"
+
+    with mock.patch.object(Judge, "best", best):
+        yield taken
+
+
+def conv(inputs: int, outputs: int, size: int = 1, stride: int = 1, padding: int = 0, groups: int = 1, dilation: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, size, stride, padding, dilation, groups), nn.ReLU())
+
+
+def inverted(channels: int, wide: int, stride: int = 1) -> nn.Module:
+    return nn.Sequential(conv(channels, wide), conv(wide, wide, 3, stride, 1, wide), nn.Conv2d(wide, channels, 1))
+
+
+class Residual(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.inside(x)
+        return result
+
+
+CASES = {
+    "inverted residual": (Residual(inverted(16, 32)), (1, 16, 9, 11), 4),
+    "inverted, stride 2": (inverted(16, 32, 2), (2, 16, 13, 10), 2),
+    "convolutions with halos": (nn.Sequential(conv(3, 8, 3, 1, 1), conv(8, 20, 3, 1, 1), conv(20, 7, 5, 2, 2)), (1, 3, 17, 9), 3),
+    "dilated": (nn.Sequential(conv(4, 16, 3, 1, 2, 1, 2), conv(16, 16, 3, 1, 3, 16, 3)), (1, 4, 12, 12), 5),
+    "without padding": (nn.Sequential(conv(8, 16, 3), conv(16, 8, 3), conv(8, 8, 3)), (2, 8, 15, 15), 2),
+    "strides that skip rows": (nn.Sequential(conv(8, 16), conv(16, 16, 1, 3), conv(16, 8, 1, 2)), (1, 8, 23, 19), 2),
+    "maximum pooling": (nn.Sequential(conv(3, 16, 3, 1, 1), nn.MaxPool2d(3, 2, 1)), (1, 3, 14, 12), 3),
+    "average pooling": (nn.Sequential(conv(3, 16, 3, 1, 1), nn.AvgPool2d(2)), (1, 3, 14, 12), 3),
+    "whole images": (inverted(16, 16), (5, 16, 6, 6), 6),
+    "one row": (inverted(16, 16), (1, 16, 6, 6), 1),
+    "matrix products": (nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 12)), (19, 24), 4),
+    "products and rows": (nn.Sequential(nn.Linear(24, 600), nn.LayerNorm(600), nn.Linear(600, 12)), (2, 19, 24), 4),
+    "signals": (nn.Sequential(nn.Conv1d(4, 16, 5, 1, 2), nn.ReLU(), nn.Conv1d(16, 8, 3, 2, 1)), (2, 4, 33), 6),
+    "volumes": (nn.Sequential(nn.Conv3d(2, 16, 3, 1, 1), nn.ReLU(), nn.Conv3d(16, 4, 3, 1, 1)), (1, 2, 6, 5, 7), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_strips_compute_what_separate_kernels_do(name: str, threads: int) -> None:
+    module, shape, rows = CASES[name]
+    with always(rows) as taken:
+        check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), threads)
+    assert taken, "nothing was merged"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strips_on_this_machine(name: str) -> None:
+    module, shape, rows = CASES[name]
+    inputs = torch.randn(shape)
+    with always(rows) as taken:
+        compiled = tilewright.compile(module.eval(), (inputs,), "native", threads=2)
+    assert taken
+    for _ in range(3):
+        fresh = torch.randn(shape)
+        expected = copy.deepcopy(module).double()(fresh.double())
+        torch.testing.assert_close(compiled(fresh).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+layers = st.tuples(
+    st.sampled_from(["pointwise", "depthwise", "square", "pool"]),
+    st.sampled_from([1, 2, 3, 5]),
+    st.sampled_from([1, 1, 2]),
+    st.integers(0, 2),
+    st.sampled_from([5, 8, 16, 24]),
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@given(
+    st.lists(layers, min_size=2, max_size=3), st.integers(1, 3), st.integers(7, 16), st.integers(5, 12), st.integers(1, 9), st.integers(1, 3),
+    st.integers(0, 2**31),
+)  # fmt: skip
+def test_random_chains(found: list[Any], batch: int, height: int, width: int, rows: int, threads: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    parts: list[nn.Module] = []
+    channels = first = 8
+    for kind, size, stride, padding, outputs in found:
+        padding = min(padding, size // 2)
+        if kind == "pointwise":
+            parts.append(conv(channels, outputs))
+        elif kind == "depthwise":
+            parts.append(conv(channels, channels, size, stride, padding, channels))
+        elif kind == "square":
+            parts.append(conv(channels, outputs, size, stride, padding))
+        else:
+            parts.append(nn.MaxPool2d(size, stride, padding))
+        channels = outputs if kind in ("pointwise", "square") else channels
+    module = nn.Sequential(*parts)
+    shape = (batch, first, height, width)
+    try:
+        if 0 in module(torch.randn(shape)).shape:
+            return
+    except RuntimeError:  # a window larger than the image
+        return
+    with always(rows):
+        check_interpreted([Case("random", module, (torch.randn(shape),))], machine(X86), threads)
+
+
+def test_rows_that_a_window_needs() -> None:
+    assert [Rows(2, 1, -1, 3).needed(count) for count in (1, 4)] == [3, 6]
+    assert [Rows(2, 2, -1, 3).needed(count) for count in (1, 4)] == [3, 9]
+
+
+def test_the_frames_of_an_inverted_residual() -> None:
+    chain = chain_of(chain_problem(inverted(16, 32, 2), torch.randn(1, 16, 28, 28)), 2)
+    wide, depthwise, narrow = chain.frames(4)
+    # four rows of the result need four of the depthwise convolution, and 2 * 3 + 3 of the first, one of which is there from the strip before
+    assert (narrow.rows, depthwise.rows, wide.rows) == (4, 4, 9)
+    assert (narrow.kept, depthwise.kept, wide.kept) == (0, 0, 1)
+    assert wide.advance == 8 and wide.outside and not depthwise.outside
+
+
+def test_a_chain_needs_rows() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(8, 16, 1), nn.Conv2d(12, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.second(torch.relu(self.first(x)).permute(0, 2, 1, 3))  # sums over what were rows
+            return result
+
+    problem = chain_problem(Turned(), torch.randn(1, 8, 12, 16))
+    for dim in dims_of(problem)[:2]:
+        with pytest.raises(Unsuitable):
+            chain_of(problem, dim)
+
+
+def plan(module: nn.Module, *inputs: torch.Tensor, threads: int = 1) -> Program:
+    return plan_program(graph_of(module, *inputs), machine(X86), threads)
+
+
+def test_the_partition_is_that_of_least_predicted_time() -> None:
+    """Pairs gain nothing, three regions together do."""
+    module = nn.Sequential(conv(16, 32), conv(32, 32, 3, 1, 1, 32), conv(32, 16), conv(16, 32, 3, 1, 1))
+    gains = {3: 0.5}
+
+    def best(judge: Judge, problem: Problem, alone: Sequence[float]) -> Strips | str:
+        kinds = [stage.kind for stage in problem.region.stages]
+        seconds = sum(alone) * (gains.get(len(kinds), 1.1) if kinds[1] == "window" else 1.1)
+        judge.strips[chains.key_of(problem)] = Strips(2, 2, 1, seconds, Parts(0.0))
+        return judge.strips[chains.key_of(problem)]
+
+    with mock.patch.object(Judge, "best", best):
+        program = plan(module, torch.randn(1, 16, 12, 12))
+    kinds = [lowered.region.kind for lowered in program.regions if lowered.region.nodes]
+    assert kinds == ["chain", "contraction"]
+    assert [stage.kind for stage in next(x.region for x in program.regions if x.region.kind == "chain").stages] == ["contraction", "window", "contraction"]
+    assert sum(text.startswith("taken") for text in program.search) == 1
+    assert sum(text.startswith("refused") for text in program.search) >= 3
+    assert all("predicted" in text or "cannot" in text for text in program.search)
+
+
+def test_results_that_others_read_are_stored() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = conv(8, 16), conv(16, 16, 3, 1, 1, 16), conv(16, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            inside = self.a(x)
+            return self.c(self.b(inside)), inside
+
+    with always(3):
+        program = plan(Branches(), torch.randn(1, 8, 12, 12))
+    (chain,) = [lowered.region for lowered in program.regions if lowered.region.kind == "chain"]
+    assert [stage.kind for stage in chain.stages] == ["window", "contraction"]
+
+
+def test_a_chain_is_saved_and_loaded(tmp_path: Any) -> None:
+    module, x = inverted(16, 32).eval(), torch.randn(1, 16, 12, 12)
+    with always(4):
+        compiled = tilewright.compile(module, (x,), "native", threads=2)
+    expected = compiled(x)
+    assert "strips of 4 rows" in str(compiled.plan)
+    compiled.save(tmp_path / "chain.tw")
+    assert torch.equal(tilewright.load(tmp_path / "chain.tw")(x), expected)
+
+
+def test_a_chain_that_does_not_compile_runs_through_pytorch() -> None:
+    from tilewright.partition.plan import without_kernels
+
+    module, x = inverted(16, 32).eval(), torch.randn(1, 16, 12, 12)
+    with always(4):
+        program = plan(module, x)
+    (chain,) = [lowered for lowered in program.regions if lowered.region.kind == "chain"]
+    replaced = without_kernels(program, {chain.kernels[0].name: "refused"})
+    (region,) = [lowered.region for lowered in replaced.regions if lowered.region.kind == "torch"]
+    assert {node.operator for node in region.nodes} >= {"convolution", "relu"}
+
+
+def test_predictions_decide_and_are_told() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), inverted(16, 96, 2))
+    program = plan_program(graph_of(module, torch.randn(1, 3, 224, 224)), machine("x86-avx512"), 1)
+    assert any("predicted" in text and "apart" in text for text in program.search)
+    for lowered in program.regions:
+        if lowered.region.kind == "chain":
+            assert lowered.predicted_seconds > 0
+            assert any("in strips of" in reason for reason in lowered.region.reasons)
+
+
+def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
+    program = plan(nn.Sequential(conv(8, 8), conv(8, 8, groups=8)), torch.randn(3, 8, 8, 6))
+    assert all(lowered.region.kind != "torch" for lowered in program.regions)

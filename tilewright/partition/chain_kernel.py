@@ -1,0 +1,361 @@
+"""One CPU kernel of several regions, by strips: what a strip stores for the next region stays in a tile of the thread's second-level cache.
+
+    for each worker:                                                  (in parallel)
+        for each strip of its share, for each region in order:
+            for each row that the next region needs for the strip:    (all at once, if all exist and none is there already)
+                tile[row] = region                                    (a row outside the image is filled instead)
+
+Rows that the strip before computed too move to the front of the tile first.
+
+The code of each region is its schema's, for the problem of a strip (`partition.strips`), with addresses moved by where the strip begins. A worker's
+strips are adjacent, so that only its first computes rows that another worker computes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+
+from tilewright.codegen.access import divide_linear
+from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.describe import described
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, index_const, logical_and, rewrite
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import (
+    Allocate,
+    AtomicAdd,
+    Block,
+    Buffer,
+    For,
+    If,
+    Invoke,
+    Kernel,
+    Let,
+    Place,
+    Statement,
+    Store,
+    With,
+    map_expressions,
+    statements,
+)
+from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.partition.strips import Cut
+
+WORKER, TASK, STRIP, SLOT = "worker", "task", "strip", "slot"
+LowerStrip = Callable[[Problem], Lowered]
+"""Lowers the problem of a strip for one thread; the results' values keep their names."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The rows of a region's result in its tile during a strip: `rows`, of which the first `kept` are there from the strip before; a strip begins
+    `advance` rows after the one before. Slot 0 is row `scale * start + offset` of the image, where `start` is the strip's first row of the last
+    result. outside: whether some strip needs rows that do not exist."""
+
+    rows: int
+    kept: int
+    advance: int
+    scale: int
+    offset: int
+    outside: bool
+
+    @property
+    def fresh(self) -> int:
+        """Rows that a strip adds to those that are there."""
+        return self.rows - self.kept
+
+    def first(self, start: Expr) -> Expr:
+        """The row in slot 0."""
+        return start * self.scale + self.offset
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Regions cut into strips, in order; each but the last stores only what the next reads. `outer` are the extents of the images, `height` the rows
+    of the last result. `problem` is that of the whole chain; its layouts of inner results are those that they would have in memory."""
+
+    problem: Problem
+    cuts: tuple[Cut, ...]
+    outer: tuple[int, ...]
+    height: int
+
+    def frames(self, rows: int) -> tuple[Frame, ...]:
+        """The frame of each region for strips of `rows` rows."""
+        found = [Frame(rows, 0, rows, 1, 0, False)]
+        last = self.height - 1
+        for producer, consumer in zip(self.cuts[-2::-1], self.cuts[:0:-1], strict=True):
+            read, frame = consumer.rows[producer.result], found[0]
+            needed, advance = read.needed(frame.rows), frame.advance * read.stride
+            last = read.stride * last + read.first + read.span - 1
+            offset = frame.offset * read.stride + read.first
+            extent = self.problem.values[producer.result].shape[producer.rows[producer.result].dim]
+            found.insert(0, Frame(needed, max(needed - advance, 0), advance, frame.scale * read.stride, offset, offset < 0 or last >= extent))
+        return tuple(found)
+
+    def tile(self, number: int, rows: int) -> Layout:
+        """The layout of a region's result in a tile of `rows` rows: rows outermost, otherwise as in memory."""
+        producer = self.cuts[number]
+        own = producer.rows[producer.result]
+        layout = self.problem.layouts[producer.result]
+        shape, halo = list(layout.shape), list(layout.halo)
+        shape[own.dim], halo[own.dim] = rows, (0, 0)
+        for dim in producer.images[producer.result]:
+            if dim is not None:
+                shape[dim], halo[dim] = 1, (0, 0)
+        order = ((own.dim, 0), *(entry for entry in layout.order if entry[0] != own.dim))
+        return Layout(tuple(shape), order, tuple(halo))
+
+    def layouts(self, number: int, rows: int) -> dict[str, Layout]:
+        """The layouts of the storage that holds the strips of what a region reads and stores."""
+        frames, result = self.frames(rows), dict(self.problem.layouts)
+        for inner in range(len(self.cuts) - 1):
+            result[self.cuts[inner].result] = self.tile(inner, frames[inner].rows)
+        return result
+
+    def strip(self, number: int, rows: int, count: int) -> Problem:
+        """The problem of `count` rows of a region, in the tiles of strips of `rows` rows."""
+        return self.cuts[number].strip(count, self.problem, self.layouts(number, rows))
+
+    def extent(self, number: int) -> int:
+        """Rows of an image of a region's result."""
+        part = self.cuts[number]
+        return self.problem.values[part.result].shape[part.rows[part.result].dim]
+
+    def tile_bytes(self, rows: int) -> int:
+        """Bytes of a worker's tiles."""
+        sizes = (self.tile(number, frame.rows).size for number, frame in enumerate(self.frames(rows)[:-1]))
+        return sum(size * size_of(self.problem.values[part.result].dtype) for size, part in zip(sizes, self.cuts, strict=False))
+
+
+def lower_chain(chain: Chain, rows: int, workers: int, lower: LowerStrip) -> Lowered:
+    """One kernel for strips of `rows` rows.
+
+    Raises:
+        Unsuitable: if a region needs more than one kernel, or memory of its own.
+    """
+    emitter = _Emitter(chain, rows, workers, lower)
+    full, rest = divmod(chain.height, rows)
+    count = full + bool(rest)
+    tasks = prod(chain.outer) * count
+    each = -(-tasks // workers)
+    worker, number = Var(WORKER, workers), Var(TASK, each)
+    task = Var("part", tasks)
+    *images, strip = divide_linear(task, [*chain.outer, count])
+    begins = _or(compare("eq", number, ZERO), compare("eq", strip, ZERO)) if count > 1 else None
+    inside: Statement = emitter.strip(rows, strip * rows, images, begins)
+    if rest:
+        last = emitter.strip(rest, index_const(full * rows), images, begins)
+        inside = If(compare("lt", strip, index_const(full)), inside, last) if full else last
+    inside = block(Let(task, worker * each + number), inside)
+    if each * workers != tasks:
+        inside = If(compare("lt", worker * each + number, index_const(tasks)), inside)
+    body = For(worker, index_const(workers), For(number, index_const(each), inside), "parallel" if workers > 1 else "serial")
+    problem = chain.problem.with_storage(emitter.storage)
+    said = f"strips of {rows} rows, {workers} at a time: " + "; ".join(emitter.schedules)
+    written = (*emitter.tiles, *chain.problem.region.outputs)
+    header = f"{described(problem)}\n{said}"
+    roles = {name: "tile" for name in emitter.tiles}
+    kernel, arguments = assemble("chain", body, problem, written, header=header, roles=roles)
+    return Lowered(chain.problem.region, said, (kernel,), (Call(kernel.name, arguments),), MappingProxyType(emitter.storage))
+
+
+class _Emitter:
+    """Emits the code of strips, and collects the tiles and packed constants that it needs."""
+
+    def __init__(self, chain: Chain, rows: int, workers: int, lower: LowerStrip) -> None:
+        self.chain, self.workers, self.lower = chain, workers, lower
+        self.full = chain.frames(rows)
+        self.storage: dict[str, Storage] = {}
+        self.tiles: tuple[str, ...] = ()
+        self.schedules: list[str] = []
+
+    def strip(self, rows: int, start: Expr, images: Sequence[Expr], begins: Expr | None) -> Block:
+        """A strip of `rows` rows from row `start` on. begins: whether no rows of the tiles are there; None: always."""
+        frames = self.chain.frames(rows)
+        self._require_tiles(rows)
+        parts: list[Statement] = []
+        moves = [self._moved(number, frame, full) for number, (frame, full) in enumerate(zip(frames, self.full, strict=True)) if frame.kept]
+        if begins is not None and moves:
+            parts.append(If(Apply("not", (begins,), "bool"), block(moves)))
+        for number, frame in enumerate(frames):
+            if begins is None:
+                parts.append(self._image(number, rows, frame, images))
+            elif frame.kept or frame.outside:
+                parts.append(self._fresh(number, rows, frame, start, images, begins))
+            else:
+                parts.append(self._code(number, rows, frame.rows)(frame.first(start), ZERO, images))
+        return block(parts)
+
+    def _image(self, number: int, rows: int, frame: Frame, images: Sequence[Expr]) -> Statement:
+        """All rows of an image at once."""
+        begin, end = max(-frame.offset, 0), min(self.chain.extent(number) - frame.offset, frame.rows)
+        outside = [index_const(slot) for slot in (*range(begin), *range(end, frame.rows))]
+        code = self._code(number, rows, end - begin)(index_const(frame.offset + begin), index_const(begin), images)
+        return block([filled for slot in outside if (filled := self._filled(number, slot)) is not None], code)
+
+    def _fresh(self, number: int, rows: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Expr) -> Statement:
+        """The rows that are not there yet: together if all exist, otherwise one after another."""
+        slot, row, extent = Var(SLOT, frame.rows), Var("row", None), index_const(self.chain.extent(number))
+        inside: Statement = self._code(number, rows, 1)(row, slot, images)
+        if frame.outside:
+            inside = If(logical_and(compare("ge", row, ZERO), compare("lt", row, extent)), inside, self._filled(number, slot))
+        inside = block(Let(row, frame.first(start) + slot), inside)
+        if frame.kept:
+            inside = If(_or(begins, compare("ge", slot, index_const(frame.kept))), inside)
+        one_by_one = For(slot, index_const(frame.rows), inside)
+        if frame.fresh == 1:
+            return one_by_one
+        first = frame.first(start) + frame.kept
+        exist = logical_and(compare("ge", first, ZERO), compare("le", first + frame.fresh, extent))
+        if frame.kept:
+            exist = logical_and(Apply("not", (begins,), "bool"), exist)
+        return If(exist, self._code(number, rows, frame.fresh)(first, index_const(frame.kept), images), one_by_one)
+
+    def _require_tiles(self, rows: int) -> None:
+        """Adds the tiles, which must hold the longest strip, emitted first."""
+        if self.tiles:
+            return
+        for number, part in enumerate(self.chain.cuts[:-1]):
+            tile, value = self.chain.tile(number, self.chain.frames(rows)[number].rows), self.chain.problem.values[part.result]
+            shape = (self.workers, *tile.shape)
+            order = ((0, 0), *((dim + 1, factor) for dim, factor in tile.order))
+            name = f"{part.result}.tile"
+            self.storage[name] = Storage(Value(name, shape, value.dtype), Layout(shape, order, ((0, 0), *tile.halo)))
+            self.tiles = (*self.tiles, name)
+
+    def _code(self, number: int, rows: int, count: int) -> Callable[[Expr, Expr, Sequence[Expr]], Statement]:
+        """The code for `count` rows of a region, as a function of its first row, that row's slot in its tile, and the image."""
+        part = self.chain.cuts[number]
+        lowered = self.lower(self.chain.strip(number, rows, count))
+        if len(lowered.kernels) != 1 or len(lowered.calls) != 1 or any(entry.source is None for entry in lowered.storage.values()):
+            raise Unsuitable(f"{part.result} takes {len(lowered.kernels)} kernels or memory of its own under {lowered.schedule}")
+        (kernel,), (call,) = lowered.kernels, lowered.calls
+        if kernel.scalars or len(kernel.parameters) != len(call.arguments):
+            raise Unsuitable(f"the kernel of {part.result} is not that of a strip")
+        packed = {name: self._stored(name, entry) for name, entry in lowered.storage.items()}
+        if (said := f"{part.region.kind} ({lowered.schedule})") not in self.schedules:
+            self.schedules.append(said)
+
+        def emit(row: Expr, slot: Expr, images: Sequence[Expr]) -> Statement:
+            places = {
+                parameter.name: self._place(packed.get(name, name), number, row, slot, images)
+                for parameter, name in zip(kernel.parameters, call.arguments, strict=True)
+            }
+            return embedded(kernel, places)
+
+        return emit
+
+    def _stored(self, name: str, entry: Storage) -> str:
+        """The name under which a packed constant is stored: another one if tiles of other widths need it packed otherwise."""
+        names = (name, *(f"{name}.{number}" for number in range(1, len(self.storage) + 2)))
+        free = next(other for other in names if self.storage.get(other, entry) == entry)
+        self.storage[free] = entry
+        return free
+
+    def _place(self, name: str, number: int, row: Expr, slot: Expr, images: Sequence[Expr]) -> tuple[str, Expr]:
+        """The buffer that holds a value that a region reads or stores, and the offset in it of what the strip of a row reads."""
+        part = self.chain.cuts[number]
+        tile = f"{name}.tile"
+        if tile in self.storage:
+            layout = self.storage[tile].layout
+            strides = layout.dense_strides() or ()
+            rows = part.rows[name]
+            return tile, Var(WORKER, self.workers) * strides[0] + slot * (rows.stride * strides[1 + rows.dim])
+        if name not in self.chain.problem.layouts:  # packed for the region
+            return name, ZERO
+        layout, offset = self.chain.problem.layouts[name], ZERO
+        strides = layout.dense_strides() or ()
+
+        def begins(dim: int) -> int:
+            return layout.halo[dim][0] + (layout.around[dim][0] if layout.around else 0)
+
+        for dim, image in zip(part.images.get(name, ()), images, strict=False):
+            if dim is not None:
+                offset = offset + (image + begins(dim)) * strides[dim]
+        if name in part.rows:
+            rows = part.rows[name]
+            offset = offset + (row * rows.stride + (rows.first + begins(rows.dim))) * strides[rows.dim]
+        return name, offset
+
+    def _row_of(self, number: int) -> tuple[str, int, Expr]:
+        """A region's tile, the elements of its rows, and the offset of the worker's part."""
+        part = self.chain.cuts[number]
+        name = f"{part.result}.tile"
+        strides = self.storage[name].layout.dense_strides() or ()
+        return name, strides[1 + part.rows[part.result].dim], Var(WORKER, self.workers) * strides[0]
+
+    def _filled(self, number: int, slot: Expr) -> Statement | None:
+        """Fills a row that does not exist with what its reader takes instead; None if only rows of the reader need it that do not exist either."""
+        name, size, base = self._row_of(number)
+        value = self.chain.cuts[number + 1].fills.get(self.chain.cuts[number].result)
+        if value is None:
+            return None
+        element = Var("element", size)
+        return For(element, index_const(size), Store(name, base + slot * size + element, value), "simd")
+
+    def _moved(self, number: int, frame: Frame, before: Frame) -> Statement:
+        """Moves the rows that the strip before computed and this one needs too to the front."""
+        name, size, base = self._row_of(number)
+        slot, element = Var(SLOT, frame.kept), Var("element", size)
+        to = base + slot * size + element
+        dtype = self.storage[name].value.dtype
+        copy = Store(name, to, Load(name, (to + before.advance * size,), dtype))
+        return For(slot, index_const(frame.kept), For(element, index_const(size), copy, "simd"))
+
+
+def _or(a: Expr, b: Expr) -> Expr:
+    return Apply("or", (a, b), "bool")
+
+
+def _local(body: Statement) -> list[Buffer]:
+    """The local buffers of a kernel."""
+    found = (statement for statement in statements(body) if isinstance(statement, (With, Allocate)))
+    return [buffer for statement in found for buffer in (statement.buffers if isinstance(statement, With) else (statement.buffer,))]
+
+
+def embedded(kernel: Kernel, places: Mapping[str, tuple[str, Expr]]) -> Statement:
+    """The body of a kernel as a part of another, for one thread: each parameter is a buffer of that kernel, from an offset on. Local buffers get
+    names that no value has."""
+    places = {**{buffer.name: (f"{buffer.name}.local", ZERO) for buffer in _local(kernel.body)}, **places}
+
+    def local(buffer: Buffer) -> Buffer:
+        return replace(buffer, name=places[buffer.name][0])
+
+    def read(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer not in places:
+            return node
+        name, offset = places[node.buffer]
+        return replace(node, buffer=name, index=(node.index[0] + offset,))
+
+    def moved(name: str, offset: Expr) -> tuple[str, Expr]:
+        target, base = places.get(name, (name, ZERO))
+        return target, offset + base
+
+    def change(statement: Statement) -> Statement:
+        if isinstance(statement, Block):
+            return Block(tuple(change(part) for part in statement.statements))
+        if isinstance(statement, For):
+            kind = "serial" if statement.kind == "parallel" else statement.kind
+            reductions = tuple((places.get(name, (name, ZERO))[0], combiner) for name, combiner in statement.reductions)
+            return replace(statement, body=change(statement.body), kind=kind, reductions=reductions)
+        if isinstance(statement, If):
+            return replace(statement, then=change(statement.then), otherwise=change(statement.otherwise) if statement.otherwise else None)
+        if isinstance(statement, With):
+            return replace(statement, buffers=tuple(map(local, statement.buffers)), body=change(statement.body))
+        if isinstance(statement, Allocate):
+            return Allocate(local(statement.buffer))
+        if isinstance(statement, (Store, AtomicAdd)):
+            buffer, offset = moved(statement.buffer, statement.offset)
+            return replace(statement, buffer=buffer, offset=offset)
+        if isinstance(statement, Invoke):
+            operands = (Place(*moved(x.buffer, x.offset)) if isinstance(x, Place) else x for x in statement.operands)
+            return replace(statement, operands=tuple(operands))
+        return statement
+
+    return change(map_expressions(kernel.body, lambda expr: rewrite(expr, read)))
+
