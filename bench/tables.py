@@ -386,6 +386,21 @@ def attention_native() -> Rows:
     return rows
 
 
+def recurrent() -> Rows:
+    """Recurrent layers on a CPU: one kernel for all steps, kernels of one step, and the fastest peer; by number of threads."""
+    rows = [["workload", "threads", "one kernel, ms", "kernels of one step", "PyTorch", "ONNX Runtime", "fastest other / one kernel"]]
+    entries = [entry for name in ("recurrent_1_thread", "recurrent_2_threads") for entry in results_of(name)]
+    ratios: dict[int, list[float]] = {}
+    for network, threads in dict.fromkeys((entry["network"], entry["threads"]) for entry in entries):
+        measured = {e["contender"]: e["median_seconds"] for e in entries if (e["network"], e["threads"]) == (network, threads)}
+        cells = [measured[name] for name in ("tilewright", "tilewright by steps", "eager", "onnxruntime")]
+        ratios.setdefault(threads, []).append(min(cells[2:]) / cells[0])
+        rows.append([network, str(threads), *(f"{1e3 * seconds:.3g}" for seconds in cells), f"{ratios[threads][-1]:.2f}"])
+    for threads, found in ratios.items():
+        rows.append(["**geometric mean**", str(threads), "", "", "", "", f"{statistics.geometric_mean(found):.2f}"])
+    return rows
+
+
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
     measured = [row for part in (1, 2, 3, 4) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
@@ -440,7 +455,7 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, counted_transactions, top_ratios, refitted, compared_models,
             published_training, published, choices, searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups,
-            first_choices, sealed, attention_native, tuned, compile_times, simulated_misses, scheduled_loops,
+            first_choices, sealed, attention_native, recurrent, tuned, compile_times, simulated_misses, scheduled_loops,
         )
     }
 )  # fmt: skip
