@@ -48,6 +48,8 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.map.schema import MAP
 from tilewright.kernels.gpu.map.space import MapFacts
+from tilewright.kernels.gpu.window.schema import WINDOW
+from tilewright.kernels.gpu.window.space import WindowFacts
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
@@ -321,6 +323,14 @@ def test_fused_operations() -> None:
     plain = contraction_facts(1024, 1024, 1024)
     apart, fused = (printed_limit(GEMM, replace(plain, epilogue_flops=flops), contraction_rows(), H200) for flops in (0.0, 8.0))
     assert fused.memory == pytest.approx(apart.memory * (2 * 1024 + 8) / (2 * 1024)) and fused.shared == pytest.approx(apart.shared * 2056 / 2048)
+
+
+def test_windows_that_read_nothing_have_no_limit() -> None:
+    facts = WindowFacts(64, 1, 0, 256, 9.0, 9, (), 1, 1, 1)
+    rows = {name: np.array([value]) for name, value in {"threads": 32, "items": 1, "vector_width": 1, "rows": 1}.items()}
+    with pytest.raises(Unsuitable, match="these read none"):
+        printed_limit(WINDOW, facts, rows, H200)
+    assert lower_bound(WINDOW, facts, rows, H200).seconds == H200.launch_seconds
 
 
 class Parts(nn.Module):

@@ -38,6 +38,7 @@ from tilewright.selection.ranking import Choice
 Chooser = Callable[[Problem, Machine, int], Choice]
 """Decides the schedule of a canonical problem for a machine and, on a CPU, a number of threads: `selection.choice.choose`, or records before it."""
 
+NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 
 
@@ -228,7 +229,7 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
         terms=choice.terms,
         space=choice.space,
         measured_seconds=choice.measured_seconds,
-        bounds=bounds_of(problem, choice, context.machine),
+        bounds=contained(choice.schema.name, "no bounds are stated", partial(bounds_of, problem, choice, context.machine), lambda _: NO_BOUNDS),
     )
 
 

@@ -175,6 +175,8 @@ def _winograd_fused(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, .
 def _window(facts: WindowFacts, candidates: Columns) -> tuple[Stage, ...]:
     """Pooling; operations beyond one for each element of a window (the products of a depthwise convolution, an epilogue) are fused in registers. Each
     thread has channels of its own."""
+    if not facts.loads:
+        raise Unsuitable("DeepCuts' formulas are of windows that read a value, and these read none")
     thread = Tile(k=candidates["vector_width"], h=candidates["rows"], w=candidates["items"])
     threads = candidates["threads"]
     block = replace(thread, k=thread.k * threads)
