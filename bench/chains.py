@@ -12,13 +12,14 @@ in interleaved turns. What surrounds it (a layer that produces its input and one
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +30,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from sklearn.linear_model import HuberRegressor
 from torch import nn
 
 import tilewright
@@ -38,7 +38,7 @@ from tilewright.hardware.calibration import CpuChains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition import chains
-from tilewright.partition.chains import Judge, Strips
+from tilewright.partition.chains import Judge, Parts, Strips
 
 LARGEST_ERROR = 1e-3
 
@@ -239,7 +239,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.fit:
         found = [row for file in options.fit for row in json.loads(file.read_text())["results"] if "seconds" in row]
-        Console().print(fitted(found), summary(found))
+        Console().print(*fitted(found), summary(found))
         return
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
@@ -267,18 +267,24 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['name']} {row['chain']}: {sizes}; {predicted}, {'taken' if row['taken'] else 'refused'}"
 
 
-def fitted(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The constants of `hardware.calibration.CpuChains` with which the gains of some chains, relative to the predicted time of separate kernels, are
-    predicted best: least squares, with less weight for outliers (Huber). Chains whose strips are predicted far slower tell nothing of them."""
-    names = [entry.name for entry in fields(CpuChains)]
-    told = [row["predicted"] for row in rows]
-    gains = np.array([row["seconds"]["separate"] - row["seconds"]["merged"] for row in rows])
-    apart, work = (np.array(values) for values in zip(*((entry["apart"], entry["parts"]["work"]) for entry in told), strict=True))
-    columns = np.array([[entry["parts"][name] for name in names] for entry in told])
-    close = np.abs(work - apart) < 0.25 * apart
-    model = HuberRegressor(fit_intercept=False, max_iter=1000)
-    model.fit((columns / apart[:, None])[close], ((gains - apart + work) / apart)[close])
-    return dict(zip(names, map(float, model.coef_), strict=True))
+GRID = {"stored": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), "crossing": (0.4, 0.55, 0.7, 0.85, 1.0), "calls": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
+"""Values that are tried for the constants."""
+
+
+def fitted(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float]:
+    """The constants of `hardware.calibration.CpuChains` whose decisions take the least time on these chains: the geometric mean over that of separate
+    kernels, the second result."""
+    separate, merged = (np.array([row["seconds"][name] for row in rows]) for name in ("separate", "merged"))
+    apart = np.array([row["predicted"]["apart"] for row in rows])
+    parts = [Parts(**row["predicted"]["parts"]) for row in rows]
+    best: tuple[float, dict[str, float]] = (np.inf, {})
+    for values in itertools.product(*GRID.values()):
+        predicted = np.array([each.seconds(CpuChains(*values)) for each in parts])
+        taken = predicted < (1 - chains.LEAST_GAIN) * apart
+        found = float(np.mean(np.log(np.where(taken, merged, separate) / separate)))
+        if found < best[0]:
+            best = found, dict(zip(GRID, values, strict=True))
+    return best[1], float(np.exp(best[0]))
 
 
 if __name__ == "__main__":

@@ -271,3 +271,15 @@ def test_predictions_decide_and_are_told() -> None:
 def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
     program = plan(nn.Sequential(conv(8, 8), conv(8, 8, groups=8)), torch.randn(3, 8, 8, 6))
     assert all(lowered.region.kind != "torch" for lowered in program.regions)
+
+
+def test_the_search_is_explained(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from tilewright.cli import main
+
+    module, x = inverted(16, 32).eval(), torch.randn(1, 16, 12, 12)
+    with always(4):
+        tilewright.compile(module, (x,), X86, threads=2).save(tmp_path / "chain.tw")
+    assert main(["explain", str(tmp_path / "chain.tw"), "--fusion"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 taken" in text and "refused: " in text and "in strips of 4 rows" in text and "apart" in text
+    assert main(["explain", str(tmp_path / "chain.tw"), "--fusion", "--code"]) != 0

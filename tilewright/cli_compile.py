@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.cli_model import MODEL_HELP, check_options, compiled, image_of, resolved
 from tilewright.cli_output import progress_bar, quiet
+from tilewright.errors import UnsupportedOption
 from tilewright.files import check_output, check_place, written
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def add_explain_options(parser: argparse.ArgumentParser) -> None:
         metavar="REGION",
         help="what can be read of the compiled code without running it: a table of all kernels, or one region (its number, its name, or a kernel's)",
     )
+    parser.add_argument("--fusion", action="store_true", help="the search for regions that run together, step by step, with the predicted times")
     parser.add_argument("--html", metavar="FILE", help="write the explanation as a web page too")
 
 
@@ -61,12 +63,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def run_explain(options: argparse.Namespace, console: Console) -> int:
     """Prints the explanation of an artifact, or of a model that is compiled first."""
-    from tilewright.report.explanation import explanation
+    from tilewright.report.explanation import explanation, search_lines
 
+    if options.fusion and options.code is not None:
+        raise UnsupportedOption("--fusion and --code are two explanations", "give one of them")
     if options.html is not None:
         check_output(options.html, options.model)
     image = image_of(options)
-    text = explanation(image, options.model) if options.code is None else _code(image, options)
+    if options.fusion:
+        text = "\n".join(search_lines(image, options.model))
+    else:
+        text = explanation(image, options.model) if options.code is None else _code(image, options)
     console.print(text, soft_wrap=True)
     if options.html is not None:
         import html

@@ -30,7 +30,7 @@ from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.precision import AS_COMPUTED, PRECISIONS, Precision, check_precision
 from tilewright.partition.recurrence import whole_body
 from tilewright.partition.scans import Loop, unfold, without_copies
-from tilewright.partition.siblings import Merged, merge_siblings
+from tilewright.partition.siblings import TOGETHER, Merged, merge_siblings
 from tilewright.selection.bounds import bounds_of
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
@@ -92,7 +92,7 @@ def plan_program(
     fused = partial(_laid_out, graph, machine, threads, precision, numerics)
     laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, models or partial(choose, numerics=numerics), numerics)
-    search: tuple[str, ...] = tuple(merged.notes.values())
+    search = tuple(f"{'taken' if name.endswith(TOGETHER) else 'refused'}: {note}" for name, note in merged.notes.items())
     if chains and not machine.is_gpu:
         laid_out, considered = _chained(laid_out, context)
         search += tuple(f"{'taken' if merge.taken else 'refused'}: {merge}" for merge in considered)

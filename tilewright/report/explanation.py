@@ -29,6 +29,16 @@ def explanation(image: Image, name: str = "model") -> str:
     return "\n".join(lines)
 
 
+def search_lines(image: Image, name: str = "model") -> Iterator[str]:
+    """The merges of operators that were considered, in order, with the predicted times of both ways."""
+    search = image.program.search
+    taken = sum(text.startswith("taken") for text in search)
+    yield f"{name} for {image.machine.name}: {len(search)} merges of regions considered, {taken} taken"
+    for number, text in enumerate(search, 1):
+        yield f"{number:>5}. {text}"
+    yield "what joins an operator as part of its kernel (element by element, rows, attention) is among the reasons of each region"
+
+
 def _totals(image: Image, name: str) -> Iterator[str]:
     program, machine = image.program, image.machine
     work = program_work(program)

@@ -219,6 +219,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
         "storage": {name: _encode_storage(storage) for name, storage in program.storage.items()},
         "aliases": dict(program.aliases),
         "faults": {name: [[_prose(check.place), check.least, check.extent] for check in checks] for name, checks in program.faults.items()},
+        "search": list(map(_prose, program.search)),
     }
 
 
@@ -299,6 +300,7 @@ def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> Loadable
         MappingProxyType({name: _decode_storage(entry) for name, entry in data["storage"].entries()}),
         MappingProxyType({name: root.name() for name, root in data["aliases"].entries()}),
         MappingProxyType({name: tuple(map(_decode_check, checks.items())) for name, checks in data["faults"].entries()}),
+        tuple(text.prose() for text in data["search"].items()),
     )
     check(program)
     return program

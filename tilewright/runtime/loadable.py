@@ -69,7 +69,7 @@ class LoadableRegion:
 @dataclass(frozen=True)
 class LoadableProgram:
     """A compiled model. `storage` holds every buffer that a call names, including those of single regions. `faults` maps the name of each buffer in
-    which kernels report indices out of range to the meaning of its elements."""
+    which kernels report indices out of range to the meaning of its elements. `search` tells which merges of operators were considered."""
 
     graph: Graph
     target: str
@@ -78,6 +78,7 @@ class LoadableProgram:
     storage: Mapping[str, Storage]
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     faults: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    search: tuple[str, ...] = ()
 
     @cached_property
     def index_checks(self) -> tuple[IndexCheck, ...]:
@@ -197,6 +198,7 @@ def loadable(program: Program) -> LoadableProgram:
         MappingProxyType(storage),
         MappingProxyType(dict(program.aliases)),
         MappingProxyType({name: checks for lowered in program.regions for name, checks in lowered.checks.items()}),
+        program.search,
     )
     check(result)
     return result
