@@ -1,6 +1,9 @@
 """Library kernels as candidates, by trials on this CPU: networks without and with them, and each region both ways.
 
     python -m bench.vendor [NETWORK ...] [--trials 6] [--threads 1] [--name vendor_cpu]
+    python -m bench.vendor filter7 filter11 filter15 filter31 --name vendor_filters
+
+A network is one of the zoo, or a convolution with large filters (`FILTERS`), for which PyTorch's Fourier transforms are candidates.
 
 The candidates of all regions are measured first, those of libraries among them; both ways then use the same records. Every contender is checked
 against PyTorch in float64, and timed in interleaved turns with PyTorch eager in both layouts. For each region that a library can compute, the result
@@ -35,6 +38,8 @@ from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import recorded_as
 
 NETWORKS = ("resnet18", "mobilenet_v2", "bert_base")
+FILTERS = {f"filter{size}": size for size in (7, 11, 15, 31)}
+"""Convolutions of 16 to 16 channels of 56 x 56 pixels, by the extent of their filters."""
 OURS = ("without", "with")
 """Tilewright without and with library kernels."""
 
@@ -58,6 +63,17 @@ def regions(path: Path, network: str, threads: int) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
+def built(network: str, seed: int) -> tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The module, its example inputs, and other inputs."""
+    if network in FILTERS:
+        torch.manual_seed(seed)
+        size = FILTERS[network]
+        return nn.Conv2d(16, 16, size, padding=size // 2).eval(), (torch.randn(1, 16, 56, 56),), (torch.randn(1, 16, 56, 56),)
+    module, inputs = zoo.build(network, 1, seed)
+    torch.manual_seed(seed + 1)
+    return module, inputs, zoo.NETWORKS[network].example_inputs(1)
+
+
 def ready(executable: Executable, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     """A contender that is compiled already."""
     return executable
@@ -65,7 +81,7 @@ def ready(executable: Executable, module: nn.Module, inputs: tuple[Tensor, ...])
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=NETWORKS, metavar="NETWORK", help="zoo networks")
+    parser.add_argument("networks", nargs="*", default=NETWORKS, metavar="NETWORK", help="of the zoo, or of FILTERS")
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
@@ -78,9 +94,7 @@ def main() -> None:
     columns = ("network", *OURS, "eager", "eager_cl", "regions by libraries", "of")
     table = Table(*columns, title="CPU, library kernels as candidates", caption="ms: median ± half interquartile range")
     for network in options.networks:
-        module, inputs = zoo.build(network, 1, options.seed)
-        torch.manual_seed(options.seed + 1)
-        fresh = zoo.NETWORKS[network].example_inputs(1)
+        module, inputs, fresh = built(network, options.seed)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "records"
             compiled = partial(tilewright.compile, trials=options.trials, threads=options.threads, records=path)

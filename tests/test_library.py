@@ -30,6 +30,7 @@ from tilewright.kernels.schema import Numerics
 from tilewright.partition import plan
 from tilewright.report.explanation import explanation
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.library import transform_extents
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation, trials
 from tilewright.tuning.measurement import Measurement
@@ -156,6 +157,11 @@ OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
     "7x7 with stride 2, one channel": (nn.Conv2d(1, 8, 7, stride=2, padding=3), (1, 1, 20, 20), {"convolution"}),
     "1x7": (nn.Conv2d(5, 7, (1, 7), padding=(0, 3)), (2, 5, 8, 9), {"convolution"}),
     "depthwise": (nn.Conv2d(8, 8, 3, padding=1, groups=8), (1, 8, 6, 6), {"convolution"}),
+    "large filters": (nn.Sequential(nn.Conv2d(3, 5, 9, padding=4), nn.ReLU()), (2, 3, 13, 17), {"convolution", "fft_convolution"}),
+    "large filters of groups": (nn.Conv2d(6, 4, (7, 8), groups=2), (1, 6, 11, 20), {"convolution", "fft_convolution"}),
+    "large depthwise": (nn.Conv2d(8, 8, 13, groups=8), (1, 8, 24, 25), {"convolution", "fft_convolution"}),
+    "large filters with stride": (nn.Conv2d(3, 5, 9, stride=2), (1, 3, 16, 17), {"convolution"}),
+    "large in three dimensions": (nn.Conv3d(2, 3, (3, 5, 5), padding=2), (1, 2, 6, 7, 8), {"convolution", "fft_convolution"}),
     "groups": (nn.Conv2d(8, 12, 3, padding=1, groups=2), (1, 8, 6, 6), {"convolution"}),
     "linear": (nn.Linear(9, 7), (5, 9), {"matmul", "linear"}),
 }
@@ -165,7 +171,7 @@ OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
 def test_operators_are_found_by_axes(name: str, tmp_path: Path) -> None:
     module, shape, operators = OPERATORS_OF[name]
     inputs = (torch.randn(shape),)
-    problems = [problem for problem in problems_of(module, inputs) if problem.region.kind in ("contraction", "window")]
+    problems = [problem for problem in problems_of(module, inputs) if problem.region.kind != "map"]
     assert [{choice.schedule.operator for choice in rank(problem, NATIVE, THREADS, VENDOR).library} for problem in problems] == [operators]
     for operator in operators:
         executable = compiled(module, inputs, tmp_path / operator, operator)
@@ -181,6 +187,19 @@ def test_a_network_with_slices_and_two_threads(tmp_path: Path) -> None:
     other = executable.clone()
     executable.close()
     check(other, module, inputs)
+
+
+def test_transforms_are_not_offered_without_winograd() -> None:
+    problem = convolution_problem(4, 4, 20, 20, 9)
+    for winograd, operators in ((True, {"convolution", "fft_convolution"}), (False, {"convolution"})):
+        library = rank(problem, NATIVE, THREADS, Numerics(winograd=winograd, vendor=True)).library
+        assert {choice.schedule.operator for choice in library} == operators
+
+
+@given(st.integers(1, 3000))
+def test_extents_of_transforms(extent: int) -> None:
+    (found,) = transform_extents((extent,))
+    assert found >= extent and all(candidate % prime for candidate in (found,) for prime in (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53))
 
 
 # Which are chosen

@@ -1,11 +1,12 @@
 """Calls of a library's operator through PyTorch, as data: strided views of buffers, and a few sizes.
 
-    convolution   out[n, k, *p] = sum over c, *t of a[n, c + channels of earlier groups, *(p * stride + t * dilation)] * b[k, c, *t]
-    matmul        out[g, m, n] = sum over r of a[g, m, r] * b[g, r, n]
-    linear        the same for a single g and a constant b
+    convolution      out[n, k, *p] = sum over c, *t of a[n, c + channels of earlier groups, *(p * stride + t * dilation)] * b[k, c, *t]
+    fft_convolution  the same for stride and dilation 1, by Fourier transforms
+    matmul           out[g, m, n] = sum over r of a[g, m, r] * b[g, r, n]
+    linear           the same for a single g
 
-A convolution has no padding: what it would add is stored around `a`. The second factor of a convolution or linear map is constant, so that the
-library may reorder it once. All elements are float32.
+A convolution has no padding: what it would add is stored around `a`. The second factor is constant, except for matmul, so that it may be reordered or
+transformed once. All elements are float32.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-OPERATORS = ("convolution", "matmul", "linear")
+OPERATORS = ("convolution", "matmul", "linear", "fft_convolution")
 """What `LibraryCall.operator` may be."""
 
 
@@ -76,12 +77,14 @@ class LibraryCall:
     def _result(self) -> tuple[int, ...]:
         """The shape of the result; empty if the operator is not defined for these arguments."""
         a, b = self.a.sizes, self.b.sizes
-        if self.operator != "convolution":
+        if self.operator in ("matmul", "linear"):
             fits = len(a) == len(b) == 3 and a[0] == b[0] and a[2] == b[1] and (self.stride, self.dilation, self.groups) == ((), (), 1)
             fits = fits and (self.operator == "matmul" or a[0] == 1)
             return (a[0], a[1], b[2]) if fits else ()
         rank = len(a) - 2
         fits = rank in (2, 3) and len(b) == len(a) and len(self.stride) == len(self.dilation) == rank and self.groups >= 1
+        if self.operator == "fft_convolution" and {*self.stride, *self.dilation} != {1}:
+            return ()
         if not fits or min((*self.stride, *self.dilation)) < 1 or b[0] % self.groups or a[1] != b[1] * self.groups:
             return ()
         return a[0], b[0], *((x - d * (t - 1) - 1) // s + 1 for x, t, s, d in zip(a[2:], b[2:], self.stride, self.dilation, strict=True))

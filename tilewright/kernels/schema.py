@@ -30,7 +30,8 @@ class Numerics:
     """The kinds of rounding that a caller allows.
 
     atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU).
-    winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block.
+    winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block; so do those of
+    libraries' Fourier transforms, whose block is an image.
     vendor: sums may be computed by library kernels, in the order and with the algorithms that the library chooses."""
 
     atomics: bool = False

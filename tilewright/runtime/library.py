@@ -2,7 +2,8 @@
 
 The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN
 and matrices of MKL's linear maps are reordered once. Products are stored in place. PyTorch has no convolution that stores its result in a given
-tensor, but oneDNN's may be added to one whose elements are adjacent; all other results are copied to their place.
+tensor, but oneDNN's may be added to one whose elements are adjacent; all other results are copied to their place. Fourier transforms are those of
+PyTorch: MKL's on x86.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def prepared(call: LibraryCall, b: torch.Tensor | None) -> Run:
         return _convolution(call, _given(b))
     if call.operator == "linear" and torch.backends.mkl.is_available():
         return _linear(call, _given(b))
+    if call.operator == "fft_convolution":
+        return _fft_convolution(call, _given(b))
     return _product if call.out.sizes[0] == 1 else _products
 
 
@@ -45,6 +48,37 @@ def _linear(call: LibraryCall, b: torch.Tensor) -> Run:
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         out[0].copy_(torch.ops.mkl._mkl_linear(a[0], packed, matrix, None, rows))
+
+    return run
+
+
+def transform_extents(extents: Sequence[int]) -> tuple[int, ...]:
+    """The least extents that are not smaller and have no prime factors but 2, 3 and 5, for which transforms are fast."""
+
+    def is_smooth(extent: int) -> bool:
+        for factor in (2, 3, 5):
+            while extent % factor == 0:
+                extent //= factor
+        return extent == 1
+
+    return tuple(next(larger for larger in range(extent, 2 * extent + 1) if is_smooth(larger)) for extent in extents)
+
+
+def _fft_convolution(call: LibraryCall, b: torch.Tensor) -> Run:
+    """The convolution as a product of transforms: with both factors extended to L elements by zeros, F(out) = F(a) * conj(F(b)) in the places where
+    no filter wraps around (the correlation theorem). Filters are transformed once; each frequency is a product over the channels of a group."""
+    dims = tuple(range(2, 2 + len(call.stride)))
+    extents, groups, inside = transform_extents(call.a.sizes[2:]), call.groups, call.b.sizes[1]
+    filters = torch.fft.rfftn(b, s=extents, dim=dims).conj().resolve_conj()
+    frequencies = filters.shape[2:]
+    # [frequencies, groups, channels, outputs of a group]
+    filters = filters.reshape(groups, -1, inside, frequencies.numel()).permute(3, 0, 2, 1).contiguous()
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        images = torch.fft.rfftn(a.contiguous(), s=extents, dim=dims).reshape(-1, groups, inside, frequencies.numel()).permute(3, 1, 0, 2)
+        products = images * filters if inside == 1 else images @ filters
+        results = torch.fft.irfftn(products.permute(2, 1, 3, 0).reshape(*out.shape[:2], *frequencies), s=extents, dim=dims)
+        out.copy_(results[(slice(None), slice(None), *(slice(extent) for extent in out.shape[2:]))])
 
     return run
 

@@ -45,16 +45,16 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
         raise Unsuitable(reasons or f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
     if learned:
         ranking = gpu.corrected(ranking, machine) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
-    return replace(ranking, library=library_choices(problem, ranking)) if numerics.vendor else ranking
+    return replace(ranking, library=library_choices(problem, ranking, options)) if numerics.vendor else ranking
 
 
-def library_choices(problem: Problem, ranking: Ranking) -> tuple[Choice, ...]:
+def library_choices(problem: Problem, ranking: Ranking, options: Options) -> tuple[Choice, ...]:
     """The candidates of libraries for a problem, beside those of its ranking."""
     schema, machine = library(ranking.machine), ranking.machine
     form = form_of(schema, problem, machine) if problem.region.kind in schema.kinds else Unsuitable("of a kind that libraries do not compute")
     if isinstance(form, Unsuitable):
         return ()
-    candidates, _ = schema.space(form.facts, machine, Options())
+    candidates, _ = schema.space(form.facts, machine, options)
     schedules = [schema.schedule_of(row(candidates, position), machine) for position in range(length(candidates))]
     return tuple(Choice(schema, schedule, inf, MappingProxyType({}), ranking.rejected, ranking.candidates) for schedule in schedules)
 

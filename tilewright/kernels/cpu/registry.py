@@ -14,4 +14,4 @@ from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
 SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, RECURRENCE, *LOOPS)
-LIBRARY = library(("convolution", "matmul", "linear"), LOOPS)
+LIBRARY = library(("convolution", "fft_convolution", "matmul", "linear"), LOOPS)

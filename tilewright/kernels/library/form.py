@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilewright.codegen.access import flatten
 from tilewright.codegen.common import guarded_load
@@ -23,6 +24,10 @@ from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage, Unsuitable
 
+LEAST_TAPS = 49
+"""Least elements of a filter for which Fourier transforms are a candidate: convolutions by them take about the same time for any filter."""
+MOST_TRANSFORMED = 1 << 26
+"""Most bytes of transformed filters: half of the spectrum, of complex numbers, for each channel of each filter."""
 Strides = Mapping[Var, int]
 """Elements between neighbours along each axis."""
 
@@ -79,7 +84,11 @@ def library_form(problem: Problem, operators: Sequence[str]) -> LibraryForm:
     found = _factors(problem)
     operations, reasons = {}, []
     channels_last, rows = (*found.m, *found.groups, *found.n), (*found.groups, *found.m, *found.n)
-    for name, matching, order in (("convolution", _convolution, channels_last), ("matmul", _matmul, rows), ("linear", _linear_map, rows)):
+    ways = (
+        ("convolution", _convolution, channels_last), ("fft_convolution", _fft_convolution, channels_last),
+        ("matmul", _matmul, rows), ("linear", _linear_map, rows),
+    )  # fmt: skip
+    for name, matching, order in ways:
         if name not in operators:
             continue
         try:
@@ -271,6 +280,15 @@ def _convolution(problem: Problem, found: Factors, target: Address) -> LibraryCa
         tuple(one.dilation for one in spatial),
         groups,
     )
+
+
+def _fft_convolution(problem: Problem, found: Factors, target: Address) -> LibraryCall:
+    call = _convolution(problem, found, target)
+    if prod(call.b.sizes[2:]) < LEAST_TAPS or {*call.stride, *call.dilation} != {1}:
+        raise Unsuitable(f"the filters have fewer than {LEAST_TAPS} taps, or do not slide over every pixel")
+    if 4 * prod(call.a.sizes[2:]) * prod(call.b.sizes[:2]) > MOST_TRANSFORMED:
+        raise Unsuitable(f"the transformed filters take more than {MOST_TRANSFORMED} bytes")
+    return replace(call, operator="fft_convolution")
 
 
 def _dimensions(layout: Layout, found: Factors) -> tuple[list[Sliding], Var | None]:

@@ -51,15 +51,21 @@ def library(operators: Sequence[str], epilogues: Sequence[AnySchema]) -> Library
 
     return Schema(
         name="library",
-        kinds=("contraction", "window"),
+        kinds=("contraction", "window", "row reduction"),
         schedule=LibrarySchedule,
         match=matching(partial(library_form, operators=operators)),
-        space=lambda facts, machine, options: (product_of({"operator": [OPERATORS.index(name) for name in facts]}), {}),
+        space=_space,
         counts=lambda facts, candidates, machine: counted(length(candidates), 0, 0, 0),
         estimate=_unknown,
         lower=lower,
         made=lambda axes, machine: LibrarySchedule(OPERATORS[axes["operator"]]),
     )
+
+
+def _space(facts: Facts, machine: Machine, options: Options) -> tuple[Columns, dict[str, int]]:
+    """Every operator; those by transforms only where Winograd's algorithm is allowed, as their errors depend on the largest element of an image."""
+    allowed = [name for name in facts if options.numerics.winograd or not name.startswith("fft")]
+    return product_of({"operator": [OPERATORS.index(name) for name in allowed]}), {}
 
 
 def _unknown(facts: Facts, candidates: Columns, counts: Counts, machine: Machine, options: Options) -> Estimate:
