@@ -182,7 +182,7 @@ def test_operators_are_found_by_axes(name: str, tmp_path: Path) -> None:
 def test_a_network_with_slices_and_two_threads(tmp_path: Path) -> None:
     module, inputs = Attention().eval(), (torch.randn(2, 4, 8, 8),)
     executable = compiled(module, inputs, tmp_path / "records")
-    assert len(libraries(executable)) >= 3
+    assert len(libraries(executable)) >= 2
     check(executable, module, inputs)
     other = executable.clone()
     executable.close()

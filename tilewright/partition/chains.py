@@ -163,7 +163,9 @@ class Judge:
         edges = min(2 * own, each)  # strips whose rows are computed one by one
         total = 0.0
         for seconds, frame, part, key, extent in zip(alone, chain.frames(rows), chain.cuts, keys, map(chain.extent, range(len(keys))), strict=True):
-            near = partial(self._near_seconds, chain.problem, part, key)
+            near: Callable[[int], float] = partial(self._near_seconds, chain.problem, part, key)
+            if not near(extent):  # a copy has no arithmetic: its rows count alike
+                near = float
             if strips == 1:
                 work = each * near(extent)
             elif frame.kept or frame.outside:
