@@ -401,6 +401,47 @@ def recurrent() -> Rows:
     return rows
 
 
+def chains() -> Rows:
+    """Chains of convolutions on a CPU in one kernel and in separate ones, and what the models made of them; by number of threads."""
+    rows = [["chain", "threads", "separate, us", "one kernel, us", "ratio", "predicted ratio", "decision"]]
+    for threads in (1, 2):
+        for entry in results_of(f"chains_{threads}"):
+            separate, merged = (entry["seconds"][name] for name in ("separate", "merged"))
+            ratio, predicted = separate / merged, entry["predicted"]["apart"] / entry["predicted"]["chain"]
+            wrong = entry["taken"] != (ratio > 1) and abs(ratio - 1) > 0.03
+            said = f"{'merged' if entry['taken'] else 'separate'}{', wrong' if wrong else ''}"
+            cells = (f"{1e6 * separate:.0f}", f"{1e6 * merged:.0f}", f"{ratio:.2f}", f"{predicted:.2f}")
+            rows.append([f"{entry['name']} ({entry['chain']})", str(threads), *cells, said])
+    return rows
+
+
+def chain_decisions() -> Rows:
+    """How well the gains of chains are predicted: on those that constants are fitted to, on others drawn later, on those of networks."""
+    rows = [["chains", "threads", "number", "merged", "their gain", "right", "right of those beyond 3 %", "rank correlation"]]
+    for name, text in (("chains_fitted", "random, fitted to"), ("chains_sealed", "random, drawn later"), ("chains", "of networks")):
+        for threads in (1, 2):
+            said = results_of(f"{name}_{threads}", "settings")
+            shares = (percent(said[key], 0) for key in ("right", "right where it matters"))
+            cells = (str(said["chains"]), str(said["taken"]), f"{said['gain of taken']:.2f}", *shares, f"{said['rank correlation']:.2f}")
+            rows.append([text, str(threads), *cells])
+    return rows
+
+
+def chained_networks() -> Rows:
+    """Networks on a CPU with chains and without."""
+    rows = [["network", "threads", "without chains, ms", "with chains, ms", "ratio", "chains of regions", "compiled, s"]]
+    for threads in (1, 2):
+        entries, ratios = results_of(f"fusion_{threads}"), []
+        for first, second in zip(entries[::2], entries[1::2], strict=True):
+            ratios.append(first["median_seconds"] / second["median_seconds"])
+            times = (f"{1e3 * entry['median_seconds']:.2f}" for entry in (first, second))
+            compiled = f"{first['seconds']:.1f}, {second['seconds']:.1f}"
+            counts = f"{second['chains']} of {second['regions']}"
+            rows.append([first["network"], str(threads), *times, f"{ratios[-1]:.2f}", counts, compiled])
+        rows.append(["**geometric mean**", str(threads), "", "", f"{statistics.geometric_mean(ratios):.2f}", "", ""])
+    return rows
+
+
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
     measured = [row for part in (1, 2, 3, 4) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
@@ -455,7 +496,8 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, counted_transactions, top_ratios, refitted, compared_models,
             published_training, published, choices, searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups,
-            first_choices, sealed, attention_native, recurrent, tuned, compile_times, simulated_misses, scheduled_loops,
+            first_choices, sealed, attention_native, recurrent, chains, chain_decisions, chained_networks, tuned, compile_times, simulated_misses,
+            scheduled_loops,
         )
     }
 )  # fmt: skip

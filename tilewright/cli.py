@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   tilewright compile zoo:resnet18 -o resnet18.zip      compile for this CPU and save
   tilewright compile model.onnx --target h200          compile for a GPU that need not be here
   tilewright explain zoo:mobilenet_v2                  what runs as which kernel, how long it should take, and why
+  tilewright explain zoo:mobilenet_v2 --fusion         which regions were merged and which not, with both predicted times
   tilewright explain zoo:resnet18 --code               what is in the compiled code of each kernel, and what limits it
   tilewright verify resnet18.zip                       every region against float64
   tilewright bench zoo:resnet18 --against eager,onnxruntime
