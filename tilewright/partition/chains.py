@@ -173,8 +173,7 @@ class Judge:
             else:
                 work = each * near(frame.rows)
             again = sum(chain.problem.values[name].bytes for name in part.region.inputs if name in chain.problem.constants)
-            whole = images * near(extent)  # 0 for a copy, all of whose terms are transfers
-            total += seconds * (work * self.threads / whole if whole else 1.0)
+            total += seconds * work * self.threads / (images * near(extent))
             total += (each - 1) * again * self.machine.processors / self.machine.cache_bandwidth(2)
         parts = self._parts(chain, total, chain.tile_bytes(rows))
         return Strips(dim, rows, workers, parts.seconds(cpu_calibration(self.machine).chains), parts)
