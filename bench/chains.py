@@ -193,6 +193,9 @@ def measured(links: Links, threads: int, rounds: int) -> dict[str, Any]:
         with merging(len(links.layers), merges, seen), warnings.catch_warnings():
             warnings.simplefilter("error")
             ways[name] = tilewright.compile(module, inputs, "native", threads=threads)
+        chained = sum(region.kind == "chain" for region in ways[name].image.program.regions)
+        if chained != (merges and "rows" in seen):
+            raise RuntimeError(f"{links}: {chained} chains where it is to be {name}")
         if (error := relative_error([ways[name](*inputs)], reference)) > LARGEST_ERROR:
             raise RuntimeError(f"{links}: {name} is wrong by {error:.1e}")
     row: dict[str, Any] = {"chain": str(links), "threads": threads, "predicted": seen}

@@ -1,4 +1,4 @@
-"""Networks on this CPU without chains and with them: what runs together element by element, in registers, against all that is predicted faster.
+"""Networks in float32 on this CPU without chains and with them: what runs together in registers against all that is predicted faster.
 
     python -m bench.fusion mobilenet_v2 resnet50 --threads 2 --name fusion_2
 
@@ -65,6 +65,9 @@ def main() -> None:
         rows += [{"network": name, "contender": each.contender, "status": each.status, "median_seconds": each.median_seconds,
                   "quartile_seconds": each.quartile_seconds, "relative_error": each.relative_error, **compiled.get(each.contender, {})}
                  for each in found]  # fmt: skip
+        if any(each.median_seconds is None for each in found):
+            console.print(*(f"{name}, {each.contender}: {each.status} {each.reason}" for each in found), sep="\n")
+            continue
         first, second = (each.median_seconds or 0.0 for each in found)
         told = compiled["chains"]
         times = f"{compiled['registers']['seconds']:.1f}, {told['seconds']:.1f}"

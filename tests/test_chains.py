@@ -17,7 +17,7 @@ from torch import nn
 
 import tilewright
 from tests.compiled import Case
-from tests.interpreted import check_interpreted
+from tests.interpreted import check_interpreted, run_program
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
@@ -83,6 +83,29 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = x + self.inside(x)
         return result
+
+
+class Gated(nn.Module):
+    """A second value is read inside the chain, along all rows, one row, or one image."""
+
+    def __init__(self, channels: int, wide: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(channels, wide, 1), nn.Conv2d(wide, outputs, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(torch.relu(self.first(x) + y))
+        return result
+
+
+class OwnWeights(nn.Module):
+    """Each image has its own matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(3, 24, 40)), nn.Parameter(torch.randn(3, 40, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(torch.relu(torch.bmm(x, self.a)), self.b)
 
 
 CASES = {
@@ -283,3 +306,36 @@ def test_the_search_is_explained(tmp_path: Any, capsys: pytest.CaptureFixture[st
     text = " ".join(capsys.readouterr().out.split())
     assert "1 taken" in text and "refused: " in text and "in strips of 4 rows" in text and "apart" in text
     assert main(["explain", str(tmp_path / "chain.tw"), "--fusion", "--code"]) != 0
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 14, 13), (1, 16, 14, 13), (2, 16, 1, 13), (2, 16, 1, 1)], ids=str)
+def test_other_values_are_read_at_the_row_of_the_image(shape: tuple[int, ...]) -> None:
+    with always(3) as taken:
+        check_interpreted([Case("gated", Gated(8, 16, 8), (torch.randn(2, 8, 14, 13), torch.randn(shape)))], machine(X86), 2)
+    assert taken
+
+
+def test_constants_of_each_image_are_not_those_of_the_first() -> None:
+    module, x = OwnWeights().eval(), torch.randn(3, 20, 24)
+    with always(3):
+        compiled = tilewright.compile(module, (x,), "native", threads=2)
+    torch.testing.assert_close(compiled(x).double(), copy.deepcopy(module).double()(x.double()), rtol=1e-4, atol=1e-4)
+
+
+def test_tile_registers_work_in_strips() -> None:
+    """Their kernels bind variables of many names."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(conv(64, 128), conv(128, 64)), torch.randn(1, 64, 14, 12)
+    with always(3) as taken:
+        program = plan_program(graph_of(module, x), machine("xeon-sapphire-rapids"), 2, precision="bf16")
+    assert taken and any("tile registers" in lowered.schedule or "amx" in lowered.schedule.lower() for lowered in program.regions)
+    (output,), (given,) = program.graph.outputs, program.graph.inputs
+    results, faults = run_program(program, {given: x.numpy()})
+    assert not faults
+    expected = copy.deepcopy(module).double()(x.double()).detach()
+    assert (torch.from_numpy(results[output]).double() - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_nothing_to_compute_is_not_merged() -> None:
+    module = nn.Sequential(conv(3, 8, 3, 1, 1), conv(8, 8)).eval()
+    assert tilewright.compile(module, (torch.randn(0, 3, 8, 8),), "native", threads=2)(torch.randn(0, 3, 8, 8)).shape == (0, 8, 8, 8)

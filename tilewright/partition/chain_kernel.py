@@ -22,7 +22,7 @@ from tilewright.codegen.access import divide_linear
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, index_const, logical_and, rewrite
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, index_const, logical_and, rewrite, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
@@ -46,7 +46,8 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.partition.strips import Cut
 
-WORKER, TASK, STRIP, SLOT = "worker", "task", "strip", "slot"
+WORKER, TASK, PART, SLOT, ROW = "chain_worker", "chain_task", "chain_part", "chain_slot", "chain_row"
+"""Variables of a chain's own loops. They occur in the addresses of embedded kernels, so no schema may bind these names."""
 LowerStrip = Callable[[Problem], Lowered]
 """Lowers the problem of a strip for one thread; the results' values keep their names."""
 
@@ -144,7 +145,7 @@ def lower_chain(chain: Chain, rows: int, workers: int, lower: LowerStrip) -> Low
     tasks = prod(chain.outer) * count
     each = -(-tasks // workers)
     worker, number = Var(WORKER, workers), Var(TASK, each)
-    task = Var("part", tasks)
+    task = Var(PART, tasks)
     *images, strip = divide_linear(task, [*chain.outer, count])
     begins = _or(compare("eq", number, ZERO), compare("eq", strip, ZERO)) if count > 1 else None
     inside: Statement = emitter.strip(rows, strip * rows, images, begins)
@@ -200,7 +201,7 @@ class _Emitter:
 
     def _fresh(self, number: int, rows: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Expr) -> Statement:
         """The rows that are not there yet: together if all exist, otherwise one after another."""
-        slot, row, extent = Var(SLOT, frame.rows), Var("row", None), index_const(self.chain.extent(number))
+        slot, row, extent = Var(SLOT, frame.rows), Var(ROW, None), index_const(self.chain.extent(number))
         inside: Statement = self._code(number, rows, 1)(row, slot, images)
         if frame.outside:
             inside = If(logical_and(compare("ge", row, ZERO), compare("lt", row, extent)), inside, self._filled(number, slot))
@@ -321,6 +322,9 @@ def _local(body: Statement) -> list[Buffer]:
 def embedded(kernel: Kernel, places: Mapping[str, tuple[str, Expr]]) -> Statement:
     """The body of a kernel as a part of another, for one thread: each parameter is a buffer of that kernel, from an offset on. Local buffers get
     names that no value has."""
+    bound = {statement.variable.name for statement in statements(kernel.body) if isinstance(statement, (For, Let))}
+    moving = {var.name for _, offset in places.values() for var in variables(offset)}
+    assert bound.isdisjoint(moving), f"{kernel.name} binds a variable of its addresses"
     places = {**{buffer.name: (f"{buffer.name}.local", ZERO) for buffer in _local(kernel.body)}, **places}
 
     def local(buffer: Buffer) -> Buffer:

@@ -17,7 +17,7 @@ from tilewright.errors import contained
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.calibration import CpuChains, cpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Graph
+from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels.cpu.rates import reread_bandwidth
@@ -333,7 +333,7 @@ def paths(graph: Graph, laid_out: LaidOut) -> list[list[Region]]:
         for name in dict.fromkeys(region.inputs):
             readers.setdefault(name, []).append(region)
     shared = {*graph.outputs, *laid_out.slices, *(place.buffer for place in laid_out.slices.values())}
-    made = {region.outputs[0]: region for region in laid_out.regions if len(region.outputs) == 1 and _may_be_cut(region)}
+    made = {region.outputs[0]: region for region in laid_out.regions if len(region.outputs) == 1 and _may_be_cut(region, laid_out.values)}
     before: dict[str, Region] = {}
     for region in made.values():
         only = [made[name] for name in region.inputs if name in made and name not in shared and len(readers[name]) == 1]
@@ -353,8 +353,9 @@ def paths(graph: Graph, laid_out: LaidOut) -> list[list[Region]]:
     return result
 
 
-def _may_be_cut(region: Region) -> bool:
-    return region.kind in KINDS and not region.checks and bool(region.nodes)
+def _may_be_cut(region: Region, values: Mapping[str, Value]) -> bool:
+    computes = all(values[name].elements for name in (*region.inputs, *region.outputs))
+    return region.kind in KINDS and not region.checks and bool(region.nodes) and computes
 
 
 def _fault(why: str) -> str:

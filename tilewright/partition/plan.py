@@ -94,7 +94,8 @@ def plan_program(
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, models or partial(choose, numerics=numerics), numerics)
     search = tuple(f"{'taken' if name.endswith(TOGETHER) else 'refused'}: {note}" for name, note in merged.notes.items())
     if chains and not machine.is_gpu:
-        laid_out, considered = _chained(laid_out, context)
+        separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
+        laid_out, considered = contained("the model", "nothing is merged", partial(_chained, laid_out, context), lambda _: separate)
         search += tuple(f"{'taken' if merge.taken else 'refused'}: {merge}" for merge in considered)
     lowered: list[Lowered] = []
     lost: dict[int, list[str]] = {}

@@ -189,6 +189,8 @@ class _Finder:
                 if position is None and load.buffer in self.inside or position is not None and load.index[position] != axis:
                     raise Unsuitable(f"{load.buffer} is not read image by image")
             images = self._dims_of_images(load)
+            if load.buffer in self.problem.constants and any(dim is not None for dim in images):
+                raise Unsuitable(f"each image has its own part of {load.buffer}")
             if self.images.setdefault(load.buffer, images) != images:
                 raise Unsuitable(f"{load.buffer} is read in two ways")
             found, known = self._rows(load, step), self.rows.get(load.buffer)
