@@ -283,12 +283,11 @@ def _partitioned(
             chosen = merges[place].strips if place in merges else None
             if chosen is not None:
                 lowered = contained(_described(path[slice(*place)]), "is not merged", partial(judge.lowered, problems[place], chosen), _fault)
-                merges[place] = replace(merges[place], taken=not isinstance(lowered, str))
                 if isinstance(lowered, str):
                     merges[place] = replace(merges[place], strips=None, reason=lowered)
                     break
         else:
-            considered += merges.values()
+            considered += (replace(merge, taken=place in places) for place, merge in merges.items())
             return [tuple(path[begin:end]) for begin, end in places]
 
 
