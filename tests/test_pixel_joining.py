@@ -89,7 +89,7 @@ def planned(case: Case, target: str = "xeon-8124m", threads: int = 1) -> Program
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph, _ = simplify(read(case.module.eval(), case.inputs).graph)
-    return plan_program(graph, machine(target), threads)
+    return plan_program(graph, machine(target), threads, chains=False)
 
 
 def joined(program: Program) -> list[Region]:
