@@ -19,6 +19,7 @@ from tilewright.ir.expr import (
     Apply,
     Const,
     Expr,
+    Linear,
     Load,
     Var,
     children,
@@ -64,6 +65,14 @@ def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
     )
 
 
+def margin(condition: Expr) -> Linear | None:
+    """What is at least 0 where a comparison of two indices holds; None for any other condition."""
+    if not (isinstance(condition, Apply) and condition.operation in ("lt", "le", "gt", "ge") and condition.args[0].dtype == INDEX):
+        return None
+    a, b = condition.args
+    return linear({"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[condition.operation])
+
+
 def is_bounds_check(condition: Expr, index: Sequence[Expr], shape: Sequence[int]) -> bool:
     """Whether the condition only says that the index lies within the shape: each conjunct is 0 <= index[d] or index[d] < shape[d]."""
     conjuncts: list[Expr] = [condition]
@@ -77,12 +86,8 @@ def is_bounds_check(condition: Expr, index: Sequence[Expr], shape: Sequence[int]
         if isinstance(part, Apply) and part.operation == "and":
             conjuncts.extend(part.args)
             continue
-        if not (isinstance(part, Apply) and part.operation in ("lt", "le", "gt", "ge") and part.args[0].dtype == INDEX):
-            return False
-        a, b = part.args
-        margin = {"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[part.operation]
-        form = linear(margin)
-        if form.constant not in known.get(frozenset(form.terms), ()):
+        least = margin(part)
+        if least is None or least.constant not in known.get(frozenset(least.terms), ()):
             return False
     return True
 
@@ -400,6 +405,7 @@ __all__ = [
     "divide_linear",
     "flatten",
     "is_bounds_check",
+    "margin",
     "merge_axes",
     "mergeable",
     "needed_halo",

@@ -52,10 +52,11 @@ class Layout:
         """Physical extent of each entry of `order`."""
         inner = {dim: prod(f for d, f in self.order if d == dim and f) for dim in range(len(self.shape))}
         return tuple(
-            factor or -(-(self.shape[dim] + sum(self.halo[dim]) + sum(self._around(dim))) // inner[dim]) for dim, factor in self.order
+            factor or -(-(self.shape[dim] + sum(self.halo[dim]) + sum(self.outside(dim))) // inner[dim]) for dim, factor in self.order
         )
 
-    def _around(self, dim: int) -> tuple[int, int]:
+    def outside(self, dim: int) -> tuple[int, int]:
+        """Elements of other values before and after a dimension: 0 unless the value is a slice."""
         return self.around[dim] if self.around else (0, 0)
 
     @property
@@ -88,7 +89,7 @@ class Layout:
         result: Expr = Const(0, INDEX)
         remaining = {dim: prod(f for d, f in self.order if d == dim and f) for dim in range(len(self.shape))}
         for (dim, factor), stride in zip(self.order, self.strides, strict=True):
-            position = add(index[dim], self.halo[dim][0] + self._around(dim)[0])
+            position = add(index[dim], self.halo[dim][0] + self.outside(dim)[0])
             if factor == 0:
                 part = floordiv(position, remaining[dim])
             else:
@@ -105,7 +106,7 @@ class Layout:
         covers."""
         halo, around = [], []
         for dim, (extent, first) in enumerate(zip(shape, start, strict=True)):
-            (before, after), outside = self.halo[dim], self._around(dim)
+            (before, after), outside = self.halo[dim], self.outside(dim)
             whole = extent == self.shape[dim]
             halo.append((before, after) if whole else (0, 0))
             more = (0, 0) if whole else (before + first, after + self.shape[dim] - extent - first)
@@ -135,7 +136,7 @@ class Layout:
 
     def box(self) -> Box:
         """The storage that a value with unsplit dimensions occupies, halo included: (first, end) along each dimension of the buffer."""
-        outside = (self._around(dim)[0] for dim in range(len(self.shape)))
+        outside = (self.outside(dim)[0] for dim in range(len(self.shape)))
         return tuple((first, first + sum(halo) + extent) for first, halo, extent in zip(outside, self.halo, self.shape, strict=True))
 
     def dense_strides(self) -> tuple[int, ...] | None:

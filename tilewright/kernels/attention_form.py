@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.codegen.access import flatten, merge_axes, storage_order
+from tilewright.codegen.access import flatten, margin, merge_axes, storage_order
 from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, vectors_fit, widest
 from tilewright.graph.attention import attention
 from tilewright.ir.computation import lowest
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, compare, index_const, linear, replace_loads, select, substitute
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var, compare, index_const, replace_loads, select, substitute
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
@@ -165,11 +165,8 @@ def _causal(logit: Expr, m: Sequence[Var], n: Var) -> tuple[int, Expr] | None:
     if not (isinstance(logit, Apply) and logit.operation == "select" and logit.args[2] == lowest(logit.dtype)) or len(m) != 1:
         return None
     condition, seen, _ = logit.args
-    if not (isinstance(condition, Apply) and condition.operation in ("lt", "le", "gt", "ge") and condition.args[0].dtype == INDEX):
-        return None
-    a, b = condition.args
-    form = linear({"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[condition.operation])
-    return (form.constant, seen) if dict(form.terms) == {m[0]: 1, n: -1} and form.constant >= 0 else None
+    form = margin(condition)
+    return (form.constant, seen) if form is not None and dict(form.terms) == {m[0]: 1, n: -1} and form.constant >= 0 else None
 
 
 def _width(expr: Expr, axes: Sequence[Var], layouts: Mapping[str, Layout]) -> int:

@@ -273,7 +273,7 @@ class _Emitter:
         strides = layout.dense_strides() or ()
 
         def begins(dim: int) -> int:
-            return layout.halo[dim][0] + (layout.around[dim][0] if layout.around else 0)
+            return layout.halo[dim][0] + layout.outside(dim)[0]
 
         for dim, image in zip(part.images.get(name, ()), images, strict=False):
             if dim is not None:

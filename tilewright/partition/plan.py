@@ -19,7 +19,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program, Region, Storage, Unsuitable
 from tilewright.ir.space import SpaceCounts
-from tilewright.kernels.registry import library, lower
+from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, named
@@ -145,6 +145,8 @@ def _chained(laid_out: LaidOut, context: _Context) -> tuple[LaidOut, tuple[Merge
 
     def predict(region: Region, winograd: bool) -> float:
         problem, key, _ = _canonical(region, context)
+        transforms = context.numerics.winograd and any(schema.transforms for schema in schemas(context.machine, region.kind))
+        winograd = winograd or not transforms  # the same ranking where no schema transforms
         if (key, winograd) not in known:
             chosen = context.models if winograd else partial(choose, numerics=replace(context.numerics, winograd=False))
             known[key, winograd] = chosen(problem, context.machine, context.threads).seconds

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from tilewright.codegen.access import margin
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import (
     INDEX,
@@ -101,7 +102,7 @@ def sliced(layout: Layout, shape: Sequence[int], dims: frozenset[int], alone: bo
         return layout
     halo, around = [], []
     for dim, extent in enumerate(shape):
-        outside = layout.around[dim] if layout.around else (0, 0)
+        outside = layout.outside(dim)
         whole = layout.shape[dim] + sum(layout.halo[dim]) + sum(outside)
         halo.append((0, 0) if dim in dims else layout.halo[dim])
         around.append(((0, 0) if alone else (0, whole - extent)) if dim in dims else outside)
@@ -264,12 +265,7 @@ def _other_conditions(condition: Expr, position: Expr, extent: int) -> list[Expr
     """The conjuncts that do not say that the position is within the extent."""
     if isinstance(condition, Apply) and condition.operation == "and":
         return [part for arg in condition.args for part in _other_conditions(arg, position, extent)]
-    if isinstance(condition, Apply) and condition.operation in ("lt", "le", "gt", "ge") and condition.args[0].dtype == INDEX:
-        a, b = condition.args
-        margin = {"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[condition.operation]
-        if linear(margin) in (linear(position), linear((extent - 1) - position)):
-            return []
-    return [condition]
+    return [] if margin(condition) in (linear(position), linear((extent - 1) - position)) else [condition]
 
 
 def _resized(step: Step, smaller: Mapping[Var, Expr]) -> Step:
