@@ -4,6 +4,8 @@ VENV ?= .venv
 EXTRAS ?= dev,cuda13
 TORCH ?= torch==2.13.0
 WORKERS ?= 3
+MODEL ?= zoo:resnet18
+PAGE ?= build/page.html
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
@@ -13,9 +15,10 @@ endif
 # The tests in which it matters which CPU schedules and code are made for.
 NATIVE_TESTS := $(addprefix tests/test_,hardware.py compile_operators.py cpu_*.py row_joining.py pixel_joining.py runtime.py admission.py cli.py output_pool.py)
 
-.PHONY: help venv install demo test test-as test-slow replay lint types wheel clean
+.PHONY: help venv install page demo test test-as test-slow replay lint types wheel clean
 help:
 	@echo "make venv       the virtual environment, with the tested versions of constraints.txt"
+	@echo "make page       a page on ResNet-18, compiled and measured here (MODEL=$(MODEL) PAGE=$(PAGE))"
 	@echo "make demo       train a small network on handwritten digits, compile it, compare with PyTorch; then ResNet-18"
 	@echo "make test       the test suite without the slow tests (WORKERS=$(WORKERS) processes)"
 	@echo "make test-as    those tests that run code of this CPU, as if it were another (AS=$(AS))"
@@ -32,6 +35,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --no-input -c constraints.txt "$(TORCH)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
+
+page: venv
+	$(BIN)/tilewright explain $(MODEL) --profile --html $(PAGE) >/dev/null
+	@echo "open $(PAGE) in a browser"
 
 demo: venv
 	$(BIN)/python examples/demo.py

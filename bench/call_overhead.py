@@ -1,4 +1,5 @@
-"""Host time of a call of an executable besides its kernels: for a program of one tiny kernel, and for a chain of them.
+"""Host time of a call of an executable besides its kernels: for a program of one tiny kernel, for a chain of them, and for one of operators that run
+through PyTorch.
 
     python -m bench.call_overhead
 
@@ -30,6 +31,7 @@ from tilewright.runtime.gpu import GpuEngine
 
 ELEMENTS = 256
 KEPT = 256
+OPERATORS = 10
 
 
 class Tiny(nn.Module):
@@ -49,6 +51,19 @@ class Line(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.kernels):
             x = F.softmax(x, -1) + x
+        return x
+
+
+class Foreign(nn.Module):
+    """A chain of operators that the operator table lacks, each of which runs through PyTorch."""
+
+    def __init__(self, operators: int) -> None:
+        super().__init__()
+        self.operators = operators
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.operators):
+            x = torch.special.bessel_j0(x)
         return x
 
 
@@ -113,7 +128,10 @@ def main() -> None:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     results = []
-    for program, module in (("one kernel", Tiny()), (f"{options.kernels} kernels", Line(options.kernels))):
+    programs: dict[str, nn.Module] = {
+        "one kernel": Tiny(), f"{options.kernels} kernels": Line(options.kernels), f"{OPERATORS} through PyTorch": Foreign(OPERATORS),
+    }  # fmt: skip
+    for program, module in programs.items():
         x = torch.randn(1, ELEMENTS, device=options.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -124,24 +142,24 @@ def main() -> None:
             with torch.no_grad():
                 return module(x)
 
-        alone = KernelAlone(executable.clone(), x)
-        contenders: dict[str, Callable[[], object]] = {
-            "kernel alone": alone.call,
+        alone = None if isinstance(module, Foreign) else KernelAlone(executable.clone(), x)
+        contenders: dict[str, Callable[[], object]] = {} if alone is None else {"kernel alone": alone.call}
+        contenders |= {
             "call": partial(executable, x),
             "call, fresh outputs": keeping(partial(executable, x)),
             "eager": eager,
         }
-        base = 0.0
+        base: float | None = None
         for name, values in rounds_of(contenders, options.rounds, options.calls, options.device).items():
             lower, median, upper = statistics.quantiles(values, n=4)
             base = median if name == "kernel alone" else base
             results.append(
                 {
                     "program": program, "contender": name, "median_us": median, "quartiles_us": [lower, upper],
-                    "minimum_us": min(values), "over_kernel_alone_us": median - base,
+                    "minimum_us": min(values), "over_kernel_alone_us": None if base is None else median - base,
                 }
             )  # fmt: skip
-            print(f"{program:12} {name:20} median {median:7.2f} us, quartiles {lower:.2f} to {upper:.2f}, minimum {min(values):.2f}")
+            print(f"{program:18} {name:20} median {median:7.2f} us, quartiles {lower:.2f} to {upper:.2f}, minimum {min(values):.2f}")
     write_results(options.name, {**vars(options), "load_average_before": load}, results)
 
 

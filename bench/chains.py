@@ -33,14 +33,21 @@ from rich.table import Table
 from torch import nn
 
 import tilewright
-from bench.common import double_precision_outputs, interleaved_seconds, relative_error, write_results
+from bench.common import double_precision_outputs, earlier_results, interleaved_seconds, relative_error, write_results
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import CpuChains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition import chains
 from tilewright.partition.chains import Judge, Parts, Strips
+from tilewright.partition.plan import plan_program
+from tilewright.partition.tile_judge import TileJudge, Tiles
 
 LARGEST_ERROR = 1e-3
+NOISE = 0.03
+"""Share of the time below which a measured gain or loss may be noise."""
 
 
 @dataclass(frozen=True)
@@ -156,31 +163,35 @@ def drawn(seed: int, count: int) -> Iterator[Links]:
 
 
 @contextmanager
-def merging(count: int, merges: bool, seen: dict[str, Any]) -> Iterator[None]:
-    """Inside the context the layers after the first, `count` of them, are one kernel, or all separate. `seen` gets what the models predict."""
-    paths, judged = chains.paths, Judge.best
+def merging(
+    count: int, merges: bool, seen: dict[str, Any], rows: int = 0, judging: type[Judge] | type[TileJudge] = Judge
+) -> Iterator[None]:
+    """Inside the context the layers after the first, `count` of them, are one kernel, or all separate. `seen` gets what the models predict, of strips
+    of `rows` rows if that is given."""
+    paths = chains.paths
 
     def middle(*given: Any) -> list[list[Region]]:
         return [path[1 : 1 + count] for path in paths(*given) if len(path) == count + 2]
 
-    def best(judge: Judge, problem: Problem, alone: Sequence[float]) -> Strips | str:
+    def best(judge: Any, problem: Problem, alone: Sequence[float]) -> Strips | Tiles | str:
         if len(problem.region.stages) < count:
             return "the benchmark asks for whole chains"
-        found = judged(judge, problem, alone)
+        ranked = judge.ranked(problem, alone)
+        found = ranked if isinstance(ranked, str) else next((way for way in ranked if not rows or way.schedule.rows == rows), "no such strips")
         if not isinstance(found, str):
-            seen.update(rows=found.rows, chain=found.seconds, parts=asdict(found.parts))
+            seen.update(way=found.described, chain=found.seconds, parts=asdict(found.parts))
+            if isinstance(found, Strips):
+                seen["rows"] = found.schedule.rows
         else:
             seen["reason"] = found
-        decided = replace(found, seconds=0.0) if merges and not isinstance(found, str) else "separate"
-        judge.strips[chains.key_of(problem)] = decided
-        return decided
+        return replace(found, seconds=0.0) if merges and not isinstance(found, str) else "separate"
 
     def partitioned(path: Sequence[Region], *given: Any) -> list[tuple[Region, ...]]:
         seen["apart"] = sum(given[2](region, True) for region in path)
         return split(path, *given)
 
     split = chains._partitioned
-    with mock.patch.object(chains, "paths", middle), mock.patch.object(Judge, "best", best), mock.patch.object(chains, "_partitioned", partitioned):
+    with mock.patch.object(chains, "paths", middle), mock.patch.object(judging, "best", best), mock.patch.object(chains, "_partitioned", partitioned):
         yield
 
 
@@ -209,22 +220,35 @@ def measured(links: Links, threads: int, rounds: int) -> dict[str, Any]:
     return row
 
 
+def forecast(entry: Mapping[str, Any], links: Links) -> dict[str, Any]:
+    """A measured row with what the models predict now of the strips that were measured."""
+    threads, seen = entry["threads"], dict[str, Any]()
+    graph = simplify(read(links.module(), links.inputs()).graph)[0]
+    with merging(len(links.layers), False, seen, entry["predicted"]["rows"]):
+        plan_program(graph, identified_machine("native"), threads)
+    return {**entry, "predicted": seen, "taken": "chain" in seen and seen["chain"] < (1 - chains.LEAST_GAIN) * seen["apart"]}
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How well gains are predicted: the share of chains with the right sign, that of those whose measured gain is more than 3 %, the correlation of
-    ranks, and the geometric mean of the gains of the chains that are taken."""
+    """How well gains are predicted: the share of chains whose predicted gain has the sign of the measured one, of all and of those where the measured
+    gain or loss is beyond `NOISE`; the same of decisions, which take gains from 1 % on; the correlation of ranks; and the geometric mean of the gains
+    of the chains that are taken."""
     found = [row for row in rows if "seconds" in row]
     predicted = np.array([row["predicted"]["chain"] - row["predicted"]["apart"] for row in found])
     gained = np.array([row["seconds"]["merged"] - row["seconds"]["separate"] for row in found])
     shares = gained / np.array([row["seconds"]["separate"] for row in found])
     taken = np.array([row["taken"] for row in found])
-    clear = np.abs(shares) > 0.03
+    clear, sign, decision = np.abs(shares) > NOISE, (predicted < 0) == (gained < 0), taken == (gained < 0)
     order = np.corrcoef(np.argsort(np.argsort(predicted)), np.argsort(np.argsort(gained)))[0, 1]
     ratios = np.array([row["seconds"]["separate"] / row["seconds"]["merged"] for row in found])
     return {
         "chains": len(found),
         "taken": int(taken.sum()),
-        "right": float(np.mean(taken == (gained < 0))),
-        "right where it matters": float(np.mean((taken == (gained < 0))[clear])),
+        "sign right": float(np.mean(sign)),
+        "beyond noise": int(clear.sum()),
+        "sign right beyond noise": float(np.mean(sign[clear])),
+        "decision right": float(np.mean(decision)),
+        "decision right beyond noise": float(np.mean(decision[clear])),
         "rank correlation": float(order),
         "gain of taken": float(np.exp(np.mean(np.log(ratios[taken])))) if taken.any() else 1.0,
         "wrongly taken": int(np.sum(taken & (gained > 0))),
@@ -237,20 +261,29 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="random chains instead of those of networks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th chain; parts after the first are added to the file")
     parser.add_argument("--name", help="name of the result file")
-    parser.add_argument("--fit", nargs="+", type=Path, metavar="FILE", help="fit the constants to result files instead of measuring")
+    parser.add_argument("--fit", nargs="+", type=Path, metavar="FILE", help="fit the constants to results of random chains instead of measuring")
     options = parser.parse_args()
     if options.fit:
-        found = [row for file in options.fit for row in json.loads(file.read_text())["results"] if "seconds" in row]
-        Console().print(*fitted(found), summary(found))
+        found = []
+        for document in (json.loads(file.read_text()) for file in options.fit):
+            chosen = {str(links): links for links in drawn(document["settings"]["seed"], document["settings"]["random"])}
+            again = [forecast(row, chosen[row["chain"]]) for row in document["results"] if "seconds" in row]
+            found.append([row for row in again if "chain" in row["predicted"]])
+        Console().print(*fitted([row for rows in found for row in rows]), *map(summary, found))
         return
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     problems = [("", links) for links in drawn(options.seed, options.random)] if options.random else list(LITERATURE.items())
-    console, rows = Console(), []
-    for name, links in problems:
+    part, parts = map(int, options.part.split("/"))
+    earlier = earlier_results(options.name) if options.name and part > 1 else None
+    console, rows = Console(), earlier["results"] if earlier is not None else []
+    for name, links in problems[part - 1 :: parts]:
         rows.append({"name": name, **measured(links, options.threads, options.rounds)})
         console.print(_line(rows[-1]))
+    order = [str(links) for _, links in problems]
+    rows.sort(key=lambda row: order.index(row["chain"]))
     said = summary(rows)
     table = Table("figure", "value")
     for key, value in said.items():
@@ -270,7 +303,10 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['name']} {row['chain']}: {sizes}; {predicted}, {'taken' if row['taken'] else 'refused'}"
 
 
-GRID = {"stored": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), "crossing": (0.4, 0.55, 0.7, 0.85, 1.0), "calls": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
+GRID = {
+    "stored": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "crossing": (0.0, 0.2, 0.4, 0.55, 0.7, 0.85), "calls": (0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9),
+    "single": (0.0, 0.05, 0.1, 0.15, 0.2),
+}  # fmt: skip
 """Values that are tried for the constants."""
 
 

@@ -2,9 +2,11 @@
 
     python -m bench.cpu_networks resnet18 mobilenet_v2 --against eager,eager_cl,onnxruntime
     python -m bench.cpu_networks resnet50 --precision bf16 --against openvino_default --tolerance 0.03
+    python -m bench.cpu_networks resnet50 --batch 16 --against eager,eager_cl,inductor,vendor --trials 3
 
 Every contender has the same number of threads and computes in float32, except for Tilewright with `--precision bf16` and `openvino_default`. Each is
-checked against PyTorch in float64 before it is timed, and is left out with the reason if it is absent, fails, or is wrong.
+checked against PyTorch in float64 before it is timed, and is left out with the reason if it is absent, fails, or is wrong. `vendor` is Tilewright
+with library kernels and `--trials`, whose records stay in the cache folder: what was measured by an earlier run is not measured again.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from rich.table import Table
 
 import tilewright
 from bench.common import Contender, Outcome, compare, write_results
-from tilewright import zoo
+from tilewright import settings, zoo
 from tilewright.tuning.peers import PEERS
 
-OURS = "tilewright"
+OURS, VENDOR = "tilewright", "vendor"
 
 
 def ours(precision: str = "fp32") -> Contender:
@@ -30,7 +32,13 @@ def ours(precision: str = "fp32") -> Contender:
     return Contender(OURS, lambda module, inputs: tilewright.compile(module, inputs, precision=precision))
 
 
-CONTENDERS = {OURS: ours(), **PEERS}
+def with_libraries(trials: int = 3) -> Contender:
+    """Tilewright with library kernels, by trials."""
+    place = settings.cache_directory() / "bench_vendor.sqlite"
+    return Contender(VENDOR, lambda module, inputs: tilewright.compile(module, inputs, trials=trials, vendor=True, records=place))
+
+
+CONTENDERS = {OURS: ours(), VENDOR: with_libraries(), **PEERS}
 
 
 def cell(outcome: Outcome) -> str:
@@ -45,6 +53,7 @@ def speed_up(outcomes: Sequence[Outcome]) -> str:
     """The time of the fastest peer over ours."""
     medians = {outcome.contender: outcome.median_seconds for outcome in outcomes if outcome.median_seconds is not None}
     own = medians.pop(OURS, None)
+    medians.pop(VENDOR, None)
     return f"{min(medians.values()) / own:.2f}" if own and medians else "–"
 
 
@@ -64,6 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="zoo networks; all if none is named")
     parser.add_argument("--against", default="eager,eager_cl,onnxruntime", help=f"of {','.join(CONTENDERS)}")
     parser.add_argument("--precision", default="fp32", help="of Tilewright")
+    parser.add_argument("--trials", type=int, default=3, help="of `vendor`")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
@@ -83,7 +93,7 @@ def main() -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     torch.set_num_threads(options.threads)
-    contenders = [ours(options.precision) if name == OURS else CONTENDERS[name] for name in options.against]
+    contenders = {**CONTENDERS, OURS: ours(options.precision), VENDOR: with_libraries(options.trials)}
     results: list[Outcome] = []
     reported: set[tuple[str, str]] = set()
     path = None
@@ -91,9 +101,8 @@ def main() -> None:
         module, example_inputs = zoo.build(name, options.batch, options.seed)
         torch.manual_seed(options.seed + 1)
         fresh_inputs = zoo.NETWORKS[name].example_inputs(options.batch)
-        outcomes = compare(
-            name, module, example_inputs, fresh_inputs, contenders, options.tolerance, options.rounds, options.seconds
-        )
+        ways = [contenders[way] for way in options.against]
+        outcomes = compare(name, module, example_inputs, fresh_inputs, ways, options.tolerance, options.rounds, options.seconds)
         for outcome in outcomes:
             if outcome.reason and (outcome.contender, outcome.reason) not in reported:
                 reported.add((outcome.contender, outcome.reason))

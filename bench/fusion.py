@@ -1,8 +1,16 @@
-"""Networks in float32 on this CPU without chains and with them: what runs together in registers against all that is predicted faster.
+"""Networks in float32 on this CPU by what runs together: nothing, what fits in registers, chains too, with library kernels too (the ablation of
+DeepCuts, Jung et al., PLDI 2021, figures 5 to 7).
 
     python -m bench.fusion mobilenet_v2 resnet50 --threads 2 --name fusion_2
+    python -m bench.fusion densenet121 --threads 2 --name fusion_2              the file's other networks stay
+    python -m bench.fusion resnet18 resnet50 --limit --name fusion_limit
+    python -m bench.fusion mobilenet_v2 --ways none,registers,chains,libraries --batch 16 --name ablation_16
 
-Both plans are Tilewright's own kernels without trials, checked against PyTorch in float64, and timed in interleaved turns.
+`none` makes a kernel of each operator that is no view, after constants are folded; `registers` and `chains` are Tilewright's own kernels without
+trials; `libraries` measures the candidates first. All are checked against PyTorch in float64, and timed in interleaved turns.
+
+`--limit` times nothing: it states what chains could save at most by prediction if every region could be in one, Winograd's kernels too, and strips
+cost nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +18,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -20,61 +30,119 @@ from rich.table import Table
 from torch import nn
 
 import tilewright
-from bench.common import Contender, Outcome, compare, write_results
+from bench.common import Contender, Outcome, compare, earlier_results, write_results
+from bench.cpu_networks import cell, with_libraries
 from tilewright import zoo
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.hardware.calibration import cpu_calibration
+from tilewright.kernels.schema import USUAL
+from tilewright.partition import chains, fusion, plan
 from tilewright.partition.plan import plan_program
+from tilewright.partition.precision import AS_COMPUTED
+from tilewright.selection.choice import choose
+from tilewright.stages import Stages
 
 PIPELINE = importlib.import_module("tilewright.compile")  # the package's attribute of this name is its function
 NETWORKS = ("mobilenet_v2", "resnet18", "resnet50", "inception_v3", "densenet121")
+WAYS = ("none", "registers", "chains", "libraries")
 
 
-def contender(name: str, chains: bool, threads: int, compiled: dict[str, Any]) -> Contender:
-    """Tilewright, with chains or without."""
+@contextmanager
+def fusing(way: str) -> Iterator[None]:
+    """Inside the context regions are made in one of `WAYS`."""
+    with ExitStack() as stack:
+        if way in ("none", "registers"):
+            stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=False)))
+        if way == "none":
+            for rule in ("_refuse_reader", "_refuse_epilogue", "_refuse_absorbing"):
+                stack.enter_context(mock.patch.object(fusion._Partitioner, rule, lambda *_: "nothing is fused"))
+        yield
+
+
+def contender(way: str, threads: int, trials: int, compiled: dict[str, Any]) -> Contender:
+    """Tilewright in one of `WAYS`."""
 
     def prepare(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         start = time.perf_counter()
-        with mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=chains)):
-            executable = tilewright.compile(module, inputs, "native", threads=threads)
-        compiled[name] = {
+        with fusing(way):
+            if way == "libraries":
+                executable: Any = with_libraries(trials).prepare(module, inputs)
+            else:
+                executable = tilewright.compile(module, inputs, "native", threads=threads)
+        regions = executable.image.program.regions
+        compiled[way] = {
             "seconds": time.perf_counter() - start,
-            "regions": len(executable.image.program.regions),
-            "chains": sum(region.kind == "chain" for region in executable.image.program.regions),
+            "regions": len(regions),
+            "chains": sum(region.kind == "chain" for region in regions),
+            "libraries": sum(region.library is not None for region in regions),
         }
         return executable
 
-    return Contender(name, prepare)
+    return Contender(way, prepare)
+
+
+def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
+    """Predicted seconds of a network's regions, and the most that chains of `chains.LONGEST` regions could save of them."""
+    native = machine("native")
+    module, inputs = zoo.build(network, batch)
+    graph = simplify(read(module, inputs).graph)[0]
+    laid_out = plan._laid_out(graph, native, threads, AS_COMPUTED, USUAL)
+    context = plan._Context(graph, laid_out.values, laid_out.layouts, native, threads)
+    predictions = plan._Predictions(choose, native, threads, USUAL, Stages())
+    total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
+    saved, constants = 0.0, cpu_calibration(native).chains
+    for path in chains.paths(graph, laid_out):
+        sizes = [laid_out.values[region.outputs[0]].bytes for region in path[:-1]]
+        joins = [0.0, *(-chains.between_kernels([size], native, threads).seconds(constants) for size in sizes)]
+        best = [0.0]
+        for end in range(1, len(path) + 1):
+            best.append(max(best[begin] + sum(joins[begin + 1 : end]) for begin in range(max(0, end - chains.LONGEST), end)))
+        saved += best[-1]
+    return {"network": network, "batch": batch, "threads": threads, "predicted_seconds": total, "most_saved_seconds": saved}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NETWORK")
+    parser.add_argument("--ways", default="registers,chains", help=f"of {','.join(WAYS)}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--trials", type=int, default=3, help="of `libraries`")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=0.1, help="least time of one turn in one round")
+    parser.add_argument("--limit", action="store_true", help="time nothing: what chains could save at most by prediction, with one and two threads")
     parser.add_argument("--name", help="name of the result file")
     options = parser.parse_args()
+    names = options.ways.split(",")
+    if unknown := sorted(set(names) - set(WAYS)):
+        parser.error(f"unknown ways {', '.join(unknown)}; choose from {', '.join(WAYS)}")
+    if options.limit:
+        limits = [limit(name, options.batch, threads) for name in options.networks for threads in (1, 2)]
+        Console().print(*limits, sep="\n")
+        if options.name:
+            write_results(options.name, vars(options), limits)
+        return
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    table, rows, console = Table("network", "in registers, ms", "with chains, ms", "ratio", "chains of regions", "compiled, s"), [], Console()
+    table, rows, console = Table("network", *(f"{way}, ms" for way in names), "chains of regions"), [], Console()
     for name in options.networks:
         module, inputs = zoo.build(name, options.batch)
         fresh = zoo.build(name, options.batch, seed=1)[1]
         compiled: dict[str, Any] = {}
-        ways = [contender(way, chains, options.threads, compiled) for way, chains in (("registers", False), ("chains", True))]
-        found: list[Outcome] = compare(name, module, inputs, fresh, ways, 1e-3, options.rounds, 0.1)
-        rows += [{"network": name, "contender": each.contender, "status": each.status, "median_seconds": each.median_seconds,
+        ways = [contender(way, options.threads, options.trials, compiled) for way in names]
+        found: list[Outcome] = compare(name, module, inputs, fresh, ways, 1e-3, options.rounds, options.seconds)
+        rows += [{"network": name, "contender": each.contender, "status": each.status, "reason": each.reason, "median_seconds": each.median_seconds,
                   "quartile_seconds": each.quartile_seconds, "relative_error": each.relative_error, **compiled.get(each.contender, {})}
                  for each in found]  # fmt: skip
-        if any(each.median_seconds is None for each in found):
-            console.print(*(f"{name}, {each.contender}: {each.status} {each.reason}" for each in found), sep="\n")
-            continue
-        first, second = (each.median_seconds or 0.0 for each in found)
-        told = compiled["chains"]
-        times = f"{compiled['registers']['seconds']:.1f}, {told['seconds']:.1f}"
-        table.add_row(name, f"{1e3 * first:.2f}", f"{1e3 * second:.2f}", f"{first / second:.3f}", f"{told['chains']} of {told['regions']}", times)
+        told = compiled.get(names[-1])
+        table.add_row(name, *map(cell, found), f"{told['chains']} of {told['regions']}" if told else "")
     console.print(table)
     if options.name:
-        console.print(f"wrote {write_results(options.name, vars(options), rows)}")
+        earlier = earlier_results(options.name) or {"results": []}
+        kept = [row for row in earlier["results"] if row["network"] not in options.networks]
+        console.print(f"wrote {write_results(options.name, vars(options), [*kept, *rows])}")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.report.tables import plan_table
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.plan_text import plan_text
 from tilewright.tuning.measure import interleaved_seconds
 from tilewright.tuning.peers import eager_channels_last
 
@@ -111,7 +111,7 @@ def compare_resnet(target: str, console: Console) -> None:
     """ResNet-18 with random weights: its plan, and its time against PyTorch with channels-last tensors."""
     module, inputs = tilewright.zoo.build("resnet18")
     executable = compiled(module, inputs, target, "ResNet-18", console)
-    console.print(plan_table(executable.image, f"ResNet-18 for {executable.image.machine.name}"))
+    console.print(plan_text(executable.plan, f"ResNet-18 for {executable.image.machine.name}"), soft_wrap=True)
     eager = eager_channels_last(module, inputs)
     with console.status("measuring in turns"):
         seconds_of = interleaved_seconds({"PyTorch eager, channels last": lambda: eager(*inputs), "Tilewright": lambda: executable(*inputs)}, 10, 0.5)

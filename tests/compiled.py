@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import tilewright
+from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.packing import unpack
 
@@ -113,6 +118,15 @@ def poison(executable: Executable) -> None:
         return outputs
 
     executable._allocate = poisoned  # type: ignore[method-assign]
+
+
+@contextmanager
+def without_chains() -> Iterator[None]:
+    """Compilation and tuning plan every region on its own, so that what tests expect of single regions does not depend on predictions."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tilewright.compile", "tilewright.tuning.tuning"):
+            patch.setattr(import_module(name), "plan_program", partial(plan_program, chains=False))
+        yield
 
 
 def by_winograd(executable: Executable) -> set[int]:

@@ -70,7 +70,8 @@ def measurer(message: dict[str, Any]) -> dict[str, Any]:
     limit = message["limit"]
     if limit is not None and time_of > limit:
         return {"times": [time_of], "stopped": True, "relative_error": 1e-7}
-    return {"times": [time_of * (1 + 0.001 * k) for k in range(4)], "relative_error": 1e-7}
+    delay = 1000 if fault == "delay" else 1
+    return {"times": [delay * time_of * (1 + 0.001 * k) for k in range(4)], "relative_error": 1e-7}
 
 
 def fault_of(schedule: str) -> str:

@@ -486,8 +486,41 @@ def indexings(random: Random) -> list[Case]:
         case("embedding, projected", nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm(width), nn.Linear(width, 5)), inside),
         case("bag", nn.EmbeddingBag(rows, width, mode="sum"), inside),
         case("bag mean", nn.EmbeddingBag(rows, width, mode="mean"), inside),
+        *_writes(rows, width, x, index, inside),
         case("one hot", lambda j: F.one_hot(j, rows + 1), inside),
     ]
+
+
+def _writes(rows: int, width: int, x: torch.Tensor, index: torch.Tensor, inside: torch.Tensor) -> list[Case]:
+    """Operators that write to positions that data give; equal indices write equal values, because PyTorch leaves the order open."""
+    order = torch.randperm(rows)[: inside.shape[1]]
+    several, wide = normal(rows, len(order), width), normal(rows, rows, width)
+    columns = torch.stack([torch.randperm(rows) for _ in range(width)], 1).expand(rows, rows, width).contiguous()
+    apart = normal(len(order), rows)
+    return [
+        case("index copy", lambda x, j, v: [x.index_copy(1, j, v), x.index_copy(1, j[:1], v[:, :1]), x.index_fill(0, j, 2.5)], x, order, several),
+        case("index add", lambda x, j, v: x.index_add(1, j, v, alpha=2), x, order, several),
+        case("index put", lambda x, j, v: [x.index_put((j,), v[0, 0]), _assigned(x, (slice(None), j), v), x.index_put((j, j), v[0])], x, order, several),
+        case("index put, apart", lambda x, j, v: _assigned(x, (j, slice(None), j % width), v), x, order, apart),
+        case("index put, negative", lambda x, i: x.index_put((i,), x[0, 0], accumulate=True), x, index),
+        case("index put, masked", lambda x, m, v: x.index_put((m,), v[0, 0]), x, torch.rand(rows, rows) > 0.5, wide),
+        case("scatter", lambda x, j, v: [x.scatter(1, j, v), x.scatter(1, j[:, :1], 0.25), x.scatter_add(0, j[:1, :, :3], v)], x, columns, wide),
+        case("cache", _cached, x, order[:1], several),
+    ]
+
+
+def _assigned(x: torch.Tensor, index: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[index] = values
+    return y
+
+
+def _cached(cache: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """A step of a model that keeps keys in a cache, and another that lets it grow."""
+    kept = cache.clone()
+    kept[:, position] = token[:, :1]
+    kept[:, :1].copy_(token[:, -1:])
+    return torch.cat([kept, token], 1) @ token.transpose(1, 2)
 
 
 class DoublePrecision(nn.Module):

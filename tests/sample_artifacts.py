@@ -8,6 +8,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
+from tests.compiled import without_chains
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
 
@@ -106,10 +108,12 @@ class Returned(nn.Module):
 
 @cache
 def files(name: str) -> Mapping[str, bytes]:
-    """The files of an artifact for this machine: "convolutions", "recurrent", "stepwise", "embedded", "stateful", "joined" or "returned"."""
+    """The files of an artifact for this machine: "convolutions", "recurrent", "stepwise", "embedded", "stateful", "joined" or "returned",
+    all without chains, so that changes find the regions that they name; and "chained", which may have one."""
     torch.manual_seed(1)
     models: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
         "convolutions": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
+        "chained": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
         "recurrent": (Recurrent(), (torch.randn(5, 2, 4),)),
         "stepwise": (Stepwise(), (torch.randn(5, 2, 4),)),
         "embedded": (Embedded(), (torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))),
@@ -118,7 +122,8 @@ def files(name: str) -> Mapping[str, bytes]:
         "returned": (Returned(), (torch.randn(1, 3, 6, 6),)),
     }
     module, inputs = models[name]
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    planned = nullcontext() if name == "chained" else without_chains()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), planned:
         warnings.simplefilter("ignore")
         path = Path(folder) / "artifact"
         tilewright.compile(module.eval(), inputs, threads=1).save(path)

@@ -257,7 +257,7 @@ def test_a_lie_is_refused(what: str, tmp_path: Path) -> None:
     refused(changed(*CASES[what], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "recurrent", "stepwise", "embedded", "stateful", "joined", "returned"])
+@pytest.mark.parametrize("name", ["convolutions", "chained", "recurrent", "stepwise", "embedded", "stateful", "joined", "returned"])
 def test_the_truth_is_accepted(name: str, tmp_path: Path) -> None:
     artifact.load(put(signed(files(name)), tmp_path / "artifact"))
 
@@ -275,7 +275,7 @@ def test_slices_of_results(tmp_path: Path) -> None:
 
 
 TEXTS = {
-    "NaN": (b'"version": 9', b'"version": NaN'),
+    "NaN": (b'"version": 10', b'"version": NaN'),
     "a number beyond all": (b'"repeat": 1', b'"repeat": 1e999'),
     "a number of ten thousand digits": (b'"repeat": 1', b'"repeat": ' + b"1" * 10_000),
     "two fields of one name": (b'"repeat": 1', b'"repeat": 1, "repeat": 2'),

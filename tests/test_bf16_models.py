@@ -164,7 +164,7 @@ def test_a_precision_decides_for_each_region_and_value() -> None:
         asked.add((region.outputs[0], value.name))
         return "bf16" if value.name in chosen else value.dtype
 
-    program = plan_program(graph, XEON, 2, precision=Precision(stored, whole_rows=False))
+    program = plan_program(graph, XEON, 2, precision=Precision(stored, whole_rows=False), chains=False)
     kinds = {name: storage.value.dtype for name, storage in program.storage.items()}
     assert (kinds[first], kinds[second], kinds[third]) == ("bf16", "f32", "f32")
     copy = f"{graph.inputs[0]}.bf16"
@@ -201,7 +201,7 @@ def test_kernels_with_tiles_say_what_they_require(tmp_path: Path) -> None:
     executable = tilewright.compile(module, inputs, "xeon-sapphire-rapids", precision="bf16", threads=4)
     executable.save(tmp_path / "model")
     program = artifact.read(tmp_path / "model").program
-    tiled = {call.kernel for region in program.regions for call in region.calls if region.schedule.startswith("amx")}
+    tiled = {call.kernel for region in program.regions for call in region.calls if "amx" in region.schedule}
     assert {name: kernel.requires for name, kernel in program.kernels.items() if kernel.requires} == dict.fromkeys(tiled, ("amx_bf16", "amx_tile"))
     rewrite_manifest(tmp_path / "model", lambda manifest: [kernel.update(requires=[]) for kernel in manifest["program"]["kernels"]])
     with pytest.raises(InvalidArtifact, match="not what the manifest says"):

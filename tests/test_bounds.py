@@ -54,7 +54,7 @@ from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
 from tilewright.report.explanation import explanation
-from tilewright.selection.bounds import DEEPCUTS
+from tilewright.selection.bounds import ARITHMETIC, DEEPCUTS
 from tilewright.tuning import dataset
 
 H200 = machine("h200")
@@ -357,7 +357,9 @@ def test_explanations_state_both() -> None:
         assert (DEEPCUTS in region.bounds) or region.kind in ("row reduction", "map"), region.name
     assert text.count("   bound    at least") == len(regions) and "by DeepCuts' limit" in text
     for_cpu = tilewright.compile(Parts().eval(), (torch.randn(1, 3, 64, 64),), target="x86-avx2", threads=1)
-    assert "   bound    " not in explanation(for_cpu.image)
+    computing = [row for row in for_cpu.plan.rows if row.work.flops]
+    assert all(set(row.bounds) == {ARITHMETIC} and 0 < row.bounds[ARITHMETIC] < row.predicted_seconds for row in computing)
+    assert explanation(for_cpu.image).count(f"({ARITHMETIC})") == len(computing)
 
 
 def test_a_layer_s_rows_keep_their_order() -> None:

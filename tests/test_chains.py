@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.partition import chains
 from tilewright.partition.canonical import canonical
+from tilewright.partition.chain_kernel import StripSchedule
 from tilewright.partition.chains import Judge, Parts, Strips, chain_of, dims_of, joined
 from tilewright.partition.plan import lay_out, plan_program
 from tilewright.partition.strips import Rows
@@ -57,7 +59,7 @@ def always(rows: int) -> Iterator[list[tuple[str, ...]]]:
                 chain = chain_of(problem, dim)
             except Unsuitable:
                 continue
-            found = Strips(dim, min(rows, chain.height), judge.threads, 1e-12 / len(problem.region.stages), Parts(0.0))
+            found = Strips(StripSchedule(min(rows, chain.height), judge.threads, dim), 1e-12 / len(problem.region.stages), Parts(0.0))
             judge.strips[chains.key_of(problem)] = found
             taken.append(tuple(stage.kind for stage in problem.region.stages))
             return found
@@ -141,7 +143,7 @@ def test_strips_on_this_machine(name: str) -> None:
     inputs = torch.randn(shape)
     with always(rows) as taken:
         compiled = tilewright.compile(module.eval(), (inputs,), "native", threads=2)
-    assert taken
+    assert taken and any(region.kind == "chain" for region in compiled.image.program.regions)
     for _ in range(3):
         fresh = torch.randn(shape)
         expected = copy.deepcopy(module).double()(fresh.double())
@@ -157,13 +159,11 @@ layers = st.tuples(
 )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
-@given(
-    st.lists(layers, min_size=2, max_size=3), st.integers(1, 3), st.integers(7, 16), st.integers(5, 12), st.integers(1, 9), st.integers(1, 3),
-    st.integers(0, 2**31),
-)  # fmt: skip
-def test_random_chains(found: list[Any], batch: int, height: int, width: int, rows: int, threads: int, seed: int) -> None:
-    torch.manual_seed(seed)
+random_layers = st.lists(layers, min_size=2, max_size=3)
+
+
+def random_chain(found: list[Any], images: tuple[int, int, int]) -> Case | None:
+    """A module of drawn layers on images of (batch, height, width); None if a window is larger than its image."""
     parts: list[nn.Module] = []
     channels = first = 8
     for kind, size, stride, padding, outputs in found:
@@ -178,14 +178,21 @@ def test_random_chains(found: list[Any], batch: int, height: int, width: int, ro
             parts.append(nn.MaxPool2d(size, stride, padding))
         channels = outputs if kind in ("pointwise", "square") else channels
     module = nn.Sequential(*parts)
-    shape = (batch, first, height, width)
+    inputs = torch.randn(images[0], first, *images[1:])
     try:
-        if 0 in module(torch.randn(shape)).shape:
-            return
-    except RuntimeError:  # a window larger than the image
-        return
-    with always(rows):
-        check_interpreted([Case("random", module, (torch.randn(shape),))], machine(X86), threads)
+        return None if 0 in module(inputs).shape else Case("random", module, (inputs,))
+    except RuntimeError:
+        return None
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@given(random_layers, st.integers(1, 3), st.integers(7, 16), st.integers(5, 12), st.integers(1, 9), st.integers(1, 3), st.integers(0, 2**31))
+def test_random_chains(found: list[Any], batch: int, height: int, width: int, rows: int, threads: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    case = random_chain(found, (batch, height, width))
+    if case is not None:
+        with always(rows):
+            check_interpreted([case], machine(X86), threads)
 
 
 def test_rows_that_a_window_needs() -> None:
@@ -230,17 +237,21 @@ def test_the_partition_is_that_of_least_predicted_time() -> None:
     def best(judge: Judge, problem: Problem, alone: Sequence[float]) -> Strips | str:
         kinds = [stage.kind for stage in problem.region.stages]
         seconds = sum(alone) * (gains.get(len(kinds), 1.1) if kinds[1] == "window" else 1.1)
-        judge.strips[chains.key_of(problem)] = Strips(2, 2, 1, seconds, Parts(0.0))
+        judge.strips[chains.key_of(problem)] = Strips(StripSchedule(2, 1, 2), seconds, Parts(0.0))
         return judge.strips[chains.key_of(problem)]
 
     with mock.patch.object(Judge, "best", best):
         program = plan(module, torch.randn(1, 16, 12, 12))
     kinds = [lowered.region.kind for lowered in program.regions if lowered.region.nodes]
     assert kinds == ["chain", "contraction"]
-    assert [stage.kind for stage in next(x.region for x in program.regions if x.region.kind == "chain").stages] == ["contraction", "window", "contraction"]
-    assert sum(text.startswith("taken") for text in program.search) == 1
-    assert sum(text.startswith("refused") for text in program.search) >= 3
-    assert all("predicted" in text or "cannot" in text for text in program.search)
+    assert [stage.kind for stage in next(x.region for x in program.regions if x.region.kind == "chain").stages] == [
+        "contraction",
+        "window",
+        "contraction",
+    ]
+    assert sum(decision.taken for decision in program.search) == 1
+    assert sum(not decision.taken for decision in program.search) >= 3
+    assert all("predicted" in decision.text or "cannot" in decision.text for decision in program.search)
 
 
 def test_results_that_others_read_are_stored() -> None:
@@ -284,11 +295,13 @@ def test_a_chain_that_does_not_compile_runs_through_pytorch() -> None:
 def test_predictions_decide_and_are_told() -> None:
     module = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), inverted(16, 96, 2))
     program = plan_program(graph_of(module, torch.randn(1, 3, 224, 224)), machine("x86-avx512"), 1)
-    assert any("predicted" in text and "apart" in text for text in program.search)
+    assert any("predicted" in decision.text and "apart" in decision.text for decision in program.search)
     for lowered in program.regions:
         if lowered.region.kind == "chain":
             assert lowered.predicted_seconds > 0
             assert any("in strips of" in reason for reason in lowered.region.reasons)
+            (apart,) = lowered.comparison.others
+            assert lowered.comparison.schema == "strips" and apart.predicted_seconds is not None and apart.predicted_seconds > lowered.predicted_seconds
 
 
 def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
@@ -339,3 +352,17 @@ def test_tile_registers_work_in_strips() -> None:
 def test_nothing_to_compute_is_not_merged() -> None:
     module = nn.Sequential(conv(3, 8, 3, 1, 1), conv(8, 8)).eval()
     assert tilewright.compile(module, (torch.randn(0, 3, 8, 8),), "native", threads=2)(torch.randn(0, 3, 8, 8)).shape == (0, 8, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["inverted residual", "inverted, stride 2", "convolutions with halos", "dilated", "maximum pooling", "signals"])
+def test_a_worker_alone_is_predicted_to_compute_every_row_once(name: str) -> None:
+    """Rows that do not exist are not counted, nor rows that the strip before left; a second worker computes some again, but not half of all."""
+    module, shape, _ = CASES[name]
+    chain = chain_of(chain_problem(module, torch.randn(shape)), 2)
+    for rows in range(1, chain.height):
+        tasks = math.prod(chain.outer) * -(-chain.height // rows)
+        for number, frame in enumerate(chain.frames(rows)):
+            every = math.prod(chain.outer) * chain.extent(number)
+            assert chains._slowest(chain, rows, tasks, frame, chain.extent(number), float) == every
+            half = chains._slowest(chain, rows, -(-tasks // 2), frame, chain.extent(number), float)
+            assert every / 2 <= half <= every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,7 @@ from tilewright.cli import main
 from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
 from tilewright.ir.graph import place_text
 from tilewright.report.explanation import explanation, layout_text
-from tilewright.report.units import counts_text, scaled, seconds_text
-from tilewright.report.work import program_work
+from tilewright.text import counts_text, scaled, seconds_text
 
 MODULE_TEXT = """
 import torch
@@ -119,6 +119,31 @@ def test_exported_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"{path} cannot be read: " in error_line(capsys, "compile", str(path))
 
 
+def test_files_with_free_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import onnx
+    from onnx import helper
+
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x + y).softmax(1)
+
+    path = tmp_path / "pair.pt2"
+    free = {0: torch.export.Dim.DYNAMIC}
+    torch.export.save(torch.export.export(Pair(), (torch.randn(2, 5), torch.randn(2, 5)), dynamic_shapes=(free, free)), path)
+    ports = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ("batch", 5)) for name in "xyz"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "y"], ["z"])], "pair", ports[:2], ports[2:])
+    other = tmp_path / "pair.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), other)
+    for file in (path, other):
+        assert main(["verify", str(file), "--batch", "3"]) == 0
+        assert main(["verify", str(file), "--input", "4x5", "--input", "4x5"]) == 0
+        capsys.readouterr()
+        assert "--input" in error_line(capsys, "compile", str(file))
+    wide = torch.export.export(Pair(), (torch.randn(2, 5), torch.randn(2, 5)), dynamic_shapes=({0: free[0], 1: free[0]},) * 2)
+    torch.export.save(wide, path)
+    assert "x.shape[1] of" in error_line(capsys, "compile", str(path), "--batch", "2")
+
+
 def test_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import onnx
     from onnx import helper
@@ -206,11 +231,11 @@ def test_unexpected_errors_are_one_line_too(capsys: pytest.CaptureFixture[str], 
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "zoo:lenet5"]) == 2
+    assert main(["tune"]) == 2
     capsys.readouterr()
     assert main(["--help"]) == 0
     assert "tilewright verify resnet18.zip" in capsys.readouterr().out
-    for command in ("compile", "bench", "explain", "verify", "targets", "cache"):
+    for command in ("compile", "bench", "explain", "verify", "tune", "records", "targets", "cache"):
         assert main([command, "--help"]) == 0
     capsys.readouterr()
     assert main(["--version"]) == 0
@@ -345,6 +370,37 @@ def test_absent_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
             models.resolve(f"{package}:resnet18")
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('raise RuntimeError("operator torchvision::nms does not exist")', "torchvision's compiled operators do not load with PyTorch"),
+        ("import no_such_dependency.part", "pip install no_such_dependency, which it needs"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+@pytest.mark.parametrize("package", ["timm", "a_package_of_others"])
+def test_misfortunes_of_other_packages_are_named_as_theirs(
+    source: str, words: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{package}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    with pytest.raises((UnknownModel, InvalidModel), match=re.escape(words)) as caught:
+        models.resolve(f"{package}:thing")
+    assert package in caught.value.cause
+
+
+def test_names_work_in_python() -> None:
+    executable = tilewright.compile("zoo:lenet5", batch=3)
+    (images,) = models.resolve("zoo:lenet5", 3).inputs(1)  # type: ignore[misc]
+    module = models.resolve("zoo:lenet5", 3).module
+    torch.testing.assert_close(executable(images).double(), module.double()(images.double()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UnknownModel, match="did you mean zoo:lenet5"):
+        tilewright.compile("lenet5")
+    with pytest.raises(UnsupportedOption, match="the model has its own inputs"):
+        tilewright.compile(nn.Linear(2, 2), (torch.zeros(1, 2),), batch=3)
+
+
 def test_wrong_options_of_a_model() -> None:
     with pytest.raises(UnsupportedOption, match="no parameter 'batch'"):
         models.resolve("sample_models:fixed", batch=2)
@@ -354,7 +410,7 @@ def test_wrong_options_of_a_model() -> None:
 
 def test_figures_of_a_linear_layer() -> None:
     executable = tilewright.compile(nn.Linear(16, 8, bias=False), (torch.randn(4, 16),))
-    figures = program_work(executable.image.program)
+    figures = executable.plan.work
     assert figures.flops == 2 * 4 * 16 * 8
     assert figures.bytes_read == 4 * (4 * 16 + 16 * 8) and figures.bytes_written == 4 * 4 * 8
     assert explanation(executable.image, "linear").startswith("linear for native")

@@ -133,8 +133,13 @@ def test_records_decide_and_are_those_of_this_cpu_and_these_threads(tmp_path: Pa
 
 def test_tuning_takes_what_was_fastest(tmp_path: Path) -> None:
     with Records(tmp_path / "records.sqlite") as records:
-        done = tune([SMALL], NATIVE, 3, records, threads=2)
+        counts: list[tuple[str, int, int]] = []
+        done = tune(
+            [SMALL], NATIVE, 3, records, threads=2,
+            report=lambda done, total, _: counts.append(("measured", done, total)), compiled=lambda done, total: counts.append(("compiled", done, total)),
+        )  # fmt: skip
         assert (done.problems, done.failed) == (1, 0) and done.measured == 3
+        assert counts == [("measured", 0, 3), *(("compiled", n, 3) for n in (1, 2, 3)), *(("measured", n, 3) for n in (1, 2, 3))]
         standing = records.standing(key_of(SMALL), recorded_as(NATIVE, 2))
         assert len(standing) == 3 and [entry.seconds for entry in standing] == sorted(entry.seconds for entry in standing)
         ranking = rank(SMALL, NATIVE, threads=2)

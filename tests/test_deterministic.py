@@ -95,7 +95,7 @@ def test_records_of_atomic_additions_wait_for_permission(schema: AnySchema, tmp_
         fixed, free = from_records(records)(BOTH, H200, 1), from_records(records, numerics=Numerics(atomics=True))(BOTH, H200, 1)
     assert (fixed.schedule, fixed.measured_seconds) == (steady.schedule, 2e-6)
     assert (free.schedule, free.measured_seconds) == (quick.schedule, 1e-6)
-    with chooser_for(H200, tmp_path / "records.sqlite") as chooser:
+    with chooser_for(H200, tmp_path / "records.sqlite") as (chooser, _):
         assert chooser(BOTH, H200, 1).schedule == steady.schedule
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from torch import nn
 
 import tilewright.dynamo as dynamo
 from tilewright.compile import compile as compile_model
-from tilewright.errors import UnknownTarget, UnsupportedOption
+from tilewright.errors import InvalidInput, NotCompiled, UnknownTarget, UnsupportedOption
+from tilewright.runtime.dynamic import DynamicExecutable
 
 
 class Network(nn.Module):
@@ -197,15 +198,58 @@ def test_parameters_that_change_all_the_time_are_not_frozen(compiled_calls: list
     assert len(compiled_calls) == dynamo._CHANGES_IN_A_ROW + 1
 
 
-def test_dynamic_shapes_run_eager(compiled_calls: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_change_are_compiled_once(dynamic: bool | None, compiled_calls: list[Any]) -> None:
     network = Network().eval()
-    run = compiled(network, dynamic=True)
-    with torch.no_grad(), caplog.at_level(logging.INFO, "tilewright.dynamo"):
-        for n in (2, 5, 7):
+    run = compiled(network, dynamic=dynamic, options={"wait": True})
+    with torch.no_grad():
+        for n in (4, 2, 5, 7, 2, 5):
             x = torch.randn(n, 6)
             close(run(x), network(x))
-    assert not compiled_calls
-    assert "symbolic" in caplog.text
+    assert len(compiled_calls) == (1 if dynamic else 2)
+    executable = compiled_calls[-1]
+    assert isinstance(executable, DynamicExecutable)
+    assert [tuple(sizes.values()) for sizes in executable.sizes] == ([(4,)] if dynamic else []) + [(7,), (2,), (5,)]
+
+
+def test_numbers_that_change_are_free(compiled_calls: list[Any]) -> None:
+    def function(x: torch.Tensor, count: int) -> torch.Tensor:
+        return (x[:count] + count).softmax(-1) @ x.T * x.shape[0]
+
+    run = torch.compile(function, backend="tilewright", options={"wait": True})
+    with torch.no_grad():
+        for rows, count in ((8, 4), (8, 5), (9, 6), (12, 3), (9, 6)):
+            x = torch.randn(rows, 32)
+            close(run(x, count), function(x, count))
+    assert len(compiled_calls) == 3
+    assert len(compiled_calls[-1].sizes) == 2
+
+
+def test_floats_that_change_are_compiled_in_and_noticed(compiled_calls: list[Any]) -> None:
+    def function(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return (x * factor).softmax(-1) @ x.T
+
+    run = torch.compile(function, backend="tilewright", dynamic=True, options={"wait": True})
+    with torch.no_grad(), pytest.warns(NotCompiled, match="Python float.*pass it as a tensor"):
+        for factor in (0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5):
+            x = torch.randn(8, 32)
+            close(run(x, factor), function(x, factor))
+    assert len(compiled_calls) <= dynamo._CHANGES_IN_A_ROW + 1
+
+
+def test_sizes_that_a_program_does_not_allow_run_eagerly(compiled_calls: list[Any]) -> None:
+    network = Network().eval()
+    run = compiled(network, dynamic=True, options={"wait": True})
+    with torch.no_grad():
+        run(torch.randn(4, 6))
+
+        def check(leaves: Any) -> None:
+            raise InvalidInput("the model requires batch % 4 == 0", "pass such sizes")
+
+        compiled_calls[-1]._model.check = check
+        x = torch.randn(3, 6)
+        with pytest.warns(NotCompiled, match="batch % 4"):
+            close(run(x), network(x))
 
 
 def test_each_static_shape_is_compiled(compiled_calls: list[Any]) -> None:
@@ -272,6 +316,15 @@ def test_batch_norm_in_training_mode_updates_its_buffers() -> None:
     assert network.norm.num_batches_tracked == reference.norm.num_batches_tracked == 2
 
 
+def warned(run: Callable[[], Any], times: int = 3) -> list[str]:
+    """The messages of NotCompiled in some calls, every one of them that was issued."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            run()
+    return [str(w.message) for w in caught if w.category is NotCompiled]
+
+
 def test_a_refused_graph_runs_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise UnsupportedOption("this cannot be", "do without")
@@ -279,13 +332,100 @@ def test_a_refused_graph_runs_eager_with_one_warning(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(dynamo, "compile_model", refuse)
     network, x = Network().eval(), torch.randn(3, 6)
     run = compiled(network)
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            close(run(x), network(x))
-    assert [str(w.message) for w in caught if "tilewright" in str(w.message)] == [
-        "a graph runs eager, because tilewright cannot compile it: this cannot be; do without"
-    ]
+    with torch.no_grad():
+        (message,) = warned(lambda: close(run(x), network(x)))
+    assert re.fullmatch(r"the graph that begins at .*\(.*:\d+\) runs eagerly: tilewright cannot compile it: this cannot be; do without", message)
+
+
+def test_gradients_are_a_warning_with_the_remedy() -> None:
+    network, x = Network().eval(), torch.randn(3, 6)
+    run = compiled(network)
+    (message,) = warned(lambda: run(x))
+    assert "it needs gradients" in message and "torch.no_grad()" in message
+    with torch.no_grad():
+        assert not warned(lambda: run(x))
+
+
+def test_changed_buffers_are_a_warning_with_the_remedy() -> None:
+    network, x = Network().train(), torch.randn(6, 6)
+    run = compiled(network)
+    with torch.no_grad():
+        (message,) = warned(lambda: run(x))
+    assert "it changes the module's buffers; call eval() on the module" in message
+
+
+def test_calls_that_run_eagerly_are_one_warning() -> None:
+    def change(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(torch.tanh(y) * y)
+        return y * 2 - torch.sigmoid(y)
+
+    run = compiled(change)
+    run(torch.zeros(4), torch.zeros(4))
+    base = torch.zeros(8)
+    (message,) = warned(lambda: run(base[0:4], base[2:6]))
+    assert message.startswith("a call of the graph") and "share memory; pass copies" in message
+
+
+def test_a_graph_that_pytorch_computes_runs_eagerly(compiled_calls: list[Any]) -> None:
+    x = torch.randn(40, 6)
+    run = compiled(lambda x: torch.linalg.svd(x)[1])
+    operators, graph = warned(lambda: close(run(x), torch.linalg.svd(x)[1]))
+    assert "_linalg_svd" in operators and "none of its operators has a kernel" in graph
+    assert len(compiled_calls) == 1
+
+
+def test_glue_around_operators_of_pytorch_runs_eagerly(compiled_calls: list[Any]) -> None:
+    """The decision follows from predicted times: the same operators on more elements run compiled."""
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.special.bessel_j0(x) + 1)
+
+    for shape, eager in (((2, 2), True), ((2000, 1000), False)):
+        x, run = torch.randn(shape), compiled(around, dynamic=False)
+        messages = warned(lambda x=x, run=run: close(run(x), around(x)), 1)  # type: ignore[misc]
+        assert any("of calling it" in message for message in messages) == eager
+    assert len(compiled_calls) == 2
+
+
+def test_kernels_are_planned_for_the_threads_that_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.set_num_threads` decides, not the variable that set PyTorch's first number."""
+    planned: list[Any] = []
+
+    def recording(*arguments: Any, threads: int | None = None, **keywords: Any) -> Any:
+        planned.append(threads)
+        return compile_model(*arguments, threads=threads, **keywords)
+
+    monkeypatch.setattr(dynamo, "compile_model", recording)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("TILEWRIGHT_THREADS", raising=False)
+    network, x, before = Network().eval(), torch.randn(3, 6), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            close(compiled(network)(x), network(x))
+    finally:
+        torch.set_num_threads(before)
+    assert planned == [2]
+
+
+@pytest.mark.parametrize(("mode", "trials"), [("default", 0), ("reduce-overhead", 0), ("max-autotune", 10), ("max-autotune-no-cudagraphs", 10)])
+def test_modes_are_taken(mode: str, trials: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def recording(*arguments: Any, trials: int = 0, **keywords: Any) -> Any:
+        taken.append(trials)
+        return compile_model(*arguments, **keywords)
+
+    monkeypatch.setattr(dynamo, "compile_model", recording)
+    network, x = Network().eval(), torch.randn(3, 6)
+    with torch.no_grad():
+        close(compiled(network, mode=mode, fullgraph=True)(x), network(x))
+    assert taken == [trials]
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with torch.no_grad(), pytest.raises(Exception, match="mode='fastest' is not known; use default, reduce-overhead, max-autotune"):
+        compiled(Network().eval(), mode="fastest")(torch.randn(3, 6))
 
 
 def graph_of(module: nn.Module) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:

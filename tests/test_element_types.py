@@ -35,23 +35,23 @@ EVERY = pytest.mark.parametrize("element", ELEMENT_TYPES.values(), ids=ELEMENT_T
 def test_an_entry_agrees_with_pytorch_and_numpy(element: ElementType) -> None:
     dtype = getattr(torch, element.torch)
     assert of_torch(dtype) == element.name and dtype.itemsize == element.bytes == np.dtype(element.array).itemsize == size_of(element.name)
-    assert dtype.is_floating_point == is_float(element.name) == (element.name in TOLERANCES)
+    assert dtype.is_floating_point == is_float(element.name) == (element.name in TOLERANCES and not dtype.is_complex)
     if element.kind == "int":
         limits = torch.iinfo(dtype)
         assert (limits.min, limits.max) == (element.lowest, element.highest)
         assert (lowest(element.name), highest(element.name)) == (Const(limits.min, element.name), Const(limits.max, element.name))
     wider = ELEMENT_TYPES[computed_in(element.name)]
-    assert wider.name in COMPUTED and wider.kind == element.kind and wider.bytes >= element.bytes
+    assert (wider.name in COMPUTED) == (element.kind != "complex") and wider.kind == element.kind and wider.bytes >= element.bytes
     assert (element.name in NARROW_FLOATS) == (wider is not element)
 
 
 @EVERY
 def test_its_names_in_c_have_its_size(element: ElementType) -> None:
-    sizes = {"double": 8, "float": 4, "long long": 8, "int": 4, "short": 2, "char": 1}
+    sizes = {"double": 8, "float": 4, "long long": 8, "int": 4, "short": 2, "char": 1, "float2": 8, "double2": 16, "float _Complex": 8, "double _Complex": 16}
     fixed = re.fullmatch(r"u?int(\d+)_t", element.c)
     assert (int(fixed[1]) // 8 if fixed else sizes[element.c]) == element.bytes
     assert sizes[element.cuda.removeprefix("unsigned ").removeprefix("signed ")] == element.bytes
-    assert sizes[element.cuda_vector.removeprefix("u").replace("longlong", "long long")] == element.bytes
+    assert element.kind == "complex" or sizes[element.cuda_vector.removeprefix("u").replace("longlong", "long long")] == element.bytes
 
 
 def copy(dtype: str, gpu: bool) -> Kernel:

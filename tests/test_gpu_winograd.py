@@ -36,7 +36,7 @@ from tilewright.kernels.winograd_form import winograd_form
 from tilewright.kernels.winograd_transform import OUTPUT_TILES, TRANSFORMS, filter_matrix
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import artifact, encoding
-from tilewright.runtime.buffers import pack_constants
+from tilewright.runtime.buffers import SharedConstants
 from tilewright.runtime.fields import Field
 from tilewright.runtime.packing import prepared
 from tilewright.runtime.verify import TOLERANCES
@@ -317,7 +317,7 @@ def test_an_artifact_keeps_the_matrix(tmp_path: Path) -> None:
     program = artifact.read(tmp_path / "m.tw.zip").program
     mapped = {name: storage for name, storage in program.storage.items() if storage.matrix is not None}
     assert len(mapped) == 3
-    packed = pack_constants(program, tuple(mapped), torch.device("cpu"))
+    packed = SharedConstants().packed(program, tuple(mapped), torch.device("cpu"))
     for name, storage in mapped.items():
         assert storage.source is not None and storage.matrix is not None
         weight = program.graph.constants[storage.source]

@@ -334,6 +334,22 @@ def test_unwritten_outputs_are_counted_and_scalars_passed() -> None:
         run(kernel, [x[:8], out], [3])
 
 
+@pytest.mark.parametrize("separated", [False, True])
+def test_scopes_that_share_a_place_need_a_barrier(separated: bool) -> None:
+    """Buffers of scopes that follow one another have one place, and so has one that a loop allocates in each turn."""
+    i, between = Var("i", 2), [block_barrier()] if separated else []
+
+    def scope(name: str) -> list[Statement]:
+        return [Allocate(Buffer(name, "f32", 32, "shared")), Store(name, T, f32("x", T)), block_barrier(), Store("out", GLOBAL, f32(name, 31 - T))]
+
+    in_turn = gpu(Block(tuple(scope("first"))), *between, Block(tuple(scope("second"))))
+    again = gpu(For(i, at(2), Block((*scope("tile"), *between))))
+    for kernel, name in ((in_turn, "first"), (again, "tile")):
+        report = run(kernel, [np.arange(64, dtype=np.float32), np.zeros(64, np.float32)])
+        assert report.is_clean == separated
+        assert separated or "race" in report.faults[0] and f"shared buffer {name}" in report.faults[0]
+
+
 def test_vectors_of_registers() -> None:
     """Register buffers of vectors, as the CPU's contraction uses: broadcast, multiply, lanes read one by one."""
     j, v = Var("j", 8), Var("v", 2)

@@ -18,9 +18,9 @@ ORDER = (
     "system", "ir", "hardware", "graph", "frontend", "codegen", "toolchain", "runtime", "analysis", "kernels", "selection", "partition", "tuning", "report",
 )  # fmt: skip
 """Folders in order: each imports only from those before it and from itself."""
-EVERYWHERE = ("errors", "files", "settings")
+EVERYWHERE = ("errors", "files", "settings", "stages", "text")
 """Files that import no folder and that every folder may import."""
-ABOVE = ("compile", *(path.stem for path in PACKAGE.glob("cli*.py")), "models", "dynamo", "zoo", "__main__")
+ABOVE = ("compile", *(path.stem for path in PACKAGE.glob("cli*.py")), "models", "dynamo", "dynamo_sizes", "zoo", "__main__")
 """Modules that may import every folder, and that no folder may import."""
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
@@ -118,7 +118,7 @@ def test_environment_is_read_in_settings_only() -> None:
             assert name not in ("environ", "getenv", "environb"), f"{path}:{getattr(node, 'lineno', 0)} reads the environment"
 
 
-USERS_MACHINE = {"attention", "cpu_choice", "gpu_regions", "tuning_kills", "vendor", "winograd_numerics"}
+USERS_MACHINE = {"attention", "cpu_choice", "fusion", "gpu_regions", "tuning_kills", "vendor", "winograd_numerics"}
 """Benchmarks of this CPU or GPU as its user has calibrated it."""
 OF_CATALOGUE_CPUS = {"cache_misses", "instruction_counts", "pipeline_check", "replay"}
 """Benchmarks that ask for CPUs of the catalogue, which nobody calibrates, and the comparison of two commits."""

@@ -79,11 +79,13 @@ def test_the_plan_names_the_cases_that_are_transformed(monkeypatch: pytest.Monke
 
 def test_the_option_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UnsupportedOption, match="winograd is"):
-        tilewright.compile(nn.ReLU(), (torch.randn(3),), winograd="no")  # type: ignore[arg-type]
+        tilewright.compile(nn.ReLU(), (torch.randn(3),), winograd="no")  # type: ignore[call-overload]
     compiled = torch.compile(Alone().eval(), backend="tilewright", options={"winograd": False})
     assert compiled(torch.randn(1, 64, 9, 9)).shape == (1, 64, 9, 9)
     assert main(["explain", "tests.test_numerics:model", "--no-winograd", "--target", "h200"]) == 0
-    assert "winograd" not in capsys.readouterr().out
+    named = [line.strip() for line in capsys.readouterr().out.splitlines() if "winograd" in line]
+    transforming = [schema.name for schema in schemas(machine("h200"), "contraction") if schema.transforms]
+    assert transforming and sorted(named) == sorted(f"{name}: Winograd's algorithm is not allowed" for name in transforming)
 
 
 def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

@@ -42,7 +42,7 @@ class Planned(Exception):
 
 
 def test_compilation_asks_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(graph: object, target: object, threads: int, *others: object) -> None:
+    def plan(graph: object, target: object, threads: int, *others: object, **keywords: object) -> None:
         raise Planned(threads)
 
     monkeypatch.delenv("TILEWRIGHT_THREADS", raising=False)

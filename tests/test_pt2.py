@@ -220,7 +220,7 @@ def hostile_files(marker: Path) -> dict[str, tuple[Callable[[Members], Members],
         "all weights": (lambda m: {**m, "m/data/weights/model.pt": data}, "weights as a pickle"),
         "all constants": (lambda m: {**m, "m/data/constants/model.pt": data}, "constants as a pickle"),
         "the layout of old releases": (old, "2.9 or newer"),
-        "a symbolic size": (_graph(sized), "symbolic sizes"),
+        "a symbolic size": (_graph(sized), "is not an expression of sizes"),
         "the name of an input": (_graph(named), "is not a name"),
         "the name of a parameter": (weighted, "is not the name of a tensor"),
         "the name of an argument": (_graph(called), "is not a name"),
@@ -228,7 +228,7 @@ def hostile_files(marker: Path) -> dict[str, tuple[Callable[[Members], Members],
         "a container's keys": (_graph(enumerated), "a dictionary of a value for each key"),
         "an operator": (_graph(calls), "torch.os.system is no operator"),
         "an operator that makes a file": (_graph(opens), "no operator"),
-        "guards": (guarded, None),
+        "guards": (guarded, "is not a"),
     }
 
 

@@ -100,7 +100,7 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Path], Any]:
 
 def chosen(*problems: Problem) -> list[tuple[Any, float | None]]:
     """Choices made with the user's records."""
-    with chooser_for(H200, None) as chooser:
+    with chooser_for(H200, None) as (chooser, _):
         found = [chooser(p, H200, 1) for p in problems or (SMALL,)]
     return [(choice.schedule, choice.measured_seconds) for choice in found]
 

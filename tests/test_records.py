@@ -61,10 +61,10 @@ def test_measurements_come_back(tmp_path: Path, some: list[Measurement]) -> None
         assert records.of(key_of(SMALL), "a100") == []
 
 
-def test_the_most_trusted_measurement_stands(tmp_path: Path) -> None:
+def test_the_latest_measurement_stands(tmp_path: Path) -> None:
     rough = measurement(seconds=1e-5, count=4)
-    careful = measurement(seconds=1.2e-5, count=9, date="2026-01-01T00:00:00+00:00")
-    later = measurement(seconds=1.1e-5, count=9, date="2026-01-03T00:00:00+00:00")
+    careful = measurement(seconds=1.2e-5, count=9)
+    later = measurement(seconds=1.1e-5, count=4, date="2026-01-03T00:00:00+00:00")
     second, failed = measurement(position=1, seconds=1.15e-5), measurement(position=2, **FAILURE)
     for order in ([rough, careful, later, second, failed], [failed, later, second, careful, rough]):
         with Records(tmp_path / f"{order[0].count}.sqlite") as records:
@@ -152,7 +152,7 @@ def programs(path: Path | None) -> list[tuple[str, str]]:
     """Schedules and generated text of the network for an H200."""
     module, inputs = example()
     graph, _ = simplify(read(module, inputs).graph)
-    with chooser_for(H200, path) as chooser:
+    with chooser_for(H200, path) as (chooser, _):
         program = plan_program(graph, H200, 1, chooser)
     from tilewright.codegen.source import source_text
 
@@ -231,11 +231,11 @@ def test_compile_with_records(tmp_path: Path) -> None:
     first, second = (tilewright.compile(module, inputs, "h200", records=tmp_path / "records.sqlite") for _ in range(2))
     rows = [row for row in first.plan.rows if row.measured_seconds is not None]
     assert [(row.schedule, row.measured_seconds) for row in rows] == [(best.description, 2e-6)]
-    assert "2.0 us" in str(first.plan) and "measured" in str(first.plan).splitlines()[0]
+    assert "measured 2 us in 1 region" in str(first.plan)
     assert first.image.sources == second.image.sources
     assert [binary.path.read_bytes() for binary in first.image.binaries] == [binary.path.read_bytes() for binary in second.image.binaries]
     without = tilewright.compile(module, inputs, "h200")
-    assert "measured" not in str(without.plan).splitlines()[0] and without.image.sources != first.image.sources
+    assert "measured" not in str(without.plan) and without.image.sources != first.image.sources
     first.save(tmp_path / "saved")
     from tilewright.runtime.artifact import read as read_artifact
 
@@ -252,7 +252,7 @@ def test_options_that_mean_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedOption, match="no records at"):
         tilewright.compile(module, inputs, "h200", records=tmp_path / "none.sqlite")
     with pytest.raises(UnsupportedOption, match="records is"):
-        tilewright.compile(module, inputs, "h200", records=3)  # type: ignore[arg-type]
+        tilewright.compile(module, inputs, "h200", records=3)  # type: ignore[call-overload]
 
 
 @absent
@@ -295,7 +295,7 @@ def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) ->
     with Records(tmp_path / "records.sqlite") as records:
         with pytest.raises(Stop):
             tune(problems, H200, 4, records, report=interrupt, start=stand_ins)
-        assert len(records) == 5
+        assert len({(entry.region, entry.schedule) for entry in records.all()}) == 5
         reports: list[tuple[int, int]] = []
         tuned = tune(problems, H200, 4, records, report=lambda done, total, _: reports.append((done, total)), start=stand_ins)
         total = tuned.known + tuned.measured

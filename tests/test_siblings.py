@@ -156,9 +156,9 @@ def test_predictions_decide_and_are_told() -> None:
     graph = graph_of(Attention(), X)
     faster, slower = merge_siblings(graph, predicting(1e-6, 2e-6)), merge_siblings(graph, predicting(1e-3, 1e-6))
     assert faster.graph is not graph and slower.graph is graph
-    (note,) = faster.notes.values()
+    (note,) = (decision.text for decision in faster.decisions.values())
     assert note.startswith("linear, linear_1, linear_2 read the same value: ") and "predicted in one product" in note and note.endswith("apart")
-    (note,) = slower.notes.values()
+    (note,) = (decision.text for decision in slower.decisions.values())
     assert "are predicted faster apart" in note
 
 
@@ -174,7 +174,7 @@ def test_those_that_are_concatenated_may_stay_apart() -> None:
     found = merge_siblings(graph, predict)
     extents = [found.graph.values[node.outputs[0]].shape[1] for node in found.graph.nodes if node.operator == "convolution"]
     assert sorted(extents) == [4, 6, 8, 20], "the first head is apart, the others are one"
-    (note,) = found.notes.values()
+    (note,) = (decision.text for decision in found.decisions.values())
     assert note.partition(" read the same value")[0].count(",") == 1, note
 
 

@@ -17,7 +17,6 @@ from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.space import SpaceCounts
 from tilewright.report.explanation import explanation
-from tilewright.report.tables import plan_table
 from tilewright.runtime import artifact
 
 
@@ -49,7 +48,6 @@ def test_counts_travel_with_an_artifact(executable: tilewright.Executable, tmp_p
     image = artifact.read(tmp_path / "model")
     assert [region.space for region in image.program.regions] == [row.space for row in executable.plan.rows]
     assert explanation(image) == explanation(executable.image)
-    assert f"{executable.plan.rows[0].space.feasible:,}" in [*plan_table(image).columns[4].cells]
 
 
 @pytest.mark.parametrize(

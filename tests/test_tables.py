@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from bench import tables
+from bench import cells, chart, tables
 
 
 def test_the_documentation_has_what_the_files_say() -> None:
     assert not list(tables.differences()), "run `python -m bench.tables`"
+
+
+def test_the_chart_was_drawn_from_the_files() -> None:
+    assert f"figures {chart.digest(chart.figures())}" in chart.PICTURE.read_text(), "run `python -m bench.chart`"
+
+
+def test_speed_ups_are_over_the_fastest_form_of_a_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = {"tilewright": 2.0, "eager": 8.0, "eager_cl": 5.0, "onnxruntime": 3.0}
+    entries = [{"network": "n", "contender": name, "status": "measured", "median_seconds": time} for name, time in measured.items()]
+    entries.append({"network": "n", "contender": "openvino", "status": "wrong", "median_seconds": None})
+    entries.append({"network": "without ours", "contender": "eager", "status": "measured", "median_seconds": 1.0})
+    (tmp_path / "file.json").write_text(json.dumps({"results": entries}))
+    monkeypatch.setattr(chart, "RESULTS", tmp_path)
+    assert chart.speed_ups("file") == {"n": {"PyTorch": 2.5, "onnxruntime": 1.5}}
 
 
 def test_every_table_is_in_a_page_once() -> None:
@@ -17,7 +34,7 @@ def test_every_table_is_in_a_page_once() -> None:
 
 
 def test_a_changed_figure_is_found_and_mended() -> None:
-    text = f"before\n<!-- table spaces -->\n{tables.markdown(tables.spaces())}<!-- end -->\nafter\n"
+    text = f"before\n<!-- table spaces -->\n{tables.markdown(tables.TABLES['spaces']())}<!-- end -->\nafter\n"
     assert tables.rewritten(text) == (text, [])
     changed = text.replace("12,100", "12,101")
     assert changed != text and tables.rewritten(changed) == (text, ["spaces"])
@@ -29,5 +46,5 @@ def test_an_unknown_table_is_named() -> None:
 
 
 def test_cells() -> None:
-    assert tables.power(6.3e-2) == "6.3e-2" and tables.power(1e-6) == "1.0e-6" and tables.percent(0.1234) == "12.3"
+    assert cells.power(6.3e-2) == "6.3e-2" and cells.power(1e-6) == "1.0e-6" and cells.percent(0.1234) == "12.3"
     assert tables.markdown([["a", "b"], ["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.emulated_gpu import EmulatedServer
 from tests.fake_workers import seconds
@@ -34,7 +37,7 @@ from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.trial_worker import drawn, poison
-from tilewright.tuning.trials import Job, Outcome, Timing, Trials
+from tilewright.tuning.trials import FAR, Job, Outcome, Timing, Trials, doubtful
 from tilewright.tuning.tuning import distinct_problems, from_records, tune
 from tilewright.tuning.workers import Worker, WorkerLost
 
@@ -392,3 +395,49 @@ def test_candidates_on_the_gpu() -> None:
         assert all(0 < outcome.seconds < 1e-3 and (outcome.relative_error or 0) < 1e-5 for outcome in outcomes)
         again = trials.remeasure(jobs, mode="warm")
     assert all(outcome.timing is not None and outcome.timing.count == 9 for outcome in again)
+
+
+# What is measured again
+
+
+def test_candidates_far_from_their_predictions_are_doubted() -> None:
+    predicted = [1.0, 1.0, 1.0, 1.0, 1.0]
+    assert doubtful([1.0, 1.5, 1.6, 1.7, 1.9], predicted) == []
+    assert doubtful([1.0, 1.5, 1.6, 1.7, 4.0], predicted) == [0, 4]
+    assert doubtful([0.5, 1.5, 1.6, 1.7, 1.8], predicted) == [0]
+    assert doubtful([3.0, 4.0, 5.0, 6.0, 7.0], predicted) == [0]  # all are slower than predicted: the first decides
+    assert doubtful([9.0, 10.0, 11.0, 12.0, 13.0], [10.0] * 5) == []  # alike, and like the predictions
+    assert doubtful([1.0, 1.05, 3.0], [0.0, 0.0, 0.0]) == [0, 1]
+    assert doubtful([1.0, 9.0], [1.0, 0.0]) == [] and doubtful([], []) == []
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e-3), st.floats(0.3, 3.0)), min_size=1, max_size=9))
+def test_every_candidate_far_from_the_usual_ratio_is_doubted(entries: list[tuple[float, float]]) -> None:
+    ordered = sorted(entries)
+    ratios = [ratio for _, ratio in ordered]
+    found = doubtful([seconds for seconds, _ in ordered], [seconds / ratio for seconds, ratio in ordered])
+    usual = statistics.median(ratios)
+    assert {place for place, ratio in enumerate(ratios) if not 0.999 / FAR < ratio / usual < 1.001 * FAR} <= set(found)
+    assert not found or found[0] == 0
+
+
+def test_a_delayed_candidate_is_measured_again_and_its_new_time_counts(tmp_path: Path) -> None:
+    """The stand-in delays the first measurement of one candidate, as other work on the machine would."""
+    choices = list(islice(rank(SMALL, H200), 5))
+    late = serialisation.schedule_text(choices[2].schedule)
+    with Records(tmp_path / "records.sqlite") as records:
+        tune([SMALL], H200, 5, records, start=lambda: processes({late: "delay"}))
+        rough, careful = (entry for entry in records.of(key_of(SMALL), "h200") if entry.schedule == late)
+        assert rough.seconds > 100 * careful.seconds and (rough.count, careful.count) == (4, 9)
+        assert next(entry for entry in records.standing(key_of(SMALL), "h200") if entry.schedule == late) == careful
+
+
+def test_again_measures_what_is_recorded(tmp_path: Path) -> None:
+    log = tmp_path / "questions"
+    with Records(tmp_path / "records.sqlite") as records:
+        tune([SMALL], H200, 6, records, start=processes)
+        before = {entry.schedule: entry.date for entry in records.standing(key_of(SMALL), "h200")}
+        done = tune([SMALL], H200, 2, records, again=True, start=lambda: processes({"log": str(log)}))
+        after = {entry.schedule: entry.date for entry in records.standing(key_of(SMALL), "h200")}
+    assert (done.known, done.measured) == (0, 6) and log.read_text().split().count("trial") == 6
+    assert before.keys() == after.keys() and all(after[schedule] > date for schedule, date in before.items())

@@ -17,21 +17,25 @@ if TYPE_CHECKING:
     from tilewright import zoo as zoo
     from tilewright.compile import compile as compile
     from tilewright.errors import InternalFault as InternalFault
+    from tilewright.errors import NotCompiled as NotCompiled
     from tilewright.errors import TilewrightError as TilewrightError
     from tilewright.runtime.artifact import load as load
+    from tilewright.runtime.dynamic import DynamicExecutable as DynamicExecutable
     from tilewright.runtime.executable import Executable as Executable
 
     __version__: str
 
 _PUBLIC = {
+    "DynamicExecutable": ("tilewright.runtime.dynamic", "DynamicExecutable"),
     "Executable": ("tilewright.runtime.executable", "Executable"),
     "InternalFault": ("tilewright.errors", "InternalFault"),
+    "NotCompiled": ("tilewright.errors", "NotCompiled"),
     "TilewrightError": ("tilewright.errors", "TilewrightError"),
     "load": ("tilewright.runtime.artifact", "load"),
 }
 """Maps a public name to the module that defines it and its name there."""
 
-__all__ = ["Executable", "InternalFault", "TilewrightError", "__version__", "compile", "load", "zoo"]
+__all__ = ["DynamicExecutable", "Executable", "InternalFault", "NotCompiled", "TilewrightError", "__version__", "compile", "load", "zoo"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: ``tilewright compile | batch | bench | explain | verify | digest | tune | train | calibrate | targets | cache``.
+"""The command line.
 
 The parser, and the boundary at which errors become one line; each command is in a file `cli_*`.
 PyTorch and the compiler are imported by the commands that need them, so that help, targets and cache answer at once.
@@ -13,7 +13,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from tilewright import cli_artifact, cli_batch, cli_bench, cli_cache, cli_calibrate, cli_compile, cli_targets, cli_train, cli_tune, cli_verify
+from tilewright import (
+    cli_artifact,
+    cli_batch,
+    cli_bench,
+    cli_cache,
+    cli_calibrate,
+    cli_compile,
+    cli_explain,
+    cli_profile,
+    cli_records,
+    cli_targets,
+    cli_train,
+    cli_tune,
+    cli_verify,
+)
 from tilewright.cli_model import add_building_options
 from tilewright.cli_options import ERROR_CODE, Parser, error_line
 from tilewright.cli_output import output_console, quiet
@@ -33,9 +47,10 @@ EXAMPLES = """examples:
   tilewright explain zoo:mobilenet_v2                  what runs as which kernel, how long it should take, and why
   tilewright explain zoo:mobilenet_v2 --fusion         which regions were merged and which not, with both predicted times
   tilewright explain zoo:resnet18 --code               what is in the compiled code of each kernel, and what limits it
+  tilewright profile zoo:resnet18 --trace trace.json   measured time of each region; a trace for ui.perfetto.dev
   tilewright verify resnet18.zip                       every region against float64
   tilewright bench zoo:resnet18 --against eager,onnxruntime
-  tilewright tune zoo:resnet18 --trials 10             measure on the GPU here; later compilations take the best
+  tilewright tune zoo:resnet18 --trials 10             measure on this machine; later compilations take the best
   tilewright calibrate                                 measure this CPU for a second; later choices use its facts
   tilewright targets h200 --sources                    facts about a target, and where they are from
 """
@@ -111,11 +126,13 @@ def _parser() -> argparse.ArgumentParser:
 
     command("compile", cli_compile.DESCRIPTION, cli_compile.add_options, cli_compile.run, building)
     command("bench", cli_bench.DESCRIPTION, cli_bench.add_options, cli_bench.run, building)
-    command("explain", cli_compile.EXPLAIN_DESCRIPTION, cli_compile.add_explain_options, cli_compile.run_explain, building)
+    command("explain", cli_explain.DESCRIPTION, cli_explain.add_options, cli_explain.run, building)
+    command("profile", cli_profile.DESCRIPTION, cli_profile.add_options, cli_profile.run, building)
     command("verify", cli_verify.DESCRIPTION, cli_verify.add_options, cli_verify.run, building)
     command("digest", cli_artifact.DESCRIPTION, cli_artifact.add_options, cli_artifact.run_digest, common)
     command("batch", cli_batch.DESCRIPTION, cli_batch.add_options, _quietly(cli_batch.run), common)
     command("tune", cli_tune.DESCRIPTION, cli_tune.add_options, _quietly(cli_tune.run), common)
+    command("records", cli_records.DESCRIPTION, cli_records.add_options, _quietly(cli_records.run), common)
     command("train", cli_train.DESCRIPTION, cli_train.add_options, _quietly(cli_train.run), common)
     command("calibrate", cli_calibrate.DESCRIPTION, cli_calibrate.add_options, cli_calibrate.run, common)
     command("targets", cli_targets.DESCRIPTION, cli_targets.add_options, cli_targets.run, common)

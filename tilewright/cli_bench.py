@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tilewright.cli_model import MODEL_HELP, check_options, compiled, inputs_on_target, is_artifact, resolved, runs_on_gpu
+from tilewright.cli_model import MODEL_HELP, check_options, compiled, inputs_on_target, is_artifact, runs_on_gpu
 from tilewright.cli_options import WRONG_CODE, amount, whole
-from tilewright.cli_output import quiet
+from tilewright.cli_output import progress_bar, quiet
 from tilewright.errors import InvalidModel, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewright.runtime.executable import Executable
+    from tilewright.stages import Progress
+    from tilewright.tuning.measure import Outcome
 
 DESCRIPTION = "time a model against other ways of running it, in turns"
 
@@ -30,9 +32,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Prints the times; the exit code is WRONG_CODE if ours could not be measured or was wrong."""
+    with quiet(options.debug), progress_bar("loading PyTorch") as show:
+        title, outcomes = _compared(options, show)
+    from tilewright.report.tables import outcome_lines
+
+    for line in outcome_lines(outcomes, title, console.width):
+        console.print(line, soft_wrap=True)
+    return 0 if outcomes[0].status == "measured" else WRONG_CODE
+
+
+def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Outcome]]:
+    """What was compared, and the contenders' times, ours first."""
     import torch
 
     check_options(options)
+    from tilewright.models import resolve
     from tilewright.runtime.verify import TOLERANCES
     from tilewright.tuning.measure import Contender, compare, seconds_of_call, seconds_of_device_call
     from tilewright.tuning.peers import PEERS, on_device
@@ -43,7 +57,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise UnsupportedOption(f"--against {', '.join(unknown)} is not known", f"choose from {', '.join(PEERS)}")
     if is_artifact(options.model):
         raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
-    model = resolved(options)
+    show("making the model", 0, 0)
+    model = resolve(options.model, options.batch, options.input)
     module = _without_guards(model.module) if isinstance(model.module, torch.export.ExportedProgram) else model.module
     if not isinstance(module, torch.nn.Module) or model.inputs is None:
         raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
@@ -56,22 +71,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     def ours(copied: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Executable:
         from tilewright.models import Model
 
-        return compiled(Model(options.model, copied, lambda seed: inputs), options)
+        return compiled(Model(options.model, copied, lambda seed: inputs), options, show)
 
     contenders = [Contender("tilewright", ours), *(on_device(PEERS[name], "cuda" if on_gpu else "cpu") for name in names)]
     examples, fresh = (inputs_on_target(model, options, seed) for seed in (0, 1))
     usual = TOLERANCES["bf16"] if options.precision == "bf16" else 1e-3
     tolerance = options.tolerance if options.tolerance is not None else usual
-    with quiet(options.debug):
-        outcomes = compare(
-            options.model, module, examples, fresh, contenders, tolerance, options.rounds, options.seconds,
-            seconds_of_device_call if on_gpu else seconds_of_call,
-        )  # fmt: skip
-    from tilewright.report.tables import outcome_table
-
+    outcomes = compare(
+        options.model, module, examples, fresh, contenders, tolerance, options.rounds, options.seconds,
+        seconds_of_device_call if on_gpu else seconds_of_call, show,
+    )  # fmt: skip
     where = "GPU" if on_gpu else f"{torch.get_num_threads()} threads"
-    console.print(outcome_table(outcomes, f"{options.model}, batch {options.batch or 1}, {where}"))
-    return 0 if outcomes[0].status == "measured" else WRONG_CODE
+    return f"{options.model}, batch {options.batch or 1}, {where}", outcomes
 
 
 def _without_guards(program: Any) -> Any:

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the chosen action; the exit code is WRONG_CODE if `check` finds a problem."""
     from rich.table import Table
 
-    from tilewright.report.units import scaled
+    from tilewright.text import scaled
     from tilewright.toolchain import default_cache
 
     cache = default_cache()

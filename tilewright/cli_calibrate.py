@@ -162,7 +162,7 @@ def _print_facts(machine: Machine, calibration: Calibration, console: Console) -
     from rich.table import Table
 
     from tilewright.hardware.measured_facts import assumed_facts
-    from tilewright.report.units import scaled, seconds_text
+    from tilewright.text import scaled, seconds_text
 
     def shown(value: float | None, unit: str) -> str:
         if value is None:

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_options import add_numerics, whole
 from tilewright.cli_output import progress_bar, quiet
+from tilewright.errors import TargetNotPresent
+from tilewright.stages import Progress
 
 if TYPE_CHECKING:
     from tilewright.models import Model
     from tilewright.runtime.executable import Executable, Image
 
-STAGES = {"read": "reading the model", "plan": "planning", "measure": "measuring candidates", "build": "compiling kernels"}
+STAGES = {
+    "export": "reading the model", "partition": "deciding what runs together", "choice": "ranking candidates", "measure": "measuring candidates",
+    "compile": "compiling kernels", "packing": "packing constants",
+}  # fmt: skip
 MODEL_HELP = "FILE.onnx, FILE.pt2, zoo:NAME, torchvision:NAME, timm:NAME, or package.module:callable that returns (module, inputs)"
 
 
@@ -21,7 +26,9 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that compiles a model."""
     parser.add_argument("--target", metavar="T", help="native (this CPU, the default), cuda (the GPU here), or a name of `tilewright targets`")
     parser.add_argument("--batch", type=whole(), metavar="N", help="first extent of the example inputs (default 1)")
-    parser.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224 or 1x128:int64; repeat")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224, 1x128:int64 or 2:int64=5,7; repeat"
+    )
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code")
     parser.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), or bf16 on a CPU with AMX")
     parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
@@ -36,13 +43,6 @@ def check_options(options: argparse.Namespace) -> None:
     from tilewright.partition.precision import check_precision
 
     check_precision(options.precision, machine(options.target))
-
-
-def resolved(options: argparse.Namespace) -> Model:
-    """The model that the options name."""
-    from tilewright.models import resolve
-
-    return resolve(options.model, options.batch, options.input)
 
 
 def is_artifact(text: str) -> bool:
@@ -70,29 +70,40 @@ def inputs_on_target(model: Model, options: argparse.Namespace, seed: int = 0) -
     return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs)
 
 
-def compiled(model: Model, options: argparse.Namespace) -> Executable:
-    """The model compiled, with its progress on the standard error stream."""
+def in_words(show: Progress) -> Progress:
+    """A function that shows stages of a compilation in words."""
+    return lambda stage, done, total: show(STAGES.get(stage, stage), done, total)
+
+
+def compiled_model(options: argparse.Namespace) -> tuple[Model, Executable]:
+    """The model that the options name, and the same compiled, with progress on the standard error stream."""
+    with quiet(options.debug), progress_bar("loading PyTorch") as show:
+        check_options(options)
+        from tilewright.models import resolve
+
+        show("making the model", 0, 0)
+        model = resolve(options.model, options.batch, options.input)
+        return model, compiled(model, options, show)
+
+
+def compiled(model: Model, options: argparse.Namespace, show: Progress) -> Executable:
+    """The model compiled; `show` receives what is done in words."""
     from tilewright.compile import compile
 
-    with quiet(options.debug), progress_bar(STAGES["read"]) as show:
-
-        def report(stage: str, done: int, total: int) -> None:
-            show(STAGES.get(stage, stage), done, total)
-
-        return compile(
-            model.module,
-            model.inputs(0) if model.inputs is not None else None,
-            options.target or "native",
-            precision=options.precision,
-            trials=options.trials,
-            vendor=options.vendor,
-            unsupported="error" if options.strict else "warn",
-            threads=options.threads,
-            records=options.records,
-            deterministic=not options.nondeterministic,
-            winograd=not options.no_winograd,
-            progress=report,
-        )
+    return compile(
+        model.module,
+        model.inputs(0) if model.inputs is not None else None,
+        options.target or "native",
+        precision=options.precision,
+        trials=options.trials,
+        vendor=options.vendor,
+        unsupported="error" if options.strict else "warn",
+        threads=options.threads,
+        records=options.records,
+        deterministic=not options.nondeterministic,
+        winograd=not options.no_winograd,
+        progress=in_words(show),
+    )
 
 
 def image_of(options: argparse.Namespace) -> Image:
@@ -101,5 +112,46 @@ def image_of(options: argparse.Namespace) -> Image:
         from tilewright.runtime.artifact import read
 
         return read(options.model)
-    check_options(options)
-    return compiled(resolved(options), options).image
+    return compiled_model(options)[1].image
+
+
+def runnable(options: argparse.Namespace, seed: int = 1) -> tuple[Executable, tuple[Any, ...], dict[str, Any]]:
+    """An artifact loaded, or a model compiled, with arguments for a call, which `seed` draws.
+
+    Raises:
+        TargetNotPresent: if it cannot run on this machine.
+    """
+    if is_artifact(options.model):
+        from tilewright.runtime.artifact import load
+
+        executable, model = load(options.model), None
+        if options.threads:
+            executable.threads = options.threads
+    else:
+        from tilewright.hardware import is_present, machine
+
+        if not is_present(machine(options.target)):
+            raise TargetNotPresent(f"{options.target} is not here", "compile for it, and run the artifact on that machine")
+        model, executable = compiled_model(options)
+    arguments, keywords = _drawn_inputs(executable, seed)
+    if model is not None and model.inputs is not None:
+        arguments = inputs_on_target(model, options, seed)
+    return executable, arguments, keywords
+
+
+def _drawn_inputs(executable: Executable, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Random inputs that fit the signature; integers are 0 or 1."""
+    import torch
+
+    from tilewright.models import random_tensor
+    from tilewright.runtime.buffers import torch_dtype
+    from tilewright.runtime.signature import unflatten
+
+    generator = torch.Generator().manual_seed(seed)
+    device = "cuda" if executable.image.machine.is_gpu else "cpu"
+    leaves = [
+        random_tensor(leaf.shape, torch_dtype(leaf.dtype), generator).to(device) if leaf.name else leaf.example()
+        for leaf in executable.signature.inputs
+    ]
+    arguments, keywords = unflatten(executable.signature.input_tree, iter(leaves))
+    return tuple(arguments), dict(keywords)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from tilewright.stages import Progress
+
+PIPE_COLUMNS = 160
+"""Width of tables in files and pipes."""
 
 
 def output_console(error: bool = False) -> Console:
@@ -21,21 +26,30 @@ def output_console(error: bool = False) -> Console:
             raise BrokenPipeError
 
     console = Output(stderr=error, highlight=False, markup=False)
-    return console if console.is_terminal else Output(stderr=error, highlight=False, markup=False, width=160)
+    return console if console.is_terminal else Output(stderr=error, highlight=False, markup=False, width=PIPE_COLUMNS)
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function that shows (what is done, steps done, steps) on the standard error stream, if that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def progress_bar(description: str) -> Iterator[Progress]:
+    """Gives a function that shows (what is done, steps done, steps or 0) on the standard error stream, if that is a terminal. The display moves by
+    itself, also where the number of steps is not known."""
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Display
+    from rich.text import Text
+
+    class Count(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            done = f"{int(task.completed):,}" if task.completed or task.total else ""
+            return Text(f"{done}/{int(task.total):,}" if task.total else done, style="progress.download")
 
     console = output_console(error=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), Count(), TimeElapsedColumn())
+    with Display(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=4) as progress:
         task = progress.add_task(description, total=None)
 
-        def show(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total)
+        def show(stage: str, done: int = 0, total: int = 0) -> None:
+            progress.tasks[0].total = total or None  # `update` cannot take a total back
+            progress.update(task, description=stage, completed=done)
 
         yield show
 

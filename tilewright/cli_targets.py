@@ -22,7 +22,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from rich.table import Table
 
     from tilewright.hardware import catalogue, host_cpu, host_gpu, is_present, machine
-    from tilewright.report.units import scaled
+    from tilewright.text import scaled
 
     if options.names:
         for name in options.names:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.cli_model import in_words
 from tilewright.cli_options import add_numerics, is_count, numerics_arguments, numerics_of, path, whole
+from tilewright.cli_output import progress_bar
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.files import check_output, content_of, json_of, reading
+from tilewright.stages import Progress, Stages
 from tilewright.system.scratch import Scratch
+from tilewright.text import aligned, number_of, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from tilewright.hardware.machine import Machine
     from tilewright.ir.problem import Problem
@@ -37,8 +40,9 @@ MOST_ELEMENTS = 1 << 36
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", nargs="?", metavar="MODEL|LAYERS.json", help="a model as for `compile`, or a list of convolutions (docs/usage.md)")
-    parser.add_argument("--target", default="cuda", metavar="T", help="the GPU here (cuda, the default), its name, or native: this CPU")
+    parser.add_argument("--target", metavar="T", help="cuda (the GPU here), its name, or native (this CPU); default: the GPU, or the CPU without one")
     parser.add_argument("--trials", type=whole(), default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
+    parser.add_argument("--again", action="store_true", help="measure what is recorded too; the new times count, and not the earlier ones")
     parser.add_argument("--records", type=path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
     parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="measure on the workers of a Dask scheduler, such as tcp://host:8786, one a GPU")
@@ -60,8 +64,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """
     if options.model is None and options.imported is None and options.export is None:
         raise UnsupportedOption("nothing to tune", "name a model or a list of layers, or use --import or --export")
-    from tilewright.tuning.records import Records
-
+    with progress_bar("loading PyTorch"):
+        from tilewright.tuning.records import Records
     if options.export is not None:
         check_output(options.export, options.imported, options.records, options.model)
     code = 0
@@ -77,49 +81,54 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _tune(options: argparse.Namespace, records: Records, console: Console) -> int:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
+    from tilewright.hardware import host_gpu, planned_threads
     from tilewright.hardware import machine as find_machine
-    from tilewright.hardware import planned_threads
     from tilewright.tuning.trials import Outcome, Trials
     from tilewright.tuning.tuning import tune
 
     devices = read_devices(options.devices)
-    if options.scheduler is not None and (options.target == "cuda" or options.part != "1/1"):
-        what = "'cuda' may be another GPU on each worker" if options.target == "cuda" else "--part is for one machine, and --scheduler names others"
-        raise UnsupportedOption(what, "name the GPU as --target" if options.target == "cuda" else "leave it out")
-    machine = find_machine(options.target)
+    unnamed = options.target in (None, "cuda")
+    if options.scheduler is not None and (unnamed or options.part != "1/1"):
+        what = "there may be another GPU on each worker" if unnamed else "--part is for one machine, and --scheduler names others"
+        raise UnsupportedOption(what, "name the GPU as --target" if unnamed else "leave it out")
+    machine = find_machine(options.target or ("native" if host_gpu() is None else "cuda"))
     if options.scheduler is not None and not machine.is_gpu:  # CPU workers would each have different cores and threads
         raise UnsupportedOption(f"workers of a scheduler measure on GPUs, and {machine.name} is a CPU", "tune on that machine itself")
     threads = planned_threads(machine)
     first, parts = read_part(options.part)
-    problems = dict(list(_problems(options, machine).items())[first - 1 :: parts])
+    with progress_bar("making the model") as show:
+        problems = dict(list(_problems(options, machine, in_words(show)).items())[first - 1 :: parts])
     if options.scheduler is not None:
         failures = _measured_by_workers(options, len(problems), records, console)
-        console.print(_table(problems, machine, records, numerics_of(options), threads))
+        _print(_table(problems, machine, records, numerics_of(options), threads, console.width), console)
         for failure in failures:
             console.print(f"not measured: {failure}", soft_wrap=True)
         return FAILED_CODE if failures else 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=None)
+    with progress_bar("starting processes") as show:
 
         def report(done: int, total: int, outcome: Outcome | None) -> None:
-            progress.update(task, completed=done, total=total)
+            show("measuring candidates", done, total)
             if outcome is not None and outcome.status != "measured":
-                progress.console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", soft_wrap=True)
+                console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", soft_wrap=True)
 
-        wanted = list(problems.values())
-        numerics = numerics_of(options)
-        start = partial(Trials, machine, devices, threads=threads)
-        tuned = tune(wanted, machine, options.trials, records, threads=threads, numerics=numerics, report=report, start=start)
-    console.print(_table(problems, machine, records, numerics, threads))
+        wanted, numerics = list(problems.values()), numerics_of(options)
+        start, compiled = partial(Trials, machine, devices, threads=threads), partial(show, "compiling candidates")
+        tuned = tune(
+            wanted, machine, options.trials, records,
+            threads=threads, numerics=numerics, again=options.again, report=report, compiled=compiled, start=start,
+        )  # fmt: skip
+    _print(_table(problems, machine, records, numerics, threads, console.width), console)
     console.print(
-        f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before, "
-        f"{tuned.bounded_out} that cannot beat what is known; records in {records.path}",
+        f"{number_of(tuned.problems, 'region')}: {number_of(tuned.measured, 'candidate')} measured, {tuned.failed} failed, {tuned.known} known "
+        f"before, {tuned.bounded_out} that cannot beat what is known; {tuned.repeated} measured again in turns; records in {records.path}",
         soft_wrap=True,
     )
     return 0
+
+
+def _print(lines: Iterable[str], console: Console) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def _measured_by_workers(options: argparse.Namespace, regions: int, records: Records, console: Console) -> list[str]:
@@ -145,7 +154,7 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
             files[Path(model).name], model = content_of(model), f"{{folder}}/{Path(model).name}"
         arguments = ["tune", model, "--target", options.target, "--trials", str(options.trials), "--devices", options.devices]
         arguments += ["--import", f"{{folder}}/{known}", "--export", f"{{folder}}/{measured}", "--records", "{folder}/records.sqlite"]
-        arguments += numerics_arguments(options)
+        arguments += [*numerics_arguments(options), *(["--again"] if options.again else [])]
         arguments += ["--batch", str(options.batch)] if options.batch is not None else []
         arguments += [text for shape in options.input for text in ("--input", shape)]
         parts = min(regions, PARTS_A_WORKER * len(client.scheduler_info()["workers"]))
@@ -165,7 +174,7 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
     return failures
 
 
-def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Problem]:
+def _problems(options: argparse.Namespace, machine: Machine, report: Progress) -> dict[str, Problem]:
     """The problems to tune, by name."""
     if str(options.model).endswith(".json"):
         return read_layers(Path(options.model))
@@ -176,8 +185,10 @@ def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Proble
     from tilewright.tuning.tuning import distinct_problems
 
     model = resolve(options.model, options.batch, options.input)
+    stages = Stages(report)
+    stages.report("export")
     graph, _ = simplify(read(model.module, model.inputs(0) if model.inputs is not None else ()).graph)
-    found = distinct_problems(graph, machine, planned_threads(machine), numerics=numerics_of(options))
+    found = distinct_problems(graph, machine, planned_threads(machine), numerics=numerics_of(options), stages=stages)
     return {f"{number} {problem.region.kind}": problem for number, problem in enumerate(found, 1)}
 
 
@@ -254,28 +265,24 @@ def read_devices(text: str) -> Sequence[int]:
     return [int(part) for part in parts]
 
 
-def _table(problems: dict[str, Problem], machine: Machine, records: Records, numerics: Numerics, threads: int) -> Table:
+def _table(problems: dict[str, Problem], machine: Machine, records: Records, numerics: Numerics, threads: int, width: int) -> Iterator[str]:
     """The best schedule of each problem beside the models' favourite."""
-    from rich.table import Table
-
-    from tilewright.report.units import seconds_text
-    from tilewright.selection.choice import rank
-    from tilewright.tuning import serialisation
     from tilewright.tuning.problems import key_of
-    from tilewright.tuning.tuning import recorded_as, recorded_choice
+    from tilewright.tuning.tuning import expectations, recorded_as
 
-    table = Table("region", "measured", "best schedule", title=f"measured on {machine.name}")
-    for heading in ("best", "favourite", "loss"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     for name, problem in problems.items():
-        ranking = rank(problem, machine, threads, numerics)
-        measured = (entry for entry in records.standing(key_of(problem), recorded_as(machine, threads)) if entry.status == "measured")
-        standing = [entry for entry in measured if recorded_choice(entry, ranking) is not None]
+        measured = [entry for entry in records.standing(key_of(problem), recorded_as(machine, threads)) if entry.status == "measured"]
+        favourite, predicted = expectations(problem, machine, threads, measured, numerics)
+        standing = [entry for entry in measured if entry.schedule in predicted]
         if not standing:
-            table.add_row(name, "0", "-", "-", "-", "-")
+            rows.append((name, "0", "-", "-", "-", "-", "-"))
             continue
-        best, favourite = standing[0], serialisation.schedule_text(ranking.first().schedule)
+        best = standing[0]
         own = next((entry.seconds for entry in standing if entry.schedule == favourite), None)
         loss = "-" if own is None else f"{100 * (own / best.seconds - 1):.1f} %"
-        table.add_row(name, str(len(standing)), best.description, seconds_text(best.seconds), "-" if own is None else seconds_text(own), loss)
-    return table
+        times = [seconds_text(seconds or 0.0) for seconds in (predicted[best.schedule], best.seconds, own)]
+        rows.append((name, str(len(standing)), best.description, *times, loss))
+    yield f"measured on {machine.name}"
+    headings = ("region", "measured", "best schedule", "predicted", "best", "favourite", "loss")
+    yield from aligned(headings, rows, ("region", "best schedule"), width, {"region": 0.3, "best schedule": 0.7})

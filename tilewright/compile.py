@@ -5,44 +5,88 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from tilewright.errors import InvalidInput, InvalidModel, KernelFailed, UnknownTarget, UnsupportedOperator, UnsupportedOption, contained
-from tilewright.frontend.imported import Imported
+from tilewright.errors import InvalidInput, InvalidModel, KernelFailed, NotCompiled, UnknownTarget, UnsupportedOperator, UnsupportedOption, contained
+from tilewright.frontend.imported import Imported, through
 from tilewright.frontend.imported import unsupported as unsupported_nodes
-from tilewright.frontend.torch_export import import_exported, import_file, import_module
+from tilewright.frontend.ranged import ranges_of
+from tilewright.frontend.sized import ModuleModel, OnnxModel, SizedModel
+from tilewright.frontend.symbolic import SymbolicProgram, import_program
+from tilewright.frontend.torch_export import import_module, load_exported
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware import planned_threads
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import ON_CPU, ON_GPU
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.models import resolve
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
+from tilewright.runtime.buffers import SharedConstants
+from tilewright.runtime.dynamic import MOST_PROGRAMS, WAIT_SECONDS, Built, DynamicExecutable, Served
 from tilewright.runtime.executable import Executable, check_threads, executable_of
 from tilewright.runtime.kernel_source import kernel_source
-from tilewright.runtime.signature import CONSTANT_TYPES, described
+from tilewright.runtime.signature import CONSTANT_TYPES, described, signature_of
+from tilewright.stages import Progress, Stages
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
-Progress = Callable[[str, int, int], None]
+
+class Options(TypedDict, total=False):
+    """The options of `compile` that do not change what it returns."""
+
+    example_keywords: Mapping[str, Any] | None
+    batch: int | None
+    precision: str
+    trials: int
+    vendor: bool
+    unsupported: str
+    threads: int | None
+    records: str | Path | None
+    deterministic: bool
+    winograd: bool
+    check: bool
+    progress: Progress | None
+    wait: float | bool
+    programs: int
+
+
+Examples = Sequence[Any] | torch.Tensor | None
+Target = str | Machine | None
+
+
+@overload
+def compile(
+    module: Any, example_inputs: Examples = None, target: Target = None, *, dynamic: None = None, **options: Unpack[Options]
+) -> Executable: ...
+
+
+@overload
+def compile(
+    module: Any, example_inputs: Examples = None, target: Target = None, *, dynamic: Any, **options: Unpack[Options]
+) -> DynamicExecutable: ...
 
 
 def compile(
     module: Any,
-    example_inputs: Sequence[Any] | torch.Tensor | None = None,
-    target: str | Machine | None = None,
+    example_inputs: Examples = None,
+    target: Target = None,
     *,
     example_keywords: Mapping[str, Any] | None = None,
+    batch: int | None = None,
     precision: str = "fp32",
     trials: int = 0,
     vendor: bool = False,
@@ -53,12 +97,17 @@ def compile(
     winograd: bool = True,
     check: bool = False,
     progress: Progress | None = None,
-) -> Executable:
+    dynamic: Any = None,
+    wait: float | bool = WAIT_SECONDS,
+    programs: int = MOST_PROGRAMS,
+) -> Executable | DynamicExecutable:
     """Compiles a model for a target, using performance models and earlier measurements.
 
     Args:
-        module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, or the path of a .pt2 or .onnx file.
+        module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or any other name of a
+            model on the command line ("zoo:lenet5").
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
+        batch: the first extent of the example inputs that a model given by its name has.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
         trials: the number of each region's candidates, the models' favourites, to measure first; needs the target machine. 0: none.
         precision: "fp32", or on CPUs with AMX "bf16": values stored between kernels and the factors of contractions are rounded to bfloat16, sums and
@@ -75,63 +124,166 @@ def compile(
         unsupported: "warn" runs unsupported operators through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS; else OMP_NUM_THREADS or the cores available, but all of a CPU's
             cores if its code cannot run here).
-        progress: called as progress(stage, done, total).
+        progress: called as progress(stage, done, total) with a stage of `stages.STAGES`; total is 0 while it is not known.
+        dynamic: None: the executable accepts the sizes of the example inputs. Otherwise the result is a `DynamicExecutable`, which accepts other
+            sizes too: of the dimensions that are named ({"x": {0: "batch"}}, or `torch.export`'s dynamic_shapes), or with True of all that the model
+            leaves free; a file names its own.
+        wait: seconds that a call with sizes not seen before waits for its program before it runs eager; True: as long as it takes.
+        programs: the most programs that a `DynamicExecutable` keeps, those used last.
 
     Raises:
-        UnknownTarget, TargetNotPresent, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with cause
-        and remedy.
+        UnknownTarget, TargetNotPresent, UnknownModel, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with
+        cause and remedy.
     """
-    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, winograd, check)
+    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, winograd, check, wait, programs)
     if torch.get_default_device().type == "meta":
         raise InvalidInput("the default device is 'meta', whose tensors hold no values", 'compile outside of `with torch.device("meta")`')
-    report = progress or (lambda stage, done, total: None)
+    stages = Stages(progress)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
     if not isinstance(target, (str, Machine, type(None))):
         raise UnknownTarget(f"target is {described(target)}", "pass a name of `tilewright targets`, or None")
-    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
+    module, inputs = _given(module, (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs, batch)
     machine = find_machine(default_target(inputs) if target is None else target)
     check_precision(precision, machine)
-    report("read", 0, 1)
-    imported = read(module, inputs, example_keywords)
-    graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
-    _report_unsupported(graph, unsupported)
-    report("plan", 0, 1)
-    count = planned_threads(machine, threads)
+    stages.report("export")
     numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor)
-    if trials:
-        measure(graph, machine, count, trials, records, report, numerics, precision)
-    with chooser_for(machine, records, numerics) as chooser:
-        program = plan_program(graph, machine, count, chooser, precision, numerics, remembered(numerics))
-    program, binaries = build(program, machine, report)
+    request = Request(module, machine, precision, trials, unsupported, threads, records, numerics, check)
+    if dynamic is None:
+        with stages.stage("export"):
+            imported = read(module, inputs, example_keywords, types_computed(machine))
+        return compiled(imported, request, stages)
+    with stages.stage("export"):
+        model = sized(module, inputs, example_keywords, dynamic, types_computed(machine))
+    shared = SharedConstants()
+    examples = tree_leaves((inputs, dict(example_keywords or {})))
+    if not examples and isinstance(module, torch.export.ExportedProgram):
+        examples = tree_leaves(module.example_inputs or ())
+    if not examples:
+        raise InvalidInput("the first program needs sizes", "pass example_inputs too")
+    key = model.key(examples)
+    model.check_sizes(key)
+    imported = model.bind(key)
+    ranges = None if machine.is_gpu else ranges_of(model, key)
+    rounded = None if ranges is None else ranges.rounded(key)
+
+    later = replace(request, trials=0, unsupported="")
+
+    def build(served: Served) -> Built:
+        key, several = served
+        bound, frame = ranges.bind(key) if several and ranges is not None else (model.bind(key), None)
+        return compiled(bound, later, None, shared), frame
+
+    served = (key, False) if rounded is None else (rounded, True)
+    bound, frame = (imported, None) if ranges is None or rounded is None else ranges.bind(rounded)
+    first = compiled(bound, request, stages, shared), frame
+    signature = signature_of(imported, _parameters(module), _defaults(module))
+    eager = module if isinstance(module, torch.nn.Module) else None
+    return DynamicExecutable(model, ranges, build, signature, (served, first), eager, wait, programs)
+
+
+def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, computed: frozenset[str]) -> SizedModel:
+    """A model whose sizes may differ from call to call. Raises InvalidModel if none of its sizes may, and UnsupportedOption for a `dynamic` that does
+    not fit it."""
+    model: SizedModel
+    if isinstance(module, torch.nn.Module):
+        model = ModuleModel(module, inputs, keywords, dynamic, computed)
+    elif dynamic is not True:
+        raise UnsupportedOption(f"dynamic={dynamic!r}, and the model names its free sizes itself", "use dynamic=True")
+    elif isinstance(module, torch.export.ExportedProgram):
+        model = SymbolicProgram(module, computed=computed)
+    elif isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
+        model = SymbolicProgram(load_exported(module), computed=computed)
+    else:
+        model = OnnxModel(module, computed)
+    if not model.names:
+        raise InvalidModel("no size of the model is free", "leave out `dynamic`, or give examples whose free dimensions have at least two entries")
+    return model
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `compile` is asked for, apart from the graph: the model, for its parameters' names and defaults, the target, and the options.
+    `unsupported`: as there, or "" if the operators were listed before."""
+
+    module: Any
+    machine: Machine
+    precision: str
+    trials: int
+    unsupported: str
+    threads: int | None
+    records: str | Path | None
+    numerics: Numerics
+    check: bool
+
+
+def compiled(imported: Imported, request: Request, stages: Stages | None = None, shared: SharedConstants | None = None) -> Executable:
+    """The executable of a model that was read. `shared` holds the constants of the programs for other sizes."""
+    machine, numerics, module, stages = request.machine, request.numerics, request.module, stages or Stages()
+    with stages.stage("simplify"):
+        graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
+    if shared is not None:
+        graph = replace(graph, constants=shared.constants(graph.constants))
+    _report_unsupported(graph, request.unsupported)
+    count = planned_threads(machine, request.threads)
+    if request.trials:
+        with stages.stage("measure"):
+            measure(graph, machine, count, request.trials, request.records, stages.report, numerics, request.precision)
+    with chooser_for(machine, request.records, numerics) as (chooser, recorded):
+        program = plan_program(graph, machine, count, chooser, request.precision, numerics, remembered(numerics), recorded=recorded, stages=stages)
+    with stages.stage("compile"):
+        program, binaries = build(program, machine, stages.report)
     live = module if isinstance(module, torch.nn.Module) else None
 
     def executable(program: Program, binaries: Sequence[Binary]) -> Executable:
+        names, defaults = _parameters(module), _defaults(module)
         texts = _texts(program, machine)
-        return executable_of(program, imported, machine, binaries, texts, live, _parameters(module), threads, _defaults(module), check)
+        made = executable_of(program, imported, machine, binaries, texts, live, names, request.threads, defaults, request.check, shared)
+        made.compile_seconds = stages.seconds
+        return made
 
     def without_any(why: str) -> Executable:
         return executable(through_torch(program, {index: [why] for index in range(len(program.regions))}), ())
 
-    return contained("the model", "all of it runs through PyTorch", lambda: executable(program, binaries), without_any)
+    stages.report("packing")
+    with stages.stage("packing"):
+        return contained("the model", "all of it runs through PyTorch", lambda: executable(program, binaries), without_any)
 
 
-def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
-    """The model as a graph, from any supported kind of model. Raises InvalidModel for anything else."""
+def _given(module: Any, inputs: Sequence[Any] | None, batch: int | None) -> tuple[Any, tuple[Any, ...]]:
+    """The module and its example inputs; a model that is given by a name of the command line is made, and has inputs of its own."""
+    if isinstance(module, (str, Path)) and Path(module).suffix not in (".pt2", ".onnx"):
+        model = resolve(str(module), batch)
+        return model.module, tuple(inputs) if inputs else model.inputs(0) if model.inputs else ()
+    if batch is not None:
+        raise UnsupportedOption(
+            f"batch={batch!r} is given, and the model has its own inputs", 'give example_inputs of that batch, or a name such as "zoo:lenet5"'
+        )
+    return module, tuple(inputs or ())
+
+
+def types_computed(machine: Machine) -> frozenset[str]:
+    """The types of tensors on which kernels for a machine compute."""
+    return ON_GPU if machine.is_gpu else ON_CPU
+
+
+def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, computed: frozenset[str] = ON_CPU) -> Imported:
+    """The model as a graph, from any supported kind of model. Operators on tensors of other types than `computed` run through PyTorch, or are refused
+    in ONNX. Raises InvalidModel for anything that is no model."""
     if isinstance(module, torch.export.ExportedProgram):
-        return import_exported(module)
+        return import_program(module, inputs, keywords, computed)
     if isinstance(module, torch.nn.Module):
-        return import_module(module, inputs, keywords)
+        return import_module(module, inputs, keywords, computed)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        return import_file(module)
+        return import_program(load_exported(module), inputs, keywords, computed)
     onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
     if (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
         from tilewright.frontend.onnx_import import import_onnx
 
-        return import_onnx(module, inputs or None)
+        return import_onnx(module, inputs or None, computed)
     raise InvalidModel(
         f"{module!r} is no model" if isinstance(module, (str, Path)) else f"a {type(module).__name__} is no model",
-        "give an nn.Module, an ExportedProgram, an onnx.ModelProto, or the path of a .pt2 or .onnx file",
+        "give an nn.Module, an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or a name such as zoo:lenet5",
     )
 
 
@@ -147,7 +299,7 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
             files.append(file)
 
     def compiled(files: Sequence[SourceFile]) -> list[Binary | KernelFailed]:
-        return compile_kernels(files, machine, progress=lambda done, total: progress("build", done, total))
+        return compile_kernels(files, machine, progress=lambda done, total: progress("compile", done, total))
 
     def one_by_one(_: str) -> list[Binary | KernelFailed]:
         results: list[Binary | KernelFailed] = []
@@ -161,7 +313,7 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
         listing = "\n".join(f"  {failure}" for failure in failed.values())
         many = f"{len(failed)} kernels do not compile, and their regions run"
         what = many if len(failed) > 1 else "1 kernel does not compile, and its region runs"
-        warnings.warn(f"{what} through PyTorch:\n{listing}", stacklevel=3)
+        warnings.warn(f"{what} through PyTorch:\n{listing}", NotCompiled, stacklevel=3)
     binaries = tuple(result for result in results if isinstance(result, Binary))
     faults |= {name: str(failure) for name, failure in failed.items()}
     return without_kernels(program, faults) if faults else program, binaries
@@ -180,7 +332,10 @@ def measure(
     """Measures candidates of the graph's regions that are not in the records yet, and adds them."""
     problems = distinct_problems(graph, machine, threads, precision, numerics)
     with Records(records) as store:
-        tune(problems, machine, trials, store, threads=threads, numerics=numerics, report=lambda done, total, _: progress("measure", done, total))
+        tune(
+            problems, machine, trials, store, threads=threads, numerics=numerics,
+            report=lambda done, total, _: progress("measure", done, total), compiled=partial(progress, "compile"),
+        )  # fmt: skip
 
 
 def _printed(kernel: Kernel, machine: Machine) -> SourceFile | str:
@@ -222,6 +377,8 @@ def check_options(
     deterministic: bool = True,
     winograd: bool = True,
     check: bool = False,
+    wait: float | bool = WAIT_SECONDS,
+    programs: int = MOST_PROGRAMS,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
     check_precision(precision)
@@ -235,6 +392,10 @@ def check_options(
         raise UnsupportedOption(f"winograd is {described(winograd)}", "use True, or False to have all sums computed directly")
     if not isinstance(check, bool):
         raise UnsupportedOption(f"check is {described(check)}", "use True to have calls on a GPU wait for errors of indices, or False")
+    if not isinstance(wait, (bool, int, float)) or not wait >= 0:
+        raise UnsupportedOption(f"wait={wait!r} is no time", "use seconds, or True to wait as long as it takes")
+    if not isinstance(programs, int) or isinstance(programs, bool) or programs < 1:
+        raise UnsupportedOption(f"programs={programs!r} is no number of programs", "keep at least 1")
     if not isinstance(vendor, bool):
         raise UnsupportedOption(f"vendor is {described(vendor)}", "use True to consider library kernels, where they were measured, or False")
     if unsupported not in ("warn", "error"):
@@ -244,15 +405,15 @@ def check_options(
 
 
 def _report_unsupported(graph: Any, action: str) -> None:
-    nodes = unsupported_nodes(graph)
+    nodes = unsupported_nodes(graph) if action else ()
     if not nodes:
         return
     listing = "\n".join(f"  {node}" for node in nodes)
     one = len(nodes) == 1
     if action == "error":
         covered = "1 operator is" if one else f"{len(nodes)} operators are"
-        raise UnsupportedOperator(f"{covered} not covered:\n{listing}", 'use unsupported="warn" to run them through PyTorch')
-    warnings.warn(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} through PyTorch:\n{listing}", stacklevel=3)
+        raise UnsupportedOperator(f"{covered} not covered:\n{listing}", f'use unsupported="warn" to run them {through(nodes)}')
+    warnings.warn(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} {through(nodes)}:\n{listing}", NotCompiled, stacklevel=3)
 
 
 def _parameters(module: Any) -> tuple[str, ...]:

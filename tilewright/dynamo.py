@@ -3,48 +3,76 @@
 A graph captured by Dynamo is compiled at its first call, when real tensors are available. The module's parameters and buffers, which Dynamo
 passes as inputs, are frozen: they become constants of the executable. Each call checks that they are the same, unchanged tensors; if not, the graph
 is compiled again for the new ones. A parameter that is written to behind autograd's back (`p.data.add_(1)`) keeps its version, so that such a change
-goes unnoticed; changes by `p.add_(1)` under `no_grad`, optimisers and `load_state_dict` are noticed. A graph that cannot be compiled runs eagerly,
-and the log gives the reason: it needs gradients, has symbolic sizes, or the compiler rejects it.
+goes unnoticed; changes by `p.add_(1)` under `no_grad`, optimisers and `load_state_dict` are noticed. A graph that cannot be compiled, or that would
+not gain by it, runs eagerly. Each graph warns (`NotCompiled`) once of each cause.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from tilewright import settings
 from tilewright.compile import check_options, default_target
 from tilewright.compile import compile as compile_model
-from tilewright.errors import TargetNotPresent, TilewrightError, UnsupportedOption
+from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
+from tilewright.errors import InvalidInput, NotCompiled, TargetNotPresent, TilewrightError, UnsupportedOption
+from tilewright.frontend.torch_export import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
 from tilewright.partition.precision import check_precision
+from tilewright.runtime.dynamic import DynamicExecutable
 from tilewright.runtime.executable import Executable
 
 LOG = logging.getLogger(__name__)
 
-_OPTIONS = frozenset({"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check"})
+_OPTIONS = frozenset(
+    {"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check", "wait", "programs"}
+)
+_MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"default": {}, "reduce-overhead": {}, "max-autotune": {"trials": 10}, "max-autotune-no-cudagraphs": {"trials": 10}}
+)
+"""The options that a `mode` of torch.compile stands for. Calls have little overhead in any."""
 _CHANGES_IN_A_ROW = 3  # parameters that change in this many successive calls are no longer frozen
 _GRAD_SWITCHES = (torch._C._set_grad_enabled, torch.set_grad_enabled)
+_CALL_SECONDS, _OPERATOR_SECONDS, _TORCH_NODE_SECONDS = 5e-6, 2e-6, 16e-6
+"""Host time of a call of an executable, of an operator in eager PyTorch, and of a node of an executable that runs through PyTorch
+(`call_overhead_cpu`)."""
+_GRADIENTS = "wrap the call in torch.no_grad() or torch.inference_mode(), or freeze the parameters by requires_grad_(False)"
 
 Inputs = Sequence[Any]
 
 
-def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class _Eager:
+    """Why something runs eagerly, and what the user can do about it."""
+
+    cause: str
+    remedy: str
+
+
+def backend(
+    graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """Compiles one graph captured by Dynamo; registered with PyTorch under the name "tilewright".
 
     `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
-    check.
+    check, wait, programs. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), the others change nothing.
 
-    Raises UnsupportedOption and UnknownTarget for unknown options, and TargetNotPresent for a target that is not this machine. A graph that cannot be
-    compiled is returned unchanged, with the reason in the log."""
-    chosen = dict(options or {})
+    Raises UnsupportedOption and UnknownTarget for unknown modes and options, and TargetNotPresent for a target that is not this machine. A graph that
+    cannot be compiled is returned unchanged, with a warning."""
+    if mode is not None and mode not in _MODES:
+        raise UnsupportedOption(f"mode={mode!r} is not known", f"use {', '.join(_MODES)}")
+    chosen = {**_MODES[mode or "default"], **(options or {})}
     unknown = sorted(set(chosen) - _OPTIONS)
     if unknown:
         raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
@@ -55,32 +83,44 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
         raise TargetNotPresent(f"torch.compile runs the model here, and {machine.name} is not here", "use tilewright.compile and save")
     reason = _reason_to_decline(graph_module, example_inputs)
     if reason is not None:
-        LOG.info("a graph runs eager: %s", reason)
+        _warn(graph_module, "the graph", reason)
         return graph_module.forward
     return _CompiledGraph(graph_module, example_inputs, chosen)
 
 
-def _reason_to_decline(graph_module: torch.fx.GraphModule, example_inputs: Inputs) -> str | None:
-    if any(not isinstance(value, torch.Tensor) for value in example_inputs):
-        return "it takes numbers that are not known in advance (symbolic sizes)"
-    if any(not isinstance(size, int) for value in example_inputs for size in value.shape) or _has_symbolic_sizes(graph_module):
-        return "it has symbolic sizes; call torch.compile with dynamic=False"
+def _warn(graph_module: torch.fx.GraphModule, what: str, why: _Eager) -> None:
+    """Warns that a graph, named by the place of its first operator, or a call of it runs eagerly."""
+    places = (place_of(node) for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output"))
+    at = next(filter(None, places), "an unknown place")
+    at = re.sub(r"L\['(\w+)'\]", r"\1", at)
+    warnings.warn(f"{what} that begins at {at} runs eagerly: {why.cause}; {why.remedy}", NotCompiled, stacklevel=4)
+
+
+def _reason_to_decline(graph_module: torch.fx.GraphModule, example_inputs: Inputs) -> _Eager | None:
+    if any(not isinstance(value, (torch.Tensor, torch.SymInt, int)) for value in example_inputs):
+        return _Eager("it takes fractions that differ from call to call", "pass them as tensors")
     if _needs_gradients(graph_module, example_inputs):
-        return "it needs gradients; compiled graphs have none"
-    devices = {value.device.type for value in example_inputs}
+        return _Eager("it needs gradients, which compiled graphs do not compute", _GRADIENTS)
+    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
     if len(devices) > 1 or not devices <= {"cpu", "cuda"}:
-        return f"its inputs are on {', '.join(sorted(devices))}"
+        return _Eager(f"its inputs are on {', '.join(sorted(devices))}", "move the module and its inputs to one CPU or GPU")
     return None
 
 
-def _has_symbolic_sizes(graph_module: torch.fx.GraphModule) -> bool:
-    for node in graph_module.graph.nodes:
-        value = node.meta.get("example_value")
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return True
-        if isinstance(value, torch.Tensor) and any(not isinstance(size, int) for size in value.shape):
-            return True
-    return False
+def _reason_to_discard(executable: Executable | DynamicExecutable) -> _Eager | None:
+    """Why a compiled graph is not worth calling: PyTorch computes all of it, or our kernels are predicted to take less time, together with that of
+    the calls of operators that they replace, than calling the executable costs."""
+    rows = executable.plan.rows
+    ours = [row for row in rows if row.kind != "torch"]
+    rest = sum(len(row.nodes) for row in rows if row.kind == "torch")
+    if not ours:
+        return _Eager("none of its operators has a kernel", "the list of operators says why")
+    at_stake = sum(row.predicted_seconds + _OPERATOR_SECONDS * len(row.nodes) for row in ours)
+    overhead = _CALL_SECONDS + _TORCH_NODE_SECONDS * rest
+    if at_stake >= overhead:
+        return None
+    few = f"what would be compiled takes some {at_stake * 1e6:.0f} us, less than the {overhead * 1e6:.0f} us of calling it"
+    return _Eager(few, "compile a larger part of the model, without graph breaks and operators that run through PyTorch")
 
 
 def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool:
@@ -90,10 +130,14 @@ def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool
     results = [node.meta.get("example_value") for node in output.all_input_nodes]
     if any(isinstance(value, torch.Tensor) and value.requires_grad for value in results):
         return True
-    if not torch.is_grad_enabled() or not any(value.requires_grad for value in inputs):
+    if not torch.is_grad_enabled() or not any(map(_requires_gradients, inputs)):
         return False
     # an input changed in place may come to require gradients without being a result
     return not results or any(not isinstance(value, torch.Tensor) for value in results) or _writes(graph_module)
+
+
+def _requires_gradients(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _writes(graph_module: torch.fx.GraphModule) -> bool:
@@ -126,11 +170,21 @@ class _Guard:
 
 
 class _Frozen(torch.nn.Module):
-    """The captured graph with some of its inputs bound to tensors; it is called with the others."""
+    """The captured graph with some of its inputs bound to tensors and numbers, and sizes taken from the tensors; it is called with the inputs at
+    `positions`."""
 
-    def __init__(self, graph_module: torch.fx.GraphModule, bound: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        bound: Mapping[int, torch.Tensor],
+        positions: tuple[int, ...],
+        sizes: FreeInputs,
+        fractions: Mapping[int, float],
+    ) -> None:
         super().__init__()
         self.graph_module = _without_grad_switches(graph_module)
+        self.positions, self.sizes = positions, sizes
+        self.fractions = {i: Fraction(value) for i, value in fractions.items()}
         self.names: dict[int, str] = {}
         for position, tensor in bound.items():
             self.names[position] = f"frozen{position}"
@@ -139,10 +193,13 @@ class _Frozen(torch.nn.Module):
             else:
                 self.register_buffer(self.names[position], tensor)
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        rest = iter(inputs)
-        count = len(inputs) + len(self.names)
-        return self.graph_module(*(getattr(self, self.names[i]) if i in self.names else next(rest) for i in range(count)))
+    def forward(self, *inputs: Any) -> Any:
+        given: dict[int, Any] = {**self.fractions, **dict(zip(self.positions, inputs, strict=True))}
+        given.update({i: getattr(self, name) for i, name in self.names.items()})
+        given.update({i: given[tensor].shape[dim] for i, (tensor, dim) in self.sizes.derived.items()})
+        arguments = [given.get(i) for i in range(len(given) + len(self.sizes.unread))]
+        with torch.fx.traceback.preserve_node_meta():  # places in the user's model
+            return torch.fx.Interpreter(self.graph_module).run(*arguments)
 
 
 def _without_grad_switches(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -163,74 +220,114 @@ class _CompiledGraph:
     def __init__(self, graph_module: torch.fx.GraphModule, example_inputs: Inputs, options: Mapping[str, Any]) -> None:
         self._eager = graph_module
         # the gradient state for which the graph was captured
-        self._captured = torch.is_grad_enabled(), tuple(value.requires_grad for value in example_inputs)
+        self._captured = torch.is_grad_enabled(), tuple(map(_requires_gradients, example_inputs))
         self._options = dict(options)
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self._sizes = free_inputs(graph_module)
         self._static = tuple(i for i, node in enumerate(placeholders) if _is_static(node))
         self._lock = threading.RLock()
-        self._executable: Executable | None = None
+        self._executable: Executable | DynamicExecutable | None = None
         self._guards: dict[int, _Guard] = {}
+        self._fractions: dict[int, float] = {}
         self._free: tuple[int, ...] = ()
         self._declined = False
         self._calls = 0
         self._changes = 0
+        self._told: set[_Eager] = set()
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._declined or self._may_require_gradients(inputs):
+        if self._declined:
+            return self._eager(*inputs)
+        if self._may_require_gradients(inputs):
+            self._tell(_Eager("its inputs require gradients, unlike when it was compiled", _GRADIENTS), "a call of the graph")
             return self._eager(*inputs)
         with self._lock:
-            if self._executable is None or not all(guard.holds(inputs[i]) for i, guard in self._guards.items()):
+            if self._executable is None or not self._holds(inputs):
                 self._prepare(inputs)
             executable, free = self._executable, self._free
             self._calls += 1
         if executable is None:
             return self._eager(*inputs)
         if executable.signature.mutations and _share_memory(inputs):
-            LOG.info("a graph runs eager: it writes to inputs that share memory")
+            self._tell(_Eager("it writes to inputs that share memory", "pass copies of them"), "a call of the graph")
             return self._eager(*inputs)
-        with torch.no_grad():
-            return executable(*(inputs[i] for i in free))
+        try:
+            with torch.no_grad():
+                return executable(*(inputs[i] for i in free))
+        except InvalidInput as error:
+            if isinstance(executable, Executable):
+                raise
+            self._tell(_Eager(error.cause, "call torch.compile with dynamic=False"), "a call of the graph")
+            return self._eager(*inputs)
+
+    def _holds(self, inputs: Inputs) -> bool:
+        """Whether what the executable has frozen is unchanged."""
+        same = all(inputs[i].item() == value for i, value in self._fractions.items())
+        return same and all(guard.holds(inputs[i]) for i, guard in self._guards.items())
 
     def _may_require_gradients(self, inputs: Inputs) -> bool:
         """Whether results may require gradients unlike at capture. Dynamo captures the graph again then; if it does not, the graph runs eagerly
         rather than lose gradients."""
-        if not torch.is_grad_enabled() or not any(value.requires_grad for value in inputs):
+        if not torch.is_grad_enabled() or not any(map(_requires_gradients, inputs)):
             return False
         grad_mode, required = self._captured
-        return not grad_mode or any(v.requires_grad and not r for v, r in zip(inputs, required, strict=True)) or _needs_gradients(self._eager, inputs)
+        return (
+            not grad_mode
+            or any(_requires_gradients(v) and not r for v, r in zip(inputs, required, strict=True))
+            or _needs_gradients(self._eager, inputs)
+        )
 
     def _prepare(self, inputs: Inputs) -> None:
         """Compiles for the current parameters; those that keep changing are passed as inputs from then on."""
         if self._executable is not None:
             self._changes = self._changes + 1 if self._calls <= 1 else 0
-            LOG.info("a graph is compiled again: a parameter has changed")
+            LOG.warning("a graph is compiled again: a parameter has changed")
         self._executable, self._calls = None, 0
+        fractions = {i: inputs[i].item() for i in self._sizes.fractions}
         if self._changes >= _CHANGES_IN_A_ROW:
             self._static = ()
+            if fractions != self._fractions:
+                self._decline(_Eager("a Python float that it takes differs from call to call", "pass it as a tensor"))
+                return
         bound = {i: inputs[i] for i in self._static if not inputs[i].is_inference()}
         guards = {i: _Guard.of(tensor) for i, tensor in bound.items()}
-        free = tuple(i for i in range(len(inputs)) if i not in bound)
+        free = tuple(i for i in range(len(inputs)) if i not in bound and i not in self._sizes.omitted)
         options = {**self._options}
         if options.get("target") is None:
-            options["target"] = "cuda" if any(v.device.type == "cuda" for v in inputs) else "native"
+            options["target"] = default_target(inputs)
+        if options.get("threads") is None and settings.asked_threads() is None:
+            options["threads"] = torch.get_num_threads()  # kernels run on these, whatever the environment said before torch.set_num_threads
         try:
             # outside inference mode: tensors made in it have no versions, and export rejects them
             with torch.inference_mode(False), torch.no_grad():
-                model = _Frozen(self._eager, bound)
-                executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), **options)
+                model = _Frozen(self._eager, bound, free, self._sizes, fractions)
+                executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), **options)
         except TilewrightError as error:
-            warnings.warn(f"a graph runs eager, because tilewright cannot compile it: {error}", stacklevel=4)
-            self._declined = True
+            self._decline(_Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model"))
             return
         if executable.signature.states:
-            LOG.info("a graph runs eager: it changes the module's buffers")
-            self._declined = True
-            return
-        self._executable, self._guards, self._free = executable, guards, free
+            self._decline(_Eager("it changes the module's buffers", "call eval() on the module"))
+        elif (why := _reason_to_discard(executable)) is not None:
+            executable.close()
+            self._decline(why)
+        else:
+            self._executable, self._guards, self._free, self._fractions = executable, guards, free, fractions
+
+    def _decline(self, why: _Eager) -> None:
+        self._declined = True
+        self._tell(why)
+
+    def _tell(self, why: _Eager, what: str = "the graph") -> None:
+        """Warns of a cause once."""
+        if why not in self._told:
+            self._told.add(why)
+            _warn(self._eager, what, why)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of an example input that is not an inference tensor and requires no gradients."""
+def _plain(tensor: Any) -> Any:
+    """A copy of an example input that is not an inference tensor and requires no gradients; numbers are returned unchanged."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
 
 

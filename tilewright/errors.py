@@ -97,6 +97,10 @@ class InternalFault(UserWarning):
     """A fault inside Tilewright, avoided in a simpler way, for example by running a region through PyTorch. Results stay right."""
 
 
+class NotCompiled(UserWarning):
+    """A graph, an operator or a call that runs through PyTorch instead of our kernels. The message has the reason and a remedy; results are right."""
+
+
 def contained(subject: str, instead: str, attempt: Callable[[], T], otherwise: Callable[[str], T]) -> T:
     """The attempt's result. If it fails through a fault of ours, warns with the subject, the exception and what is done `instead`, and returns the
     result of `otherwise`, which receives the exception as one line.

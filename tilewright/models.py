@@ -1,4 +1,4 @@
-"""Models by name: the MODEL argument of the command line.
+"""Models by name: the MODEL argument of the command line, and of `tilewright.compile`.
 
 | text | model |
 |---|---|
@@ -26,9 +26,11 @@ from tilewright.files import first_line
 if TYPE_CHECKING:
     import torch
 
+    from tilewright.frontend.sized import SizedModel
+
 MOST_ELEMENTS = 1 << 40
 """Largest number of elements of an example input: more is a typing error."""
-INPUT_PATTERN = re.compile(r"(\d+(?:x\d+)*|scalar)(?::(\w+))?")
+INPUT_PATTERN = re.compile(r"(\d+(?:x\d+)*|scalar)(?::(\w+))?(?:=(\S+))?")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Model:
 def resolve(text: str, batch: int | None = None, inputs: Sequence[str] = ()) -> Model:
     """The model that a name or path denotes.
 
-    `batch` is the first extent of every example input (default 1). `inputs` replaces the example inputs: one text per tensor, such as "1x3x224x224"
-    or "1x128:int64".
+    `batch` is the first extent of every example input (default 1). `inputs` replaces the example inputs: one text per tensor, such as "1x3x224x224",
+    "1x128:int64", or, with the values of all elements, "4:int64=1,3,224,224".
 
     Raises:
         UnknownModel: names the nearest models, or what to install.
@@ -82,26 +84,29 @@ def _nearest_anywhere(text: str) -> str:
 
 
 def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
-    """Random tensors of the given shapes: normally distributed, or 0 and 1 for integers and booleans."""
+    """Tensors of the given shapes: with the given values, or random: normally distributed, or 0 and 1 for integers and booleans."""
     parts = []
     for text in texts:
         match = INPUT_PATTERN.fullmatch(text)
         if match is None:
-            raise UnsupportedOption(f"input {text!r} is no shape", 'write it as "1x3x224x224" or "1x128:int64"')
+            raise UnsupportedOption(f"input {text!r} is no shape", 'write it as "1x3x224x224", "1x128:int64", or with values "2:int64=5,7"')
         shape = () if match[1] == "scalar" else tuple(int(extent[-20:]) for extent in match[1].split("x"))
         if math.prod(shape) > MOST_ELEMENTS or max(map(len, match[1].split("x"))) > 20:
             raise UnsupportedOption(f"input {text[:80]!r} has more than {MOST_ELEMENTS} elements", "give a smaller one")
-        parts.append((shape, match[2] or "float32"))
+        parts.append((shape, match[2] or "float32", match[3]))
 
     def draw(seed: int) -> tuple[Any, ...]:
         import torch
 
         generator = torch.Generator().manual_seed(seed)
         tensors = []
-        for shape, name in parts:
+        for shape, name, values in parts:
             dtype = getattr(torch, name, None)
             if not isinstance(dtype, torch.dtype):
                 raise UnsupportedOption(f"{name!r} is no dtype", "float32, float16, bfloat16, int64, int32, bool, ...")
+            if values is not None:
+                tensors.append(_with_values(shape, dtype, values))
+                continue
             try:
                 tensors.append(random_tensor(shape, dtype, generator))
             except (RuntimeError, TypeError) as error:
@@ -111,12 +116,25 @@ def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
     return draw
 
 
+def _with_values(shape: tuple[int, ...], dtype: torch.dtype, text: str) -> torch.Tensor:
+    import torch
+
+    words = text.split(",")
+    if len(words) != math.prod(shape):
+        raise UnsupportedOption(f"an input of {math.prod(shape)} elements has {len(words)} values", "give one value for each element, in order")
+    try:
+        numbers = [float(word) if dtype.is_floating_point else int(word) for word in words]
+        return torch.tensor(numbers, dtype=dtype).reshape(shape)
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:
+        raise UnsupportedOption(f"{text[:80]!r} are no values of {dtype}: {first_line(error)}", "separate numbers by commas") from error
+
+
 def random_tensor(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Normally distributed values; zeros and ones for integer and boolean dtypes, which are valid indices into almost every table."""
     import torch
 
-    if dtype.is_floating_point:
-        return torch.randn(tuple(shape), generator=generator).to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tuple(shape), generator=generator, dtype=dtype if dtype.is_complex else None).to(dtype)
     return torch.randint(2, tuple(shape), generator=generator).to(dtype)
 
 
@@ -128,16 +146,41 @@ def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]]
         beside = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(text, beside, n=3, cutoff=0.4)
         raise UnknownModel(f"there is no file {text}", f"did you mean {', '.join(near)}?" if near else "check the path")
-    if batch is not None:
-        raise UnsupportedOption("--batch is given, and a file has its own input shapes", "export it with this batch, or give --input")
     if path.suffix == ".onnx":
+        if batch is not None and chosen is None:
+            from tilewright.frontend.sized import OnnxModel
+
+            chosen = _sized(text, OnnxModel(path), batch)
         return Model(path.stem, str(path), chosen)
+    from tilewright.frontend.symbolic import SymbolicProgram, is_free
     from tilewright.frontend.torch_export import load_exported
 
-    if chosen is not None:
-        raise UnsupportedOption("--input is given, and an exported program has the shapes that it was exported with", "leave it out, or export again")
     program = load_exported(path)
+    if is_free(program):
+        return Model(path.stem, program, chosen or _sized(text, SymbolicProgram(program), batch))
+    if batch is not None or chosen is not None:
+        option = "--input" if batch is None else "--batch"
+        cause = f"{option} is given, and the exported program has its own input shapes"
+        raise UnsupportedOption(cause, "leave it out, or export it again with free sizes")
     return Model(path.stem, program, lambda seed: _arguments(program, seed))
+
+
+def _sized(text: str, model: SizedModel, batch: int | None) -> Callable[[int], tuple[Any, ...]]:
+    """Random inputs of a file, whose free first dimensions are `batch`. Raises UnsupportedOption if no dimension is that, or others are free."""
+    if not model.names:
+        raise UnsupportedOption(f"--batch is given, and {text} has its own input shapes", "export it with this batch, or give --input")
+    others = [name for name, dim in zip(model.names, model.dimensions, strict=True) if dim or batch is None]
+    if others or batch is None:
+        raise UnsupportedOption(f"the sizes {', '.join(others)} of {text} are free", "give --input; --batch gives only first dimensions")
+
+    def draw(seed: int) -> tuple[Any, ...]:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        arguments, _ = model.example((batch,) * len(model.names))
+        return tuple(random_tensor(x.shape, x.dtype, generator) if isinstance(x, torch.Tensor) else x for x in arguments)
+
+    return draw
 
 
 def _arguments(program: Any, seed: int) -> tuple[Any, ...]:
@@ -163,9 +206,7 @@ def _like(examples: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:
         import torch
 
         generator = torch.Generator().manual_seed(seed)
-        return tuple(
-            random_tensor(x.shape, x.dtype, generator) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in examples
-        )
+        return tuple(random_tensor(x.shape, x.dtype, generator) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in examples)
 
     return draw
 
@@ -186,10 +227,28 @@ def _zoo(text: str, name: str, batch: int) -> Model:
 
 
 def _package(name: str) -> Any:
+    """The package. Raises UnknownModel if it is not installed, or cannot be imported for a reason of its own."""
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise UnknownModel(f"the package {name} is not installed", f"pip install {name}") from error
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise UnknownModel(f"the package {name} is not installed", f"pip install {name}") from error
+        raise UnknownModel(
+            f"the package {name} is installed and fails when imported ({type(error).__name__}: {first_line(error)})", _mend(name, error)
+        ) from error
+
+
+def _mend(name: str, error: Exception) -> str:
+    """The remedy for a package that fails when it is imported."""
+    if "torchvision::" in str(error):
+        import torch
+
+        return (
+            f"torchvision's compiled operators do not load with PyTorch {torch.__version__}: install the torchvision that was built for this release"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return f"pip install {(error.name or name).partition('.')[0]}, which it needs"
+    return f"check that `python -c 'import {name}'` works"
 
 
 def _torchvision(text: str, name: str, batch: int) -> Model:
@@ -225,11 +284,16 @@ def _callable(text: str, package: str, name: str, batch: int | None, has_inputs:
         raise UnknownModel(f"{text!r} is no model", _nearest_anywhere(text))
     try:
         module = importlib.import_module(package)
-    except ImportError as error:
+    except Exception as error:
+        if not isinstance(error, ImportError):
+            raise InvalidModel(f"{text!r}: importing {package} raised {type(error).__name__}: {first_line(error)}", _mend(package, error)) from error
         known = ("zoo", "torchvision", "timm")
         near = difflib.get_close_matches(package, known, n=1)
-        hint = f"did you mean {near[0]}:{name}?" if near else f"{package} is taken for a Python package: it must be on PYTHONPATH"
-        raise UnknownModel(f"{text!r}: the module {package} cannot be imported ({error})", hint) from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (package, package.partition(".")[0])
+        hint = f"did you mean {near[0]}:{name}?" if near else f"{package} is taken for a Python package: it must be installed or on PYTHONPATH"
+        raise UnknownModel(
+            f"{text!r}: the module {package} cannot be imported ({error})", hint if missing or near else _mend(package, error)
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -291,7 +291,7 @@ def opened() -> None:
     """Opens the file as a compilation does, as tuning does, and by name."""
     content = default_path().read_bytes()
     known = readable()
-    with chooser_for(H200, None) as chooser:
+    with chooser_for(H200, None) as (chooser, _):
         check(chooser(PROBLEM, H200, 1))
     kept = [path.read_bytes() for path in default_path().parent.glob("records.sqlite*") if not path.name.endswith(("-wal", "-shm"))]
     if content not in kept:

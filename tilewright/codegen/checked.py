@@ -14,6 +14,7 @@ from importlib.resources import files
 from math import prod
 
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
+from tilewright.codegen.cuda import shared_offsets
 from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var
@@ -56,6 +57,8 @@ class CheckedPrinter(CPrinter):
         self.setup: list[str] = []
         self.kept: list[list[str]] = []  # for each open region: declarations at the beginning of every thread's piece
         self.parallel = False
+        self.places = shared_offsets(kernel)
+        self.allocated: list[tuple[str, Buffer]] = []  # shared buffers, by their names in C
         self.stored = {name for s in statements(kernel.body) for name in written_by(s)}
         self.intrinsics: list[Intrinsic] = []  # the instructions that are called, by number
         self.together = self.threads  # number of threads in lockstep, from `first` on
@@ -113,6 +116,8 @@ class CheckedPrinter(CPrinter):
             self.block_start.append(f"tw_forget({name});")
             self.scopes[0].taken.add(name)
             if not self.in_piece and self.together == self.threads:
+                for other in self.sharing(name, buffer):
+                    self.line(f"tw_left(s, {other});")
                 self.line(f"tw_forget({name});")
             return
         if self.in_piece or not self.is_gpu:
@@ -130,6 +135,17 @@ class CheckedPrinter(CPrinter):
             f"NULL, 0, {aligned}, 1}}, *const {name} = &{name}__store;"
         )
         self.line(f"memset(arena + {flags}, 0, {flag_stride * self.threads});")
+
+    def sharing(self, name: str, buffer: Buffer) -> list[str]:
+        """The shared buffers allocated so far, this one included, that have a place in common with it."""
+
+        def ends(entry: Buffer) -> tuple[int, int]:
+            size = entry.size * size_of(entry.dtype)
+            return self.places[entry.name], self.places[entry.name] + (size // self.cluster if entry.space == "cluster" else size)
+
+        self.allocated.append((name, buffer))
+        first, end = ends(buffer)
+        return [text for text, other in self.allocated if ends(other)[0] < end and first < ends(other)[1]]
 
     # --- accesses ---
 

@@ -4,7 +4,8 @@ A 16-bit float is represented by its bits (`uint16_t`, `unsigned short`). `tw_f3
 NaN and infinities are preserved, and values that are too large become infinite.
 
 Subnormal numbers are kept, except for bfloat16 on CPUs, where they become zero. This agrees with the rounding instruction of AVX512_BF16 and with
-tile products, which treat them as zero. float16 is converted by F16C if the target has it, else by integer arithmetic.
+tile products, which treat them as zero. Vectors of float16 are converted by F16C if the target has it. Everything else is arithmetic without
+branches, which compilers vectorise in loops: an instruction in inline assembly would keep them from it.
 """
 
 from __future__ import annotations
@@ -68,47 +69,22 @@ static inline uint16_t tw_bf16_of_f32(float a) {{
 {_TINY_SCALAR}}}""",
     ("f16", "f32"): """\
 static inline float tw_f32_of_f16(uint16_t a) {
-#ifdef __F16C__
-    typedef uint16_t halves __attribute__((vector_size(16)));
-    typedef float floats __attribute__((vector_size(16)));
-    const halves from = {a};
-    floats result;
-    __asm__("vcvtph2ps %1, %0" : "=x"(result) : "x"(from));
-    return result[0];
-#else
-    const uint32_t rest = (uint32_t)(a & 0x7fff) << 13;
-    union { uint32_t bits; float value; } u = {rest + 0x38000000}, sign;
-    if (rest >= 0x0f800000)  // infinity and NaN
-        u.bits += 0x38000000;
-    else if (rest < 0x00800000) {  // subnormal: 2^-14 was added
-        u.bits += 0x00800000;
-        u.value -= 6.103515625e-05f;
-    }
-    sign.bits = u.bits | (uint32_t)(a & 0x8000) << 16;
-    return sign.value;
-#endif
+    const int32_t rest = (a & 0x7fff) << 13, sign = (int32_t)((uint32_t)(a & 0x8000) << 16);
+    union { int32_t bits; float value; } small = {rest + 0x38800000}, u;
+    small.value -= 6.103515625e-05f;  // subnormal: 2^-14 was added
+    const int32_t wide = rest + (rest >= 0x0f800000 ? 0x70000000 : 0x38000000);  // infinity and NaN, or any other number
+    u.bits = (rest < 0x00800000 ? small.bits : wide) | sign;
+    return u.value;
 }""",
     ("f32", "f16"): """\
 static inline uint16_t tw_f16_of_f32(float a) {
-#ifdef __F16C__
-    typedef uint16_t halves __attribute__((vector_size(16)));
-    typedef float floats __attribute__((vector_size(16)));
-    const floats from = {a};
-    halves result;
-    __asm__("vcvtps2ph $0, %1, %0" : "=x"(result) : "x"(from));
-    return result[0];
-#else
-    union { float value; uint32_t bits; } u = {a};
-    const uint32_t sign = u.bits >> 16 & 0x8000, x = u.bits & 0x7fffffff;
-    if (x >= 0x47800000)  // 2^16
-        return sign | (x > 0x7f800000 ? 0x7e00 : 0x7c00);
-    if (x < 0x38800000) {  // below 2^-14: the addition rounds
-        u.bits = x;
-        u.value += 0.5f;
-        return sign | (u.bits - 0x3f000000);
-    }
-    return sign | (x - 0x38000000 + 0xfff + (x >> 13 & 1)) >> 13;
-#endif
+    union { float value; int32_t bits; } u = {a}, small;
+    const int32_t sign = u.bits >> 16 & 0x8000, x = u.bits & 0x7fffffff;
+    small.bits = x;
+    small.value += 0.5f;  // below 2^-14: the addition rounds
+    const int32_t usual = (x - 0x38000000 + 0xfff + (x >> 13 & 1)) >> 13;
+    const int32_t finite = x < 0x38800000 ? small.bits - 0x3f000000 : usual;
+    return sign | (x > 0x7f800000 ? 0x7e00 : x >= 0x47800000 ? 0x7c00 : finite);
 }""",
 })  # fmt: skip
 

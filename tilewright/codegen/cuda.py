@@ -2,7 +2,8 @@
 
 A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then its
 scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more). Shared buffers are static up to 48 KiB
-in all; above that they are stored one after another in dynamic shared memory, and the launch needs `dynamic_shared_bytes(kernel)`. Vectors are the
+in all; above that they are stored in dynamic shared memory, and the launch needs `dynamic_shared_bytes(kernel)`; buffers of scopes that follow one
+another share places (`shared_offsets`). Vectors are the
 built-in ones (`float4`); their loads and stores in global and shared memory need an address aligned to the whole vector. Arithmetic on vectors is
 written out lane by lane. Both sides of a `select` with a vector condition may be read. Integer arithmetic wraps; a floating-point number that does
 not fit the integer type it is cast to saturates; integer division by zero gives 0.
@@ -22,7 +23,7 @@ from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printe
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Kernel, Place, Store, statements
+from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -34,25 +35,50 @@ _OF_BITS = {4: ("__int_as_float", ""), 8: ("__longlong_as_double", "LL")}
 
 
 def shared_offsets(kernel: Kernel) -> dict[str, int]:
-    """Byte offsets of the shared buffers, placed one after another and 16-byte aligned."""
-    offsets: dict[str, int] = {}
-    end = 0
-    for statement in statements(kernel.body):
-        if isinstance(statement, Allocate) and statement.buffer.space in ("shared", "cluster"):
-            if statement.buffer.name in offsets:
-                raise ValueError(f"kernel {kernel.name} allocates the shared buffer {statement.buffer.name} twice")
-            offsets[statement.buffer.name] = end
-            end += _bytes_of_block(statement.buffer, kernel.cluster)
-    return offsets
+    """Byte offsets of the shared buffers, 16-byte aligned: one after another in a scope, and beside one another's places in scopes that follow one
+    another, such as the bodies of two loops. The kernel has a barrier between accesses of buffers in one place."""
+    return _shared_places(kernel)[0]
 
 
 def shared_bytes(kernel: Kernel) -> int:
     """Shared memory per block in bytes, whether static or dynamic."""
-    return sum(
-        _bytes_of_block(s.buffer, kernel.cluster)
-        for s in statements(kernel.body)
-        if isinstance(s, Allocate) and s.buffer.space in ("shared", "cluster")
-    )
+    return _shared_places(kernel)[1]
+
+
+def shares_places(kernel: Kernel) -> bool:
+    """Whether some shared buffers have the same place."""
+    buffers = (s.buffer for s in statements(kernel.body) if isinstance(s, Allocate) and s.buffer.space in ("shared", "cluster"))
+    return sum(_bytes_of_block(buffer, kernel.cluster) for buffer in buffers) > shared_bytes(kernel)
+
+
+def _shared_places(kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Byte offsets of the shared buffers, and the bytes of all together."""
+    offsets: dict[str, int] = {}
+    total = 0
+
+    def place(root: Statement, end: int) -> int:
+        """The end of the statement's own buffers, which those of inner scopes follow."""
+        nonlocal total
+        if isinstance(root, Block):
+            for member in root.statements:
+                inner = place(member, end)
+                end = inner if isinstance(member, Allocate) else end
+        elif isinstance(root, (For, With)):
+            place(root.body, end)
+        elif isinstance(root, If):
+            place(root.then, end)
+            if root.otherwise is not None:
+                place(root.otherwise, end)
+        elif isinstance(root, Allocate) and root.buffer.space in ("shared", "cluster"):
+            if root.buffer.name in offsets:
+                raise ValueError(f"kernel {kernel.name} allocates the shared buffer {root.buffer.name} twice")
+            offsets[root.buffer.name] = end
+            end += _bytes_of_block(root.buffer, kernel.cluster)
+            total = max(total, end)
+        return end
+
+    place(kernel.body, 0)
+    return offsets, total
 
 
 def _bytes_of_block(buffer: Buffer, cluster: int) -> int:
@@ -162,7 +188,7 @@ class CudaPrinter(Printer):
         self.wide_index = False
         self.widen = False
         self.lane: int | None = None
-        self.dynamic: dict[str, int] = {}
+        self.placed: dict[str, int] = {}
         self.cluster = 1
 
     # --- types ---
@@ -285,8 +311,8 @@ class CudaPrinter(Printer):
     def allocate(self, buffer: Buffer) -> None:
         name = self.declare_buffer(buffer)
         kind = CUDA_TYPES[buffer.dtype] if buffer.lanes == 1 else self.type_name(buffer.dtype, buffer.lanes)
-        if buffer.space in ("shared", "cluster") and buffer.name in self.dynamic:
-            self.line(f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.dynamic[buffer.name]});")
+        if buffer.space in ("shared", "cluster") and buffer.name in self.placed:
+            self.line(f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.placed[buffer.name]});")
         elif buffer.space in ("shared", "cluster"):
             size = buffer.size // self.cluster if buffer.space == "cluster" else buffer.size
             self.line(f"__shared__ __align__({_ALIGNMENT}) {kind} {name}[{size}];")
@@ -411,7 +437,7 @@ class CudaPrinter(Printer):
         if launch is None:
             raise ValueError(f"kernel {kernel.name} has no launch: it is for a CPU")
         self.wide_index = index_dtype(kernel) == "i64"
-        self.dynamic = shared_offsets(kernel) if dynamic_shared_bytes(kernel) else {}
+        self.placed = shared_offsets(kernel) if dynamic_shared_bytes(kernel) or shares_places(kernel) else {}
         self.push()
         self.header(kernel)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
@@ -425,8 +451,10 @@ class CudaPrinter(Printer):
         self.line(f'extern "C" __global__ void{cluster} __launch_bounds__({bounds})')
         self.line(f"{identifier_of(kernel)}({', '.join(arguments)}) {{")
         self.depth += 1
-        if self.dynamic:
-            self.line(f"extern __shared__ __align__({_ALIGNMENT}) unsigned char shared_memory[];")
+        if self.placed:
+            dynamic = dynamic_shared_bytes(kernel)
+            size = "" if dynamic else str(shared_bytes(kernel))
+            self.line(f"{'extern ' if dynamic else ''}__shared__ __align__({_ALIGNMENT}) unsigned char shared_memory[{size}];")
         self.used = used = used_variables(kernel.body)
         for kind, source in (("block", "blockIdx"), ("thread", "threadIdx")):
             for axis in "xyz":

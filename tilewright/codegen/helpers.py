@@ -70,8 +70,8 @@ _UNSIGNED = {
     "abs": "{one} {{ return a; }}",
     "floordiv": "{two} {{ return ({t})(a / b); }}",
     "mod": "{two} {{ return ({t})(a % b); }}",
-    "shift_left": "{two} {{ return b < 8 ? ({t})(a << b) : 0; }}",
-    "shift_right": "{two} {{ return b < 8 ? ({t})(a >> b) : 0; }}",
+    "shift_left": "{two} {{ return b < {width} ? ({t})(a << b) : 0; }}",
+    "shift_right": "{two} {{ return b < {width} ? ({t})(a >> b) : 0; }}",
     "pow": """{two} {{
     {t} result = 1;
     for (; b > 0; b = ({t})(b / 2)) {{
@@ -110,7 +110,7 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str) -> Helper 
     one = f"{qualifier} {t} {name}({t} a)"
     two = f"{qualifier} {t} {name}({t} a, {t} b)"
     if not is_float(dtype) and not ELEMENT_TYPES[dtype].lowest and operation in _UNSIGNED:
-        return Helper(_UNSIGNED[operation].format(one=one, two=two, t=t))
+        return Helper(_UNSIGNED[operation].format(one=one, two=two, t=t, width=8 * size_of(dtype)))
     if operation in ("min", "max"):
         return Helper(f"{two} {_extremum(operation, dtype, t)}")
     if operation in ("atmost", "atleast"):

@@ -214,6 +214,15 @@ static void tw_no_copies(tw_state *s, int64_t threads) {
 
 static void tw_forget(const tw_buffer *b) { memset(b->set, 0, (size_t)b->size); }
 
+/* The place of a shared buffer gets another owner: no thread may have accessed it since the last barrier. */
+static void tw_left(tw_state *s, const tw_buffer *b) {
+    for (int64_t i = 0; i < b->size; ++i) {
+        const tw_shadow *e = b->shadow + i;
+        if (e->written == s->epoch || e->read == s->epoch)
+            tw_report(s, TW_RACE, b->id, i, 1, e->written == s->epoch ? e->writer : e->reader, 1);
+    }
+}
+
 static tw_shadow *tw_cleared(void *place, int64_t size) {
     tw_shadow *all = place;
     for (int64_t i = 0; i < size; ++i)

@@ -300,6 +300,9 @@ class Printer(ABC):
                 text = float_literal(value, node.dtype)
             return Code(text, UNARY if text.startswith("-") else ATOM)
         value = int(node.value)
+        if node.dtype in ("u32", "u64"):
+            suffix = "u" if node.dtype == "u32" else "ull"
+            return Code(f"{value % (1 << 8 * size_of(node.dtype))}{suffix}", ATOM)
         if value == -(2**63):
             return Code("-9223372036854775807LL - 1", SUM)
         if value == -(2**31):

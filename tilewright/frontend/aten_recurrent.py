@@ -14,8 +14,8 @@ from tilewright.ir.graph import Graph, Value
 
 HANDLERS = Handlers()
 
-# body of one iteration: (builder, states, input part of the gates, W_hh, recurrent bias) -> (new states, output)
-Cell = Callable[[GraphBuilder, Sequence[Value], Value, Value, Value | None], tuple[Value, ...]]
+# body of one iteration: (builder, states, input part of the gates, W_hh, recurrent bias, other weights...) -> new states
+Cell = Callable[..., tuple[Value, ...]]
 
 
 def gates_of(b: GraphBuilder, x: Value, count: int) -> list[Value]:
@@ -37,6 +37,20 @@ def lstm_step(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias
     return b.pointwise("mul", b.pointwise("sigmoid", o), b.pointwise("tanh", c)), c
 
 
+def peephole_step(
+    b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None, p_i: Value, p_f: Value, p_o: Value
+) -> tuple[Value, ...]:
+    """`lstm_step` whose gates also see the cell: i and f add p c, and o adds p c' (Gers and Schmidhuber 2000)."""
+    h, c = states
+    i, f, cell, o = gates_of(b, b.pointwise("add", _hidden_part(b, h, w, bias), x), 4)
+
+    def gate(x: Value, p: Value, c: Value) -> Value:
+        return b.pointwise("sigmoid", b.pointwise("add", x, b.pointwise("mul", p, c)))
+
+    new = b.pointwise("add", b.pointwise("mul", gate(f, p_f, c), c), b.pointwise("mul", gate(i, p_i, c), b.pointwise("tanh", cell)))
+    return b.pointwise("mul", gate(o, p_o, new), b.pointwise("tanh", new)), new
+
+
 def gru_step(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None) -> tuple[Value, ...]:
     """r, z = gates;  n = tanh(x_n + r h_n);  h' = n + z (h - n)  (Cho et al. 2014; the reset gate acts after the product)"""
     (h,) = states
@@ -55,30 +69,39 @@ def simple_step(activation: str) -> Cell:
     return cell
 
 
-def _body(cell: Cell, states: Sequence[Value], x: Value, captured: Sequence[Value]) -> Graph:
-    """Inputs (states, slice of the sequence, W_hh[, bias]); outputs (new states, output of the step)."""
+def _body(cell: Cell, states: Sequence[Value], x: Value, w: Value, bias: Value | None, others: Sequence[Value]) -> Graph:
+    """Inputs (states, slice of the sequence, W_hh[, bias], other weights); outputs (new states, output of the step)."""
     b = GraphBuilder()
     names = ("h", "c")
     inner = [b.input(name, v.shape, v.dtype) for name, v in zip(names, states, strict=False)]
     step = b.input("x", x.shape[1:], x.dtype)
-    weights = [b.input(name, v.shape, v.dtype) for name, v in zip(("w_hh", "b_hh"), captured, strict=False)]
+    inner_w = b.input("w_hh", w.shape, w.dtype)
+    inner_bias = None if bias is None else b.input("b_hh", bias.shape, bias.dtype)
+    more = [b.input("weight", v.shape, v.dtype) for v in others]
     with b.at("step", ""):
-        new = cell(b, inner, step, weights[0], weights[1] if len(weights) > 1 else None)
+        new = cell(b, inner, step, inner_w, inner_bias, *more)
         return b.finish([*new, b.op("copy", new[0])])
 
 
 def one_direction(
-    g: GraphBuilder, cell: Cell, x: Value, initial: Sequence[Value], parameters: Sequence[Value], reverse: bool, inner_bias: bool
+    g: GraphBuilder,
+    cell: Cell,
+    x: Value,
+    initial: Sequence[Value],
+    parameters: Sequence[Value],
+    reverse: bool,
+    inner_bias: bool,
+    others: Sequence[Value] = (),
 ) -> tuple[Value, ...]:
     """One layer in one direction over x [T, N, C]: (final states..., outputs [T, N, H]). Both biases are added before the loop, unless `inner_bias`
-    keeps that of the recurrent product inside."""
+    keeps that of the recurrent product inside. `others` are further weights of the cell."""
     w_ih, w_hh, *biases = parameters
     part = g.op("linear", x, w_ih)
-    captured = [w_hh]
     if biases:
         part = g.pointwise("add", part, biases[0] if inner_bias else g.pointwise("add", *biases))
-        captured += [biases[1]] if inner_bias else []
-    body = _body(cell, initial, part, captured)
+    bias = biases[1] if biases and inner_bias else None
+    body = _body(cell, initial, part, w_hh, bias, others)
+    captured = [w_hh, *([] if bias is None else [bias]), *others]
     length = x.shape[0]
     types = [(v.shape, v.dtype) for v in initial] + [((length, *initial[0].shape), initial[0].dtype)]
     attributes = {"body": body, "states": len(initial), "sequences": 1, "length": length, "reverse": reverse}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from tilewright.graph import onnx_call
 from tilewright.ir.graph import Graph
 
 
@@ -46,7 +48,7 @@ class State:
 
 @dataclass(frozen=True)
 class UnsupportedNode:
-    """A node that runs through PyTorch: the ATen operator, the shapes of its results, its place in the user's model, and why it is not compiled."""
+    """A node that our kernels do not compute: the operator of ATen or ONNX, the shapes of its results, its place in the user's model, and why."""
 
     node: str
     target: str
@@ -63,7 +65,7 @@ class UnsupportedNode:
 @dataclass(frozen=True)
 class Imported:
     """A model read by a front end. `leaves` are flattened (args, kwargs): for each, the number of its graph input, or None if it was specialised to
-    the Python value in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it)."""
+    the Python value or the tensor in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it)."""
 
     graph: Graph
     in_spec: pytree.TreeSpec
@@ -76,8 +78,14 @@ class Imported:
     parameters: tuple[Parameter, ...] = ()
 
 
+def through(nodes: Sequence[UnsupportedNode]) -> str:
+    """What runs these nodes: "through PyTorch", "through ONNX's runtimes", or both."""
+    kinds = {node.target.startswith(onnx_call.PREFIX): None for node in nodes}
+    return "through " + " and ".join("ONNX's runtimes" if onnx else "PyTorch" for onnx in sorted(kinds))
+
+
 def unsupported(graph: Graph) -> tuple[UnsupportedNode, ...]:
-    """Every node that runs through PyTorch, including those in loop bodies."""
+    """Every node that runs through PyTorch or ONNX's runtimes, including those in loop bodies."""
     found: list[UnsupportedNode] = []
     for node in graph.nodes:
         if node.operator == "torch":

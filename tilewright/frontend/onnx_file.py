@@ -11,21 +11,25 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import external_data_helper
+from onnx import external_data_helper, shape_inference, version_converter
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.frontend.reading import printable
 
-OLDEST_OPSET, NEWEST_OPSET = 13, 28
+OLDEST_OPSET, NEWEST_OPSET = 7, 28
+"""The operator sets that are read."""
+HANDLED_OPSET = 13
+"""The oldest operator set that the importer knows; models of older ones are converted to it."""
 DEFAULT_DOMAIN = ("", "ai.onnx")
 _DAMAGED = "the file is damaged or of another format; export it again"
 _BESIDE = "keep the data files in the model's folder"
 
 
 def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
-    """A valid model with all weights in memory.
+    """A valid model with all weights in memory, of operator set HANDLED_OPSET or later.
 
     Raises InvalidModel if the file is missing, damaged or not valid ONNX, if its external data is missing or outside the model's folder, or if its
-    operator-set version is not known; UnsupportedOperator if it uses only other operator sets."""
+    operator-set version is not known or cannot be converted; UnsupportedOperator if it uses only other operator sets."""
     if isinstance(source, onnx.ModelProto):
         model, place = source, "the model"
         if any(external_data_helper.uses_external_data(t) for t in _tensors(model)):
@@ -35,6 +39,10 @@ def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
         place = str(path)
         model = _read(path)
     version = opset_of(model, place)
+    same = version < HANDLED_OPSET and _is_unchanged(model, version)
+    if version < OLDEST_OPSET and not same:
+        cause = f"{place} uses operator set {version}, and {OLDEST_OPSET} is the oldest that is read"
+        raise InvalidModel(cause, f"export it with operator set {HANDLED_OPSET} or later")
     try:
         onnx.checker.check_model(_with_shapes(model))
     except onnx.checker.ValidationError as error:
@@ -43,8 +51,63 @@ def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
         # the checker takes serialised models, which protocol buffers limit to 2 GB; larger ones are read without it
         if isinstance(error, ValueError) and "2GB" not in str(error) and "exceeds" not in str(error).lower():
             raise InvalidModel(f"{place} cannot be checked: {_first_line(error)}", "export it again") from error
-    assert OLDEST_OPSET <= version <= NEWEST_OPSET
-    return model
+    return model if version >= HANDLED_OPSET else _as_handled(model, version, place, same)
+
+
+def _is_unchanged(model: onnx.ModelProto, version: int) -> bool:
+    """Whether every operator of a model has the same definition in its operator set and in HANDLED_OPSET."""
+    names = {node.op_type for node in _nodes(model) if node.domain in DEFAULT_DOMAIN}
+    try:
+        return all(onnx.defs.get_schema(n, version, "").since_version == onnx.defs.get_schema(n, HANDLED_OPSET, "").since_version for n in names)
+    except onnx.defs.SchemaError:
+        return False
+
+
+def _as_handled(model: onnx.ModelProto, version: int, place: str, same: bool) -> onnx.ModelProto:
+    """The model in operator set HANDLED_OPSET; with `same` only the number changes."""
+    if same:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        next(entry for entry in copy.opset_import if entry.domain in DEFAULT_DOMAIN).version = HANDLED_OPSET
+        return copy
+    try:
+        # some conversions depend on ranks
+        inferred = shape_inference.infer_shapes(model)
+        if len(model.functions) > 0:
+            raise ValueError("it leaves out functions of the model's own")
+        if any(_is_flattened_hardmax(node, inferred) for node in _nodes(inferred)):
+            raise ValueError("it leaves Hardmax, which meant all dimensions from its axis on, as it is")
+        converted = version_converter.convert_version(inferred, HANDLED_OPSET)
+        if version <= 10:
+            _resize_as_before(converted)
+        if any(old.type != new.type for old, new in zip(model.graph.input, converted.graph.input, strict=True)):
+            raise ValueError("its inputs would have other shapes")
+        return converted
+    except Exception as error:
+        why = printable(_first_line(error))
+        cause = f"{place} uses operator set {version}, which ONNX's version converter cannot convert to {HANDLED_OPSET}: {why}"
+        raise InvalidModel(cause, f"export it with operator set {HANDLED_OPSET} or later") from error
+
+
+def _resize_as_before(converted: onnx.ModelProto) -> None:
+    """States in every Resize what Upsample and Resize meant until set 10; the converter leaves it to the defaults of set 11, which are others."""
+    meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    for node in _nodes(converted):
+        if node.op_type == "Resize" and node.domain in DEFAULT_DOMAIN:
+            kept = [attribute for attribute in node.attribute if attribute.name not in meant]
+            del node.attribute[:]
+            node.attribute.extend([*kept, *(onnx.helper.make_attribute(name, value) for name, value in meant.items())])
+
+
+def _is_flattened_hardmax(node: onnx.NodeProto, inferred: onnx.ModelProto) -> bool:
+    """Whether a node is a Hardmax of a set before 13 over several dimensions, or over a number that is not known."""
+    if node.op_type != "Hardmax" or node.domain not in DEFAULT_DOMAIN:
+        return False
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+    infos = (*inferred.graph.input, *inferred.graph.value_info)
+    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in infos if info.type.tensor_type.HasField("shape")}
+    last = ranks.get(node.input[0], 0) - 1
+    return axis != -1 and (1 if axis is None else axis) != last
 
 
 def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -69,11 +132,6 @@ def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:
     if not versions:
         raise InvalidModel(f"{place} does not import ONNX's operator set", "export it again; an empty or damaged file reads like this")
     version = versions[0]
-    if version < OLDEST_OPSET:
-        raise InvalidModel(
-            f"{place} uses operator set {version}, and {OLDEST_OPSET} is the oldest that is read",
-            f"convert it with onnx.version_converter.convert_version(model, {OLDEST_OPSET})",
-        )
     if version > NEWEST_OPSET:
         raise InvalidModel(
             f"{place} uses operator set {version}, and {NEWEST_OPSET} is the newest that is read", f"export it with opset {NEWEST_OPSET} or older"
@@ -160,6 +218,15 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     for function in model.functions:
         yield from _node_tensors(function.node)
         yield from _attribute_tensors(function.attribute_proto)
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a model, those of subgraphs and functions included."""
+    lists = [model.graph.node, *(function.node for function in model.functions)]
+    while lists:
+        for node in lists.pop():
+            yield node
+            lists += [graph.node for a in node.attribute for graph in (*((a.g,) if a.HasField("g") else ()), *a.graphs)]
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

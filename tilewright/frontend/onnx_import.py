@@ -1,15 +1,15 @@
 """ONNX models and files become an `Imported`.
 
 Nodes whose operands are all known (weights, shapes) are evaluated at import with ONNX's reference implementation, so that computations on shapes
-disappear; every other node goes through a handler (`onnx_*.py`) that adds nodes of the operator table. An operator without a handler that ONNX, or
-the model itself, defines by a function is replaced by that function's body.
+disappear (`onnx_folding`); every other node goes through a handler (`onnx_*.py`) that adds nodes of the operator table. An operator without a handler
+that ONNX, or the model itself, defines by a function is replaced by that function's body.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from math import prod
+import copy
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,61 +17,61 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
+from onnx import numpy_helper
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
-from tilewright.frontend import onnx_neural, onnx_pointwise, onnx_recurrent, onnx_reduction, onnx_resize, onnx_shape
+from tilewright.frontend import onnx_neural, onnx_pointwise, onnx_pooling, onnx_quantised, onnx_recurrent, onnx_reduction, onnx_resize, onnx_shape
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
+from tilewright.frontend.onnx_control import CONTROL, Environment, control
+from tilewright.frontend.onnx_elsewhere import elsewhere
 from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
-from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, dtype_of, numpy_dtype
+from tilewright.frontend.onnx_folding import folded
+from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler
 from tilewright.frontend.onnx_pointwise import element_type
-from tilewright.frontend.reading import LARGEST_COMPUTED, printable, reading, said
+from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, standard_function
+from tilewright.frontend.reading import printable, reading, said
 from tilewright.graph.builder import GraphBuilder
-from tilewright.graph.divisors import division_by_zero
-from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED
+from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, ON_CPU, is_float
 from tilewright.ir.graph import Value
 
 HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
     {
         name: handler
-        for family in (onnx_pointwise, onnx_shape, onnx_resize, onnx_reduction, onnx_neural, onnx_recurrent)
+        for family in (onnx_pointwise, onnx_shape, onnx_resize, onnx_reduction, onnx_neural, onnx_pooling, onnx_quantised, onnx_recurrent)
         for name, handler in family.HANDLERS.table.items()
     }
 )
 
-_GROWING = ("ConstantOfShape", "Expand", "Tile")  # operators whose results may be far larger than their operands
-_LARGEST_FOLDED = 1 << 16  # elements of a result of `_GROWING` that is stored as a constant
-_NEVER_FOLDED = frozenset(
-    "If Loop Scan SequenceMap ImageDecoder RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
-)
-# attributes that have no effect if a handler does not read them: statistics kept in training, a precision that is at least met, the order of unused
-# positions, parameters of other modes of interpolation or padding
-_HARMLESS = frozenset(
-    "momentum stash_type storage_order seed saturate round_mode precision softmax_precision activation_alpha activation_beta hidden_size sorted "
-    "training_mode kernel_shape nearest_mode cubic_coeff_a extrapolation_value exclude_outside antialias pads".split()
-)
 _DEEPEST = 32  # nesting depth of functions
 _MOST_INLINED = 100_000  # nodes of functions' bodies
 _LISTED = 20  # nodes that an error names
-_LARGEST_OPERAND = 64  # elements of an operand that may be a shape and is passed to ONNX's shape inference
-# operators whose result sizes are values of operands, which shape inference does not always know
-_SIZED_BY_VALUES = frozenset(
-    "Range OneHot Pad Resize Upsample HannWindow HammingWindow BlackmanWindow MelWeightMatrix EyeLike Col2Im MaxUnpool CenterCropPad AffineGrid "
-    "ConvTranspose Conv AveragePool MaxPool LpPool STFT DFT RoiAlign MaxRoiPool Trilu Gather Einsum".split()
-)
+_LARGEST_SPECIALISED = 1 << 10  # elements of an input whose values may be taken from its example
+_MOST_READINGS = 32  # readings of a model, each with more inputs specialised
+_LARGEST_SCALE = 8  # elements of a floating-point tensor from which a shape may be computed: more are data
+_MOST_ORIGINS = 16  # inputs from which one shape is computed
 
 
-def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[Any] | None = None) -> Imported:
+def import_onnx(
+    source: onnx.ModelProto | str | Path, example_inputs: Sequence[Any] | None = None, computed: frozenset[str] = ON_CPU
+) -> Imported:
     """Reads a model, whose inputs become positional tensors in the order of the file; one output is returned as a tensor, several as a
-    tuple. Dynamic sizes are taken from the example inputs.
+    tuple. Dynamic sizes are taken from the example inputs, and so are the values of inputs that must be known: shapes, axes, scales, counts. Such an
+    input is a literal of the result, and only its example value is accepted at a call. Nodes on tensors of other types than `computed` are refused.
 
     Raises InvalidModel for a damaged or invalid file, an unknown operator set or an undetermined size, and UnsupportedOperator with every node that
     cannot be compiled."""
     with reading(None if isinstance(source, onnx.ModelProto) else source, "export it again, or run onnx.checker on it"):
-        return _Importer(load(source), example_inputs).run()
+        model = load(source)
+        specialised: frozenset[str] = frozenset()
+        for _ in range(_MOST_READINGS):
+            importer = _Importer(model, example_inputs, specialised, computed)
+            imported = importer.run()
+            if imported is not None:
+                return imported
+            specialised |= importer.wanted
+        raise UnsupportedOperator("its shapes depend on the values of too many inputs", "make them constants of the model")
 
 
 class _Missing:
@@ -79,45 +79,68 @@ class _Missing:
 
 
 _MISSING = _Missing()
-_Environment = MutableMapping[str, Any]  # tensor name -> Known, None or _MISSING
 
 
 class _Importer:
     """State of importing one model."""
 
-    def __init__(self, model: onnx.ModelProto, example_inputs: Sequence[Any] | None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, example_inputs: Sequence[Any] | None, specialised: Set[str], computed: frozenset[str]
+    ) -> None:
+        """`specialised` names the inputs that are constants with the values of their examples."""
         self.model = model
+        self.computed = computed
+        self.specialised = specialised
+        self.wanted: set[str] = set()  # inputs without whose values a node cannot be compiled
+        self.origins: dict[str, Set[str]] = {}  # value -> the inputs that it is computed from, none if these are not to be specialised
         self.examples = None if example_inputs is None else list(example_inputs)
         self.builder = GraphBuilder()
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.arrays: dict[int, tuple[np.ndarray, Value]] = {}
-        self.names: dict[int, str] = {}
+        self.names: dict[int, tuple[np.ndarray, str]] = {}  # the arrays are kept, so that no other gets their identity
         self.parameters: list[Parameter] = []
         self.unsupported: list[UnsupportedNode] = []
-        self.inlined = 0
+        self.inlined = [0]
+        self.by_name: dict[str, torch.Tensor] = {}  # examples by the names of their inputs; those on the device "meta" have no values
+        self.around: tuple[_Importer, Mapping[str, Value]] | None = None  # of a body: the importer around it, and its values by the body's inputs
 
-    def run(self) -> Imported:
+    def run(self) -> Imported | None:
+        """The model; None if it has to be read again with the inputs `wanted` specialised."""
         graph = self.model.graph
-        environment: _Environment = {"": None}
+        environment: Environment = {"": None}
         self._initializers(graph, environment)
         inputs = [i for i in graph.input if i.name not in environment]
         if self.examples is not None and len(self.examples) != len(inputs):
             names = ", ".join(i.name for i in inputs)
             raise InvalidModel(f"{len(self.examples)} example inputs for a model of {len(inputs)} inputs", f"pass {names}")
+        self.by_name = {info.name: example for info, example in zip(inputs, self.examples or (), strict=False)}
+        leaves: list[int | None] = []
+        literals: list[torch.Tensor | None] = []
         for position, info in enumerate(inputs):
-            environment[info.name] = self._input(position, info)
+            shape, dtype = self._input(position, info)
+            literal = self.examples[position].detach().cpu().clone() if self.examples is not None and info.name in self.specialised else None
+            if literal is None:
+                value = self.builder.input(info.name, shape, dtype)
+                self.origins[value.name] = {info.name} if value.elements <= _LARGEST_SPECIALISED else set()
+                environment[info.name] = value
+            else:
+                environment[info.name] = literal.numpy()
+            leaves.append(len(self.builder.inputs) - 1 if literal is None else None)
+            literals.append(literal)
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
         self._nodes(graph.node, environment, opsets, {o.name for o in graph.output}, 0)
+        if self.wanted:
+            return None
         if self.unsupported:
             reasons = list(dict.fromkeys(map(str, self.unsupported)))
             listed = "; ".join(reasons[:_LISTED]) + (f"; and {len(reasons) - _LISTED} more" if len(reasons) > _LISTED else "")
             count = "1 node is" if len(self.unsupported) == 1 else f"{len(self.unsupported)} nodes are"
             raise UnsupportedOperator(f"{count} not supported: {listed}", "replace them, or run that part of the model elsewhere")
-        return self._outputs([environment[o.name] for o in graph.output], len(inputs))
+        return self._outputs([environment[o.name] for o in graph.output], leaves, literals)
 
     # --- inputs and constants -----------------------------------------------------------------------------------------
 
-    def _initializers(self, graph: onnx.GraphProto, environment: _Environment) -> None:
+    def _initializers(self, graph: onnx.GraphProto, environment: Environment) -> None:
         if graph.sparse_initializer:
             raise UnsupportedOperator("the model has sparse weights", "store them as dense tensors")
         for tensor in graph.initializer:
@@ -126,9 +149,9 @@ class _Importer:
             except Exception as error:
                 raise InvalidModel(f"the data of {tensor.name} is damaged: {error}", "export the model again") from error
             environment[tensor.name] = array
-            self.names[id(array)] = tensor.name
+            self.names[id(array)] = (array, tensor.name)
 
-    def _input(self, position: int, info: onnx.ValueInfoProto) -> Value:
+    def _input(self, position: int, info: onnx.ValueInfoProto) -> tuple[tuple[int, ...], str]:
         if not info.type.HasField("tensor_type"):
             raise UnsupportedOperator(f"the input {info.name} is not a tensor", "sequences, maps and optional inputs are not supported")
         kind = info.type.tensor_type
@@ -144,7 +167,7 @@ class _Importer:
         if not kind.HasField("shape"):
             if given is None:
                 raise InvalidModel(f"the input {info.name} has no shape", "pass example_inputs: their shapes are taken")
-            return self.builder.input(info.name, given, dtype)
+            return given, dtype
         if given is not None and len(given) != len(kind.shape.dim):
             found = f"has {len(given)} dimensions, not {len(kind.shape.dim)}"
             raise InvalidModel(f"the example for the input {info.name} {found}", "pass an example of the model's shape")
@@ -152,25 +175,28 @@ class _Importer:
         for k, dim in enumerate(kind.shape.dim):
             fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
             if fixed is None and given is None:
-                label = f" ({dim.dim_param})" if dim.dim_param else ""
+                named = f" ({dim.dim_param})" if dim.dim_param else ""
                 raise InvalidModel(
-                    f"dimension {k}{label} of the input {info.name} has no size",
-                    "pass example_inputs (--input on the command line): their sizes are taken",
+                    f"dimension {k}{named} of the input {info.name} has no size",
+                    "pass example_inputs (--batch or --input on the command line): their sizes are taken",
                 )
             if fixed is not None and given is not None and fixed != given[k]:
                 found = f"is {fixed}, and {given[k]} in the example"
                 raise InvalidModel(f"dimension {k} of the input {info.name} {found}", "pass an example of the model's shape")
             shape.append(given[k] if fixed is None else fixed)  # type: ignore[index]
-        return self.builder.input(info.name, shape, dtype)
+        return tuple(shape), dtype
 
-    def _materialise(self, array: np.ndarray) -> Value:
+    def materialise(self, array: np.ndarray) -> Value:
+        """A known tensor as a constant of the graph. Raises Unsupported for types in which kernels do not compute."""
         known = self.arrays.get(id(array))
         if known is not None:
             return known[1]
-        name = self.names.get(id(array))
-        if array.dtype.name not in BY_TORCH_NAME or BY_TORCH_NAME[array.dtype.name] not in COMPUTED:
+        _, name = self.names.get(id(array), (None, None))
+        element = ELEMENT_TYPES.get(BY_TORCH_NAME.get(array.dtype.name, ""))
+        if element is None or element.name not in self.computed:
             raise Unsupported(f"a constant of type {array.dtype.name}")
-        value = self.builder.constant(torch.from_numpy(np.array(array, order="C")), name or "constant")
+        bits = torch.from_numpy(np.array(array, order="C").view(element.array))  # NumPy has no bfloat16 of its own
+        value = self.builder.constant(bits.view(getattr(torch, element.torch)), name or "constant")
         if name is not None:
             self.parameters.append(Parameter(name, value.name, None))
         self.arrays[id(array)] = (array, value)
@@ -178,13 +204,13 @@ class _Importer:
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def _nodes(self, nodes: Iterable[onnx.NodeProto], environment: _Environment, opsets: Mapping[str, int], wanted: set[str], depth: int) -> None:
+    def _nodes(self, nodes: Iterable[onnx.NodeProto], environment: Environment, opsets: Mapping[str, int], wanted: set[str], depth: int) -> None:
         """Adds the nodes that the wanted tensors depend on."""
         needed: set[str] = set(wanted)
         kept: list[onnx.NodeProto] = []
         for node in reversed(list(nodes)):
             if needed.intersection(node.output):
-                needed.update(_read_names(node))
+                needed.update(read_names(node))
                 kept.append(node)
         for node in reversed(kept):
             used = [bool(name) and name in needed for name in node.output]
@@ -192,37 +218,38 @@ class _Importer:
             for name, result in zip(node.output, results, strict=False):
                 environment[name] = result
 
-    def _node(self, node: onnx.NodeProto, environment: _Environment, opsets: Mapping[str, int], used: Sequence[bool], depth: int) -> Sequence[Any]:
+    def _node(self, node: onnx.NodeProto, environment: Environment, opsets: Mapping[str, int], used: Sequence[bool], depth: int) -> Sequence[Any]:
         operands = [environment.get(name, _MISSING) for name in node.input]
         missing = any(operand is _MISSING for operand in operands)
         try:
-            if node.domain in DEFAULT_DOMAIN and node.op_type == "If":
-                return self._branch(node, operands, environment, opsets, depth)
             handler = HANDLERS.get(node.op_type) if node.domain in DEFAULT_DOMAIN else None
+            controls = node.domain in DEFAULT_DOMAIN and node.op_type in CONTROL
             if (node.domain, node.op_type) in self.functions:
-                handler = None
+                handler, controls = None, False
             if missing:
-                if handler is None and not self._function(node, None, opsets):
+                if handler is None and not controls and not self._function(node, None, opsets):
                     raise Unsupported("no definition in the operator table")
                 return [_MISSING] * len(node.output)
-            folded = self._fold(node, operands, opsets)
-            if folded is not None:
-                return folded
+            if controls:
+                return control(self, node, operands, environment, opsets, depth + 1)
+            known = folded(node, operands, opset_number(opsets))
+            if known is not None:
+                return known
             return self._compiled(node, handler, operands, opsets, used, depth)
         except TilewrightError:
             raise
         except Exception as error:  # the handlers check little: a malformed model shows up here
             reason = str(error) if isinstance(error, Unsupported) else said(error)
-            label = printable(node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}")
-            self.unsupported.append(UnsupportedNode(_label(node), label, printable(node.name) or f"the node of {_label(node)}", reason))
+            operator = printable(node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}")
+            self.unsupported.append(UnsupportedNode(label(node), operator, printable(node.name) or f"the node of {label(node)}", reason))
             return [_MISSING] * len(node.output)
 
     def _compiled(
         self, node: onnx.NodeProto, handler: NodeHandler | None, operands: Sequence[Any], opsets: Mapping[str, int], used: Sequence[bool], depth: int
     ) -> Sequence[Known | None]:
-        """Results from the operator's handler, or from the function that defines it."""
+        """Results from the operator's handler, or from the function that defines it, or by what else runs ONNX."""
         reason = Unsupported("no definition in the operator table")
-        marks = len(self.builder.nodes)
+        marks, wanted = len(self.builder.nodes), frozenset(self.wanted)
         if handler is not None:
             try:
                 return self._handled(node, handler, operands, opsets, used)
@@ -231,103 +258,107 @@ class _Importer:
                 del self.builder.nodes[marks:]
         function = self._function(node, operands, opsets) if depth < _DEEPEST else None
         if function is None:
-            raise reason
+            return self._elsewhere(node, operands, opsets, reason)
+        asked = self.wanted - wanted
+        self.wanted -= asked
         before = len(self.unsupported)
         results = self._inlined(node, function, operands, opsets, used, depth)
         if len(self.unsupported) > before and handler is not None:
             del self.unsupported[before:], self.builder.nodes[marks:]
-            raise reason
+            self.wanted |= asked
+            return self._elsewhere(node, operands, opsets, reason)
         return results
+
+    def _elsewhere(self, node: onnx.NodeProto, operands: Sequence[Any], opsets: Mapping[str, int], reason: Unsupported) -> Sequence[Known | None]:
+        if node.domain not in DEFAULT_DOMAIN or (node.domain, node.op_type) in self.functions:
+            raise reason
+        with self._at(node):
+            return elsewhere(self.builder, node, operands, opset_number(opsets), str(reason), self.materialise)
+
+    def _at(self, node: onnx.NodeProto) -> AbstractContextManager[None]:
+        return self.builder.at(node.name or f"{node.op_type}_{label(node)}", printable(node.name) or f"the {node.op_type} of {label(node)}")
 
     def _handled(
         self, node: onnx.NodeProto, handler: NodeHandler, operands: Sequence[Any], opsets: Mapping[str, int], used: Sequence[bool]
     ) -> Sequence[Known | None]:
         if node.op_type not in ("Shape", "Size") and not (node.op_type == "CastLike" and isinstance(operands[0], np.ndarray)):
             self._check_types(operands)
-        opset = opsets.get("", opsets.get("ai.onnx", 0))
-        call = NodeCall(self.builder, node.op_type, opset, operands, _attributes(node), used, self._materialise)
-        with self.builder.at(node.name or f"{node.op_type}_{_label(node)}", printable(node.name) or f"the {node.op_type} of {_label(node)}"):
+        opset = opset_number(opsets)
+        call = NodeCall(self.builder, node.op_type, opset, operands, attributes_of(node), used, self.materialise, self.specialise)
+        with self._at(node):
             results = handler(call)
-        unread = [name for name in sorted(set(call.attributes) - call.read) if not _is_neutral(node.op_type, opset, name, call.attributes[name])]
+        unread = [name for name in sorted(set(call.attributes) - call.read) if not is_neutral(node.op_type, opset, name, call.attributes[name])]
         if unread:
             raise Unsupported(f"the attribute {', '.join(unread)}")
         listed = results if isinstance(results, tuple) else (results,)
         if len(listed) < len(used) and any(used[len(listed) :]):
             raise Unsupported(f"output {len(listed)} of {node.op_type}")
         self._check_types(listed)
+        origins = self._origins(operands)
+        self.origins.update((v.name, origins) for v in listed if isinstance(v, Value) and v.name not in self.origins)
         return listed
 
+    def _origins(self, operands: Iterable[Any]) -> Set[str]:
+        """The inputs from which a node's results are computed, if all of them may be specialised: integers, truth values and a few numbers."""
+        found: set[str] = set()
+        for operand in operands:
+            if isinstance(operand, Value) and operand.name not in self.builder.constants:
+                origins = self._origins_of(operand)
+                if not origins or (is_float(operand.dtype) and operand.elements > _LARGEST_SCALE):
+                    return set()
+                found |= origins
+        return found if len(found) <= _MOST_ORIGINS else set()
+
+    def _origins_of(self, value: Value) -> Set[str]:
+        if self.around is not None and value.name in self.around[1]:
+            return self.around[0]._origins_of(self.around[1][value.name])
+        return self.origins.get(value.name, set())
+
+    def specialise(self, operand: Value, what: str) -> Unsupported:
+        """Asks for another reading in which this operand is known; returns why it is not in this one."""
+        origins = self._origins_of(operand)
+        if not origins:
+            return Unsupported(f"{what} is computed from the model's inputs, not constant")
+        names = ", ".join(sorted(origins))
+        if self.examples is None:
+            return Unsupported(f"{what} depends on the values of the input {names}: pass example_inputs, and their values are taken")
+        if any(self.by_name[name].is_meta for name in origins):
+            return Unsupported(f"{what} depends on the values of the input {names}: compile the model for one set of sizes, with example inputs")
+        self.wanted |= origins
+        return Unsupported(f"{what} depends on the values of the input {names}")
+
     def _check_types(self, operands: Iterable[Any]) -> None:
-        bad = sorted({v.dtype for v in operands if isinstance(v, Value)} - COMPUTED)
+        bad = sorted({v.dtype for v in operands if isinstance(v, Value)} - self.computed)
         if bad:
             raise Unsupported(f"it computes with {', '.join(bad)}")
 
-    def _fold(self, node: onnx.NodeProto, operands: Sequence[Any], opsets: Mapping[str, int]) -> Sequence[np.ndarray | None] | None:
-        """Results of a node whose operands are all known; None if it must stay in the graph."""
-        if any(isinstance(v, Value) for v in operands) or node.domain not in DEFAULT_DOMAIN or node.op_type in _NEVER_FOLDED:
-            return None
-        if node.op_type in _GROWING:
-            factors = operands[0 if node.op_type == "ConstantOfShape" else 1]
-            if prod(max(int(n), 0) for n in factors) * (1 if node.op_type == "ConstantOfShape" else operands[0].size) > _LARGEST_FOLDED:
-                return None
-        opset = opsets.get("", opsets.get("ai.onnx", 0))
-        if _folded_elements(node, operands, opset) * 8 > LARGEST_COMPUTED:
-            return None
-        if node.op_type in ("Div", "Mod") and all(v.dtype.kind in "iu" and v.size for v in operands) and not operands[1].all():
-            raise division_by_zero(f"{node.op_type} {_label(node)}")
-        try:
-            evaluator = ReferenceEvaluator(node, opsets={"": opset})
-            with np.errstate(all="ignore"):
-                results = evaluator.run(None, {name: v for name, v in zip(node.input, operands, strict=True) if name})
-        except Exception:
-            return None  # the handler decides and gives the reason
-        if not all(r is None or isinstance(r, (np.ndarray, np.generic)) for r in results):
-            return None
-        return [None if r is None else np.asarray(r) for r in results]
+    # --- bodies -------------------------------------------------------------------------------------------------------
 
-    def _branch(
-        self, node: onnx.NodeProto, operands: Sequence[Any], environment: _Environment, opsets: Mapping[str, int], depth: int
-    ) -> Sequence[Any]:
-        """The branch that a known condition chooses."""
-        if not isinstance(operands[0], np.ndarray):
-            raise Unsupported("a condition that depends on the model's inputs")
-        taken = "then_branch" if operands[0].all() else "else_branch"
-        graph = next(a.g for a in node.attribute if a.name == taken)
-        inner = ChainMap({}, environment)
-        self._initializers(graph, inner)
-        outputs = [o.name for o in graph.output]
-        self._nodes(graph.node, inner, opsets, set(outputs), depth + 1)
-        return [inner[name] for name in outputs]
+    def results_of(self, graph: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int) -> list[Any]:
+        """The outputs of a subgraph whose inputs are in the environment."""
+        self._initializers(graph, environment)
+        self._nodes(graph.node, environment, opsets, {output.name for output in graph.output}, depth)
+        return [environment[output.name] for output in graph.output]
 
-    # --- functions ----------------------------------------------------------------------------------------------------
+    def inside(self, builder: GraphBuilder, outer: Mapping[str, Value]) -> _Importer:
+        """The importer of a body that becomes a graph of its own; `outer` maps its inputs to the values around it that they stand for."""
+        body = copy.copy(self)
+        body.builder, body.arrays, body.parameters = builder, {}, []
+        body.origins, body.around = {}, (self, outer)
+        return body
+
+    def count_inlined(self, nodes: int) -> None:
+        self.inlined[0] += nodes
+        if self.inlined[0] > _MOST_INLINED:
+            cause = f"the functions and loops of the model are more than {_MOST_INLINED:,} nodes, all calls and iterations together"
+            raise InvalidModel(cause, "export it without functions and with shorter loops")
 
     def _function(self, node: onnx.NodeProto, operands: Sequence[Any] | None, opsets: Mapping[str, int]) -> onnx.FunctionProto | None:
         """The function that defines an operator: one of the model, or of the ONNX standard. With `operands` None, only whether one may exist."""
         own = self.functions.get((node.domain, node.op_type))
         if own is not None or node.domain not in DEFAULT_DOMAIN:
             return own
-        opset = opsets.get("", opsets.get("ai.onnx", 0))
-        try:
-            schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
-        except onnx.defs.SchemaError:
-            return None
-        if schema.has_function:
-            standard: onnx.FunctionProto = schema.function_body
-            return standard
-        if not schema.has_context_dependent_function:
-            return None
-        if operands is None:
-            return onnx.FunctionProto()
-        types = [_type_of(v).SerializeToString() if v is not None else b"" for v in operands]
-        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
-        try:
-            version = max(versions, default=opset)
-            text = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
-        except Exception:
-            return None
-        function = onnx.FunctionProto()
-        function.ParseFromString(text)
-        return function if function.node else None
+        return standard_function(node, operands, opset_number(opsets))
 
     def _inlined(
         self,
@@ -342,30 +373,28 @@ class _Importer:
         given = {a.name: a for a in node.attribute}
         given = {**{a.name: a for a in function.attribute_proto}, **given}
         if node.domain in DEFAULT_DOMAIN:
-            schema = onnx.defs.get_schema(node.op_type, opsets.get("", opsets.get("ai.onnx", 0)), "")
+            schema = onnx.defs.get_schema(node.op_type, opset_number(opsets), "")
             defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.type}
             given = {**defaults, **given}
-        inner: _Environment = {"": None}
+        inner: Environment = {"": None}
         inner.update(zip(function.input, [*operands, *[None] * (len(function.input) - len(operands))], strict=True))
         own = {entry.domain: entry.version for entry in function.opset_import}
-        self.inlined += len(function.node)
-        if self.inlined > _MOST_INLINED:
-            raise InvalidModel(f"the functions of the model are more than {_MOST_INLINED:,} nodes, all calls together", "export it without functions")
+        self.count_inlined(len(function.node))
         wanted = {name for name, use in zip(function.output, used, strict=False) if use}
-        place = _label(node)
-        self._nodes([_bound(n, given, place) for n in function.node], inner, own or opsets, wanted, depth + 1)
+        place = label(node)
+        self._nodes([bound(n, given, place) for n in function.node], inner, own or opsets, wanted, depth + 1)
         return [inner.get(name) for name in function.output]
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 
-    def _outputs(self, results: Sequence[Any], inputs: int) -> Imported:
+    def _outputs(self, results: Sequence[Any], leaves: Sequence[int | None], literals: Sequence[torch.Tensor | None]) -> Imported:
         values: list[Value] = []
         outputs: list[Output] = []
         for result in results:
             if result is None:
                 raise InvalidModel("an output of the model is not computed", "export the model again")
             try:
-                value = result if isinstance(result, Value) else self._materialise(result)
+                value = result if isinstance(result, Value) else self.materialise(result)
             except Unsupported as error:
                 raise UnsupportedOperator(f"an output of the model is {error}", "convert it to a supported type") from error
             if value.name in self.builder.inputs or value.name in self.builder.constants:
@@ -374,97 +403,8 @@ class _Importer:
             if value not in values:
                 values.append(value)
             outputs.append(Output("value", values.index(value)))
-        _, in_spec = pytree.tree_flatten((tuple(range(inputs)), {}))
+        _, in_spec = pytree.tree_flatten((tuple(range(len(leaves))), {}))
         _, out_spec = pytree.tree_flatten(0 if len(outputs) == 1 else tuple(range(len(outputs))))
         return Imported(
-            self.builder.finish(values), in_spec, out_spec, tuple(range(inputs)), (None,) * inputs, tuple(outputs), parameters=tuple(self.parameters)
+            self.builder.finish(values), in_spec, out_spec, tuple(leaves), tuple(literals), tuple(outputs), parameters=tuple(self.parameters)
         )
-
-
-def _folded_elements(node: onnx.NodeProto, operands: Sequence[np.ndarray | None], opset: int) -> int:
-    """Number of elements in the results of a node whose operands are known, or an upper bound."""
-    named = [(name, v) for name, v in zip(node.input, operands, strict=True) if name and v is not None]
-    product = prod(max(v.size, 1) for _, v in named)
-    if node.op_type not in _SIZED_BY_VALUES and product * 8 <= LARGEST_COMPUTED:
-        return product
-    try:
-        types = {name: _type_of(v) for name, v in named}
-        values = {name: numpy_helper.from_array(v, name) for name, v in named if v.size <= _LARGEST_OPERAND and v.dtype.kind != "O"}
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        inferred = shape_inference.infer_node_outputs(schema, node, types, values, opset_imports=[helper.make_opsetid("", opset)])
-        dims = [dim for kind in inferred.values() for dim in kind.tensor_type.shape.dim]
-        if len(inferred) == sum(map(bool, node.output)) and all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims):
-            return sum(prod(dim.dim_value for dim in kind.tensor_type.shape.dim) for kind in inferred.values())
-    except Exception:  # its errors are not informative; the handler's are
-        pass
-    return LARGEST_COMPUTED if node.op_type in _SIZED_BY_VALUES else product
-
-
-def _is_neutral(operator: str, opset: int, name: str, value: Any) -> bool:
-    """Whether an attribute that the handler did not read has no effect: it is harmless, or has the standard's default value."""
-    if name in _HARMLESS:
-        return True
-    described = onnx.defs.get_schema(operator, opset, "").attributes.get(name)
-    if described is None or not described.default_value.type:
-        return False
-    default = helper.get_attribute_value(described.default_value)
-    return bool(value == (default.decode() if isinstance(default, bytes) else default))
-
-
-def _label(node: onnx.NodeProto) -> str:
-    """A node's name, or the name of its first result."""
-    return printable(node.name or next((name for name in node.output if name), node.op_type))
-
-
-def _read_names(node: onnx.NodeProto) -> set[str]:
-    """Names that a node reads, including those read in its branches."""
-    names = set(node.input)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                names |= _read_names(inner)
-            names.update(output.name for output in graph.output)
-    return names
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Attributes as Python values: strings as text, tensors as arrays."""
-    result = {}
-    for attribute in node.attribute:
-        value = helper.get_attribute_value(attribute)
-        if isinstance(value, bytes):
-            value = value.decode()
-        elif isinstance(value, onnx.TensorProto):
-            value = numpy_helper.to_array(value)
-        elif attribute.type == onnx.AttributeProto.STRINGS:
-            value = [v.decode() for v in value]
-        elif attribute.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
-            value = list(value)
-        result[attribute.name] = value
-    return result
-
-
-def _bound(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto], place: str) -> onnx.NodeProto:
-    """A node of a function's body with the caller's attributes substituted; attributes that the caller omits are omitted."""
-    result = onnx.NodeProto()
-    result.CopyFrom(node)
-    result.name = f"{place}.{node.name or node.op_type}"
-    del result.attribute[:]
-    for attribute in node.attribute:
-        if attribute.ref_attr_name:
-            if attribute.ref_attr_name in given:
-                result.attribute.add().CopyFrom(given[attribute.ref_attr_name])
-                result.attribute[-1].name = attribute.name
-            continue
-        copy = result.attribute.add()
-        copy.CopyFrom(attribute)
-        for graph in (copy.g, *copy.graphs):
-            for k, inner in enumerate(list(graph.node)):
-                graph.node[k].CopyFrom(_bound(inner, given, place))
-    return result
-
-
-def _type_of(operand: Known) -> onnx.TypeProto:
-    """The ONNX type of an operand, for functions that depend on it."""
-    dtype = operand.dtype if isinstance(operand, np.ndarray) else numpy_dtype(dtype_of(operand))
-    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), tuple(operand.shape))

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-
-import numpy as np
 
 from tilewright.frontend.aten_neural import biased
 from tilewright.frontend.aten_neural import matmul as matrix_product
 from tilewright.frontend.aten_reduction import attention as dot_product_attention
 from tilewright.frontend.aten_reduction import einsum as contraction
 from tilewright.frontend.handlers import Unsupported
-from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, axis_of, numpy_dtype, through_torch
+from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, axis_of, through_torch
 from tilewright.graph.builder import GraphBuilder
-from tilewright.graph.operators.pooling import pooled_extent
 from tilewright.ir.graph import Value
 
 HANDLERS = NodeHandlers()
 Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The sliding window of a convolution or pooling; `padding` is (before, after) of each spatial dimension."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: Pairs
+
+
+def window_of(call: NodeCall, x: Value, shape: Sequence[int]) -> Window:
+    """The window of a node over x [N, C, ...]."""
+    stride, dilation = _spatial(call, "strides", len(shape)), _spatial(call, "dilations", len(shape))
+    return Window(tuple(shape), stride, dilation, _window_padding(call, x.shape[2:], shape, stride, dilation))
 
 
 def _window_padding(call: NodeCall, sizes: Sequence[int], window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Pairs:
@@ -52,11 +66,9 @@ def _spatial(call: NodeCall, name: str, rank: int) -> tuple[int, ...]:
 @HANDLERS.handles("Conv")
 def conv(call: NodeCall) -> Value:
     g, x, w = call.g, call.value(0), call.value(1)
-    rank = len(w.shape) - 2
-    stride, dilation = _spatial(call, "strides", rank), _spatial(call, "dilations", rank)
-    padding = _window_padding(call, x.shape[2:], w.shape[2:], stride, dilation)
+    window = window_of(call, x, w.shape[2:])
     groups = call.attribute("group", 1)
-    result = g.op("convolution", x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    result = g.op("convolution", x, w, stride=window.stride, padding=window.padding, dilation=window.dilation, groups=groups)
     return biased(g, result, call.optional(2), 1)
 
 
@@ -154,12 +166,18 @@ def _without_diagonals(g: GraphBuilder, term: str, x: Value) -> tuple[str, Value
 
 @HANDLERS.handles("BatchNormalization")
 def batch_norm(call: NodeCall) -> tuple[Value, ...]:
-    if call.attribute("training_mode", 0) or any(call.used[1:]):
-        raise Unsupported("batch normalisation in training mode")
+    """In training the statistics are those of the batch, and the running ones, which are results too, move towards them."""
+    g = call.g
     x, scale, bias, mean, variance = (call.value(i) for i in range(5))
-    kind = x.dtype
-    parameters = [call.g.cast(v, kind) for v in (mean, variance, scale, bias)]
-    return (call.g.op("batch_norm", x, *parameters, epsilon=call.attribute("epsilon", 1e-5)),)
+    running: list[Value] = []
+    if call.attribute("training_mode", 0):
+        axes, kept = (0, *range(2, len(x.shape))), call.attribute("momentum", 0.9)
+        batch = [g.op("mean", x, axes=axes, keepdim=False), g.op("variance", x, axes=axes, correction=0.0, keepdim=False)]
+        for old, new in zip((mean, variance), batch, strict=True):
+            running.append(g.pointwise("add", g.pointwise("mul", old, kept), g.pointwise("mul", g.cast(new, old.dtype), 1 - kept)))
+        mean, variance = batch
+    parameters = [g.cast(v, x.dtype) for v in (mean, variance, scale, bias)]
+    return g.op("batch_norm", x, *parameters, epsilon=call.attribute("epsilon", 1e-5)), *running
 
 
 @HANDLERS.handles("InstanceNormalization")
@@ -236,97 +254,6 @@ def local_response_norm(call: NodeCall) -> Value:
     )
     scale = g.pointwise("pow", g.pointwise("add", g.pointwise("mul", g.reshape(mean, x.shape), alpha), bias), beta)
     return g.pointwise("div", x, scale)
-
-
-# --- pooling ----------------------------------------------------------------------------------------------------------
-
-
-@HANDLERS.handles("MaxPool")
-def max_pool(call: NodeCall) -> tuple[Value, ...]:
-    """ONNX returns positions within the whole tensor, the table's operator positions within one channel."""
-    g, x = call.g, call.value(0)
-    window = tuple(call.attribute("kernel_shape"))
-    stride, dilation = _spatial(call, "strides", len(window)), _spatial(call, "dilations", len(window))
-    padding = _window_padding(call, x.shape[2:], window, stride, dilation)
-    wanted = any(call.used[1:])
-    if wanted and call.attribute("storage_order", 0):
-        raise Unsupported("positions in column-major order")
-    ceil_mode = bool(call.attribute("ceil_mode", 0))
-    results = g.emit("max_pool", x, window=window, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode, indices=wanted)
-    if not wanted:
-        return results
-    planes = x.shape[0] * x.shape[1]
-    base = np.arange(planes, dtype=np.int64).reshape(*x.shape[:2], *(1,) * len(window)) * prod(x.shape[2:])
-    return results[0], g.pointwise("add", g.cast(results[1], "i64"), call.materialise(base))
-
-
-@HANDLERS.handles("AveragePool")
-def average_pool(call: NodeCall) -> Value:
-    g, x = call.g, call.value(0)
-    window = tuple(call.attribute("kernel_shape"))
-    rank = len(window)
-    stride, dilation = _spatial(call, "strides", rank), _spatial(call, "dilations", rank)
-    padding = _window_padding(call, x.shape[2:], window, stride, dilation)
-    ceil_mode, include = bool(call.attribute("ceil_mode", 0)), bool(call.attribute("count_include_pad", 0))
-    if all(d == 1 for d in dilation):
-        return g.op("average_pool", x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, count_include_pad=include)
-    total = _sum_pool(call, x, window, stride, padding, dilation, ceil_mode)
-    counts = np.ones((), np.float64)
-    for size, f, s, d, pair, extent in zip(x.shape[2:], window, stride, dilation, padding, total.shape[2:], strict=True):
-        positions = np.arange(extent)[:, None] * s + np.arange(f) * d - pair[0]
-        inside = (positions >= -pair[0]) & (positions < size + pair[1]) if include else (positions >= 0) & (positions < size)
-        counts = counts[..., None] * inside.sum(1)
-    return g.pointwise("div", total, call.materialise(counts.astype(numpy_dtype(x.dtype))))
-
-
-def _sum_pool(
-    call: NodeCall, x: Value, window: Sequence[int], stride: Sequence[int], padding: Pairs, dilation: Sequence[int], ceil_mode: bool
-) -> Value:
-    """Sums of windows; with dilation, computed by convolving each channel with ones."""
-    g = call.g
-    if all(d == 1 for d in dilation):
-        return g.op("average_pool", x, window=tuple(window), stride=tuple(stride), padding=padding, ceil_mode=ceil_mode, divisor=1)
-    dims = list(zip(x.shape[2:], window, stride, padding, dilation, strict=True))
-    extents = [pooled_extent(*dim, ceil_mode) for dim in dims]
-    # a last partial window extends beyond the padding
-    reach = [max((o - 1) * s + d * (f - 1) + 1 - n - p[0], p[1]) for o, (n, f, s, p, d) in zip(extents, dims, strict=True)]
-    ones = call.materialise(np.ones((x.shape[1], 1, *window), numpy_dtype(x.dtype)))
-    pairs = tuple((p[0], after) for p, after in zip(padding, reach, strict=True))
-    return g.op("convolution", x, ones, stride=tuple(stride), padding=pairs, dilation=tuple(dilation), groups=x.shape[1])
-
-
-@HANDLERS.handles("LpPool")
-def lp_pool(call: NodeCall) -> Value:
-    """(sum of |x| ** p over each window) ** (1 / p)"""
-    g, x, order = call.g, call.value(0), call.attribute("p", 2)
-    window = tuple(call.attribute("kernel_shape"))
-    stride, dilation = _spatial(call, "strides", len(window)), _spatial(call, "dilations", len(window))
-    padding = _window_padding(call, x.shape[2:], window, stride, dilation)
-    powers = g.pointwise("pow", g.pointwise("abs", x), order)
-    total = _sum_pool(call, powers, window, stride, padding, dilation, bool(call.attribute("ceil_mode", 0)))
-    return g.pointwise("pow", total, 1.0 / order)
-
-
-def _all_positions(x: Value) -> tuple[int, ...]:
-    return tuple(range(2, len(x.shape)))
-
-
-@HANDLERS.handles("GlobalAveragePool")
-def global_average_pool(call: NodeCall) -> Value:
-    x = call.value(0)
-    return call.g.op("mean", x, axes=_all_positions(x), keepdim=True)
-
-
-@HANDLERS.handles("GlobalMaxPool")
-def global_max_pool(call: NodeCall) -> Value:
-    x = call.value(0)
-    return call.g.op("amax", x, axes=_all_positions(x), keepdim=True)
-
-
-@HANDLERS.handles("GlobalLpPool")
-def global_lp_pool(call: NodeCall) -> Value:
-    x = call.value(0)
-    return call.g.op("norm", x, order=float(call.attribute("p", 2)), axes=_all_positions(x), keepdim=True)
 
 
 @HANDLERS.handles("GridSample")

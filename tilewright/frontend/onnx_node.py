@@ -36,6 +36,7 @@ class NodeCall:
     attributes: Mapping[str, Any]
     used: Sequence[bool]
     materialise: Callable[[np.ndarray], Value] = field(repr=False)
+    specialise: Callable[[Value, str], Unsupported] = field(repr=False)  # asks for an operand's value; returns why this reading has none
     read: set[str] = field(default_factory=set)  # attributes that the handler has read
 
     def has(self, position: int) -> bool:
@@ -52,12 +53,14 @@ class NodeCall:
         return self.value(position) if self.has(position) else None
 
     def constant(self, position: int, what: str) -> np.ndarray:
-        """An operand whose elements must be known at import.
+        """An operand whose elements must be known at import. If it depends on inputs of the model that may be specialised, the model is read again
+        with their example values.
 
-        Raises Unsupported if they depend on the model's inputs."""
+        Raises Unsupported if it is not known in this reading."""
         operand = self.inputs[position]
         if not isinstance(operand, np.ndarray):
-            raise Unsupported(f"its {what} (input {position}) is computed from the model's inputs, not constant")
+            assert operand is not None
+            raise self.specialise(operand, f"its {what} (input {position})")
         return operand
 
     def integers(self, position: int, what: str) -> list[int] | None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from tilewright.frontend.handlers import Unsupported
-from tilewright.frontend.onnx_node import NodeCall, NodeHandler, NodeHandlers, dtype_of, dtype_of_numpy, numpy_dtype
+from tilewright.frontend.handlers import Unsupported, torch_dtype
+from tilewright.frontend.onnx_node import NodeCall, NodeHandler, NodeHandlers, dtype_of, dtype_of_numpy, numpy_dtype, through_torch
 from tilewright.graph.builder import GraphBuilder, Operand
-from tilewright.ir.dtypes import NARROW_FLOATS, is_float
+from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.graph import Value
 
 HANDLERS = NodeHandlers()
@@ -200,9 +200,18 @@ def cast_like(call: NodeCall) -> Value | np.ndarray:
 
 
 def _converted(call: NodeCall, dtype: str) -> Value:
-    if dtype in NARROW_FLOATS:
-        raise Unsupported(f"a conversion to {dtype}, in which kernels do not compute")
     return call.g.cast(call.value(0), dtype)
+
+
+@HANDLERS.handles("BitCast")
+def bit_cast(call: NodeCall) -> Value:
+    """The same bits in another type; integers of equal size convert by wrapping."""
+    g, x, dtype = call.g, call.value(0), element_type(call.attribute("to"))
+    if size_of(dtype) != size_of(x.dtype) or "bool" == dtype != x.dtype:
+        raise Unsupported(f"the bits of {x.dtype} as {dtype}")
+    if is_float(dtype) == is_float(x.dtype):
+        return g.cast(x, dtype)
+    return through_torch(g, "aten.view.dtype", (x, torch_dtype(dtype)))[0]
 
 
 def element_type(code: int) -> str:
@@ -222,41 +231,3 @@ def dropout(call: NodeCall) -> tuple[Value, Value | None]:
     if call.has(2) and call.constant(2, "training mode").any() and not (call.has(1) and not call.constant(1, "ratio").any()):
         raise Unsupported("dropout in training mode draws random numbers")
     return x, g.full(x.shape, True, "bool") if len(call.used) > 1 and call.used[1] else None
-
-
-@HANDLERS.handles("DequantizeLinear")
-def dequantize(call: NodeCall) -> Value:
-    """(x - zero point) * scale, with one scale for the tensor or one per position along an axis."""
-    g, x = call.g, call.value(0)
-    scale = _along_axis(call, 1)
-    if call.has(2):
-        # the difference of two 8-bit numbers needs more than 8 bits
-        x = g.pointwise("sub", x, _along_axis(call, 2), dtype="i32")
-    return g.pointwise("mul", g.cast(x, scale.dtype), scale)
-
-
-@HANDLERS.handles("QuantizeLinear")
-def quantize(call: NodeCall) -> Value:
-    """round(x / scale) + zero point, saturated to the range of the result."""
-    g, x, scale = call.g, call.value(0), _along_axis(call, 1)
-    dtype = element_type(call.attribute("output_dtype")) if call.attribute("output_dtype") else "u8"
-    y = g.pointwise("round", g.pointwise("div", g.cast(x, scale.dtype), scale))
-    if call.has(2):
-        zero = _along_axis(call, 2)
-        dtype, y = zero.dtype, g.pointwise("add", y, g.cast(zero, scale.dtype))
-    if dtype not in ("u8", "i8", "i16"):
-        raise Unsupported(f"quantisation to {dtype}")
-    limits = np.iinfo(numpy_dtype(dtype))
-    low, high = int(limits.min), int(limits.max)
-    return g.cast(g.pointwise("clamp", y, low, high), dtype)
-
-
-def _along_axis(call: NodeCall, position: int) -> Value:
-    """A quantisation parameter reshaped to broadcast against the data."""
-    g, x, parameter = call.g, call.value(0), call.value(position)
-    if call.attribute("block_size", 0):
-        raise Unsupported("blocked quantisation")
-    if parameter.elements == 1:
-        return g.reshape(parameter, ())
-    axis = call.attribute("axis", 1) % len(x.shape)
-    return g.reshape(parameter, (-1, *(1 for _ in x.shape[axis + 1 :])))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tilewright.frontend.aten_recurrent import Cell, gates_of, gru_step, lstm_step, one_direction, simple_step
+from tilewright.frontend.aten_recurrent import Cell, gates_of, gru_step, lstm_step, one_direction, peephole_step, simple_step
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, numpy_dtype
 from tilewright.graph.builder import GraphBuilder
@@ -41,9 +41,15 @@ def _reordered(call: NodeCall, position: int, direction: int, order: Sequence[in
 
 
 def _recurrent(
-    call: NodeCall, cell_of: Callable[[int], Cell], order: Sequence[int], states: Sequence[int], inner_bias: bool
+    call: NodeCall,
+    cell_of: Callable[[int], Cell],
+    order: Sequence[int],
+    states: Sequence[int],
+    inner_bias: bool,
+    others_of: Callable[[int], Sequence[Value]] = lambda _: (),
 ) -> tuple[Value | None, ...]:
-    """A recurrent operator; `order` lists ONNX's gates in the cell's order, `states` the operands that hold initial states."""
+    """A recurrent operator; `order` lists ONNX's gates in the cell's order, `states` the operands that hold initial states, `others_of` further
+    weights of a direction."""
     g, x = call.g, call.value(0)
     batch_first = bool(call.attribute("layout", 0))
     if batch_first:
@@ -62,7 +68,7 @@ def _recurrent(
         if call.has(3):
             weights += [_reordered(call, 3, direction, order, slice(k, k + 1)) for k in range(2)]
         initial = [_state(call, position, direction, (batch, hidden), x.dtype, batch_first) for position in states]
-        *final, stacked = one_direction(g, cell_of(direction), x, initial, weights, reverse, inner_bias)
+        *final, stacked = one_direction(g, cell_of(direction), x, initial, weights, reverse, inner_bias, others_of(direction))
         finals.append(final)
         outputs.append(stacked)
     joined = g.concatenate([g.unsqueeze(y, 1) for y in outputs], 1)
@@ -89,12 +95,20 @@ def _activations(call: NodeCall, default: Sequence[str]) -> list[list[str]]:
 @HANDLERS.handles("LSTM")
 def lstm(call: NodeCall) -> tuple[Value | None, ...]:
     """ONNX's gates are in the order i, o, f, c; the cell's in the order i, f, c, o."""
-    if call.has(7) and not (isinstance(call.inputs[7], np.ndarray) and not call.constant(7, "peepholes").any()):
-        raise Unsupported("LSTM with peepholes")
     default = ("sigmoid", "tanh", "tanh")
     if any(tuple(names) != default for names in _activations(call, default)):
         raise Unsupported("LSTM with other activations")
-    return _recurrent(call, lambda _: lstm_step, (0, 2, 3, 1), (5, 6), False)
+    gates = (0, 2, 3, 1)
+    if call.has(7) and not (isinstance(call.inputs[7], np.ndarray) and not call.constant(7, "peepholes").any()):
+        return _recurrent(call, lambda _: peephole_step, gates, (5, 6), False, lambda direction: _peepholes(call, direction))
+    return _recurrent(call, lambda _: lstm_step, gates, (5, 6), False)
+
+
+def _peepholes(call: NodeCall, direction: int) -> list[Value]:
+    """The weights of the gates i, f, o; ONNX's are in the order i, o, f."""
+    own = call.g.op("select", call.value(7), axis=0, position=direction)
+    size = own.shape[0] // 3
+    return [call.g.slice(own, 0, k * size, (k + 1) * size) for k in (0, 2, 1)]
 
 
 @HANDLERS.handles("GRU")

@@ -1,12 +1,14 @@
 """ONNX's Resize: interpolation by constant positions and weights, dimension by dimension. Modes that the operator table's interpolation expresses
 exactly (half-pixel centres, aligned corners, floors of ratios) become one node; every other coordinate mode becomes selections of rows and weighted
-sums, whose positions are computed here.
+sums, whose positions are computed here. A filter against aliasing, which has many taps, becomes a product with the matrix of its weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from math import ceil
 
 import numpy as np
 
@@ -34,20 +36,17 @@ class _Dimension:
 def resize(call: NodeCall) -> Value:
     x, mode = call.value(0), call.attribute("mode", "nearest")
     coordinates = call.attribute("coordinate_transformation_mode", "half_pixel")
-    if call.attribute("antialias", 0) and mode != "nearest":
-        raise Unsupported("resizing with antialias")
-    if mode == "cubic" and coordinates == "tf_crop_and_resize":
-        raise Unsupported("cubic interpolation of a crop")
     if mode != "nearest" and not is_float(x.dtype):
         raise Unsupported(f"interpolation of {x.dtype}")
     dims = _dimensions(call, x)
     check_computed(4 * sum(d.extent for d in dims if d.extent > 0))  # positions and weights of up to four taps
-    whole = _table_node(call, x, dims, mode, coordinates)
+    smooth = bool(call.attribute("antialias", 0)) and mode != "nearest" and any(d.scale < 1 for d in dims)
+    whole = None if smooth else _table_node(call, x, dims, mode, coordinates)
     if whole is not None:
         return whole
     for dim in dims:
         if dim.size != dim.extent or dim.scale != 1 or coordinates == "tf_crop_and_resize":
-            x = _resized(call, x, dim, mode, coordinates)
+            x = _filtered(call, x, dim, mode, coordinates) if smooth and dim.scale < 1 else _resized(call, x, dim, mode, coordinates)
     return x
 
 
@@ -114,9 +113,11 @@ def _positions(dim: _Dimension, coordinates: str) -> np.ndarray:
     if coordinates == "asymmetric":
         return i / dim.scale
     if coordinates == "tf_crop_and_resize":
-        start, stop = dim.region
+        # rounded as in the standard's implementation: a position on the border may else be outside
+        start, stop = (np.float32(end) for end in dim.region)
         if dim.extent > 1:
-            return start * (dim.size - 1) + i * (stop - start) * (dim.size - 1) / (dim.extent - 1)
+            steps = i.astype(np.float32) * (stop - start) * (dim.size - 1)
+            return float(start * (dim.size - 1)) + steps.astype(np.float64) / (dim.extent - 1)
         return np.full(dim.extent, 0.5 * (start + stop) * (dim.size - 1))
     if coordinates == "pytorch_half_pixel" and dim.extent == 1:
         return np.zeros(1)
@@ -126,6 +127,24 @@ def _positions(dim: _Dimension, coordinates: str) -> np.ndarray:
     if coordinates not in ("half_pixel", "pytorch_half_pixel"):
         raise Unsupported(f"coordinate mode {coordinates}")
     return (i + 0.5) / dim.scale - 0.5
+
+
+def _filtered(call: NodeCall, x: Value, dim: _Dimension, mode: str, coordinates: str) -> Value:
+    """One dimension made smaller by a kernel as wide as the distance of the result's elements; rows beyond the border repeat it."""
+    g, at = call.g, _positions(dim, coordinates)
+    check_computed(dim.extent * dim.size)
+    kernel, reach = (_hat, 1) if mode == "linear" else (partial(_keys, a=call.attribute("cubic_coeff_a", -0.75)), 2)
+    steps = np.arange(-ceil(reach / dim.scale) - 1, ceil(reach / dim.scale) + 2)
+    check_computed(dim.extent * steps.size)
+    places = np.floor(at)[:, None] + steps
+    weights = kernel(np.abs(places - at[:, None]) * dim.scale)
+    if call.attribute("exclude_outside", 0):
+        weights = np.where((places >= 0) & (places < dim.size), weights, 0.0)
+    matrix = np.zeros((dim.extent, dim.size))
+    rows = np.broadcast_to(np.arange(dim.extent)[:, None], places.shape)
+    np.add.at(matrix, (rows, np.clip(places, 0, dim.size - 1).astype(np.int64)), weights / weights.sum(1, keepdims=True))
+    y = g.op("linear", g.transpose(x, dim.axis, -1), call.materialise(matrix.astype(numpy_dtype(x.dtype))))
+    return _with_border(call, g.transpose(y, dim.axis, -1), dim, at, coordinates)
 
 
 def _resized(call: NodeCall, x: Value, dim: _Dimension, mode: str, coordinates: str) -> Value:
@@ -147,12 +166,16 @@ def _resized(call: NodeCall, x: Value, dim: _Dimension, mode: str, coordinates: 
             rows = g.pointwise("mul", rows, call.materialise(weight.astype(numpy_dtype(x.dtype)).reshape(-1, *tail)))
         result = rows if result is None else g.pointwise("add", result, rows)
     assert result is not None
-    if coordinates == "tf_crop_and_resize":
-        inside = ((at >= 0) & (at <= dim.size - 1)).reshape(-1, *tail)
-        if not inside.all():
-            outside = call.attribute("extrapolation_value", 0.0)
-            result = g.pointwise("where", call.materialise(inside), result, outside, dtype=x.dtype)
-    return result
+    return _with_border(call, result, dim, at, coordinates)
+
+
+def _with_border(call: NodeCall, result: Value, dim: _Dimension, at: np.ndarray, coordinates: str) -> Value:
+    """The result with the positions of a crop that are outside of the input replaced by the extrapolation value."""
+    inside = (at >= 0) & (at <= dim.size - 1)
+    if coordinates != "tf_crop_and_resize" or inside.all():
+        return result
+    mask = call.materialise(inside.reshape(-1, *(1,) * (len(result.shape) - 1 - dim.axis)))
+    return call.g.pointwise("where", mask, result, call.attribute("extrapolation_value", 0.0), dtype=result.dtype)
 
 
 def _nearest(at: np.ndarray, mode: str) -> np.ndarray:
@@ -174,14 +197,17 @@ def _linear(at: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
 def _cubic(at: np.ndarray, a: float) -> list[tuple[np.ndarray, np.ndarray]]:
     """Keys' kernel over the four neighbours."""
     low = np.floor(at)
-    t = at - low
+    return [(low + k, _keys(np.abs(low + k - at), a)) for k in range(-1, 3)]
 
-    def near(d: np.ndarray) -> np.ndarray:
-        weights: np.ndarray = ((a + 2) * d - (a + 3)) * d * d + 1
-        return weights
 
-    def far(d: np.ndarray) -> np.ndarray:
-        weights: np.ndarray = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        return weights
+def _hat(distance: np.ndarray) -> np.ndarray:
+    weights: np.ndarray = np.maximum(1 - distance, 0.0)
+    return weights
 
-    return [(low - 1, far(1 + t)), (low, near(t)), (low + 1, near(1 - t)), (low + 2, far(2 - t))]
+
+def _keys(distance: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel (Keys 1981, equation 15 for a = -1/2)."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    weights: np.ndarray = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+    return weights

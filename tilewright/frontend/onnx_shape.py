@@ -6,11 +6,12 @@ from math import prod
 
 import numpy as np
 
+from tilewright.frontend.aten_scatter import put, scattered
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandlers, axis_of, numpy_dtype, shape_of, through_torch
 from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.reading import check_computed
-from tilewright.frontend.torch_indices import checked_arguments, positions
+from tilewright.frontend.torch_indices import positions
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
 
@@ -157,11 +158,14 @@ def pad(call: NodeCall) -> Value:
     if mode == "constant":
         number = call.constant(2, "padding value").reshape(-1)[0].item() if call.has(2) else 0
         return g.op("pad", x, padding=tuple(pairs), value=number)
-    # the table crops only in constant mode; reflection reaches at most one extent
+    # the table crops only in constant mode
     x = g.op("pad", x, padding=tuple((min(a, 0), min(b, 0)) for a, b in pairs)) if any(p < 0 for pair in pairs for p in pair) else x
     pairs = [(max(a, 0), max(b, 0)) for a, b in pairs]
     if mode == "reflect" and any(max(pair) >= n and max(pair) for pair, n in zip(pairs, x.shape, strict=True)):
-        raise Unsupported("reflection by more than the extent of a dimension")
+        for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):  # reflected at both ends again and again
+            check_computed(n + sum(pair))
+            x = g.op("index_select", x, call.materialise(np.pad(np.arange(n), pair, mode="reflect")), axis=axis) if any(pair) else x
+        return x
     return g.op("pad", x, padding=tuple(pairs), mode={"edge": "replicate", "wrap": "circular"}.get(mode, mode))
 
 
@@ -194,6 +198,17 @@ def gather(call: NodeCall) -> Value:
     if isinstance(index, np.ndarray) and index.ndim == 0 and -x.shape[axis] <= int(index) < x.shape[axis]:
         return g.op("select", x, axis=axis, position=int(index) % x.shape[axis])
     return g.op("index_select", x, call.value(1), axis=axis)
+
+
+@HANDLERS.handles("Compress")
+def compress(call: NodeCall) -> Value:
+    """The positions along an axis, or of the flattened tensor, at which a known condition holds."""
+    g, x = call.g, call.value(0)
+    chosen = np.flatnonzero(call.constant(1, "condition"))
+    axis = call.attribute("axis")
+    if axis is None:
+        x, axis = g.reshape(x, (-1,)), 0
+    return g.op("index_select", x, call.materialise(chosen), axis=axis_of(axis, len(x.shape)))
 
 
 @HANDLERS.handles("GatherElements")
@@ -240,26 +255,51 @@ def one_hot(call: NodeCall) -> Value:
 
 # --- writing into a copy ----------------------------------------------------------------------------------------------
 
-_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+_COMBINERS = {"none": "", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
+_OF_TORCH = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}  # names of combiners in PyTorch's scatter_reduce
 
 
 @HANDLERS.handles("ScatterElements")
 def scatter_elements(call: NodeCall) -> tuple[Value, ...]:
     g, x, index, updates = call.g, call.value(0), call.value(1), call.value(2)
-    axis, reduction = axis_of(call.attribute("axis", 0), len(x.shape)), call.attribute("reduction", "none")
-    index = positions(g, index, x.shape[axis], negative=True)
-    if reduction == "none":
-        return through_torch(g, "aten.scatter.src", (x, axis, index, updates))
-    return through_torch(g, "aten.scatter_reduce.two", (x, axis, index, updates, _REDUCTIONS[reduction]), {"include_self": True})
+    axis, combiner = axis_of(call.attribute("axis", 0), len(x.shape)), _COMBINERS[call.attribute("reduction", "none")]
+    try:
+        return (scattered(g, x, axis, index, updates, combiner, negative=True),)
+    except Unsupported:  # many indices
+        index = positions(g, index, x.shape[axis], negative=True)
+        if not combiner:
+            return through_torch(g, "aten.scatter.src", (x, axis, index, updates))
+        return through_torch(g, "aten.scatter_reduce.two", (x, axis, index, updates, _OF_TORCH[combiner]), {"include_self": True})
 
 
 @HANDLERS.handles("ScatterND")
 def scatter_nd(call: NodeCall) -> tuple[Value, ...]:
-    g, x, updates, reduction = call.g, call.value(0), call.value(2), call.attribute("reduction", "none")
-    if reduction not in ("none", "add"):
-        raise Unsupported(f"ScatterND with reduction {reduction}")
-    indices = _coordinates(call, g.cast(call.value(1), "i64"))
-    return through_torch(g, "aten.index_put.default", checked_arguments(g, "aten.index_put.default", (x, indices, updates, reduction == "add")))
+    g, x, updates, combiner = call.g, call.value(0), call.value(2), _COMBINERS[call.attribute("reduction", "none")]
+    indices = [positions(g, index, x.shape[axis], negative=True) for axis, index in enumerate(_coordinates(call, g.cast(call.value(1), "i64")))]
+    try:
+        return (put(g, x, updates, indices, tuple(range(len(indices))), combiner),)
+    except Unsupported:
+        if combiner not in ("", "sum"):
+            raise
+        return through_torch(g, "aten.index_put.default", (x, indices, updates, combiner == "sum"))
+
+
+@HANDLERS.handles("TensorScatter")
+def tensor_scatter(call: NodeCall) -> Value:
+    """A cache of keys or values [batch, ..., positions, ...] with `update` written from a position of each batch on; circular writes wrap around."""
+    g, past, update = call.g, call.value(0), call.value(1)
+    axis = axis_of(call.attribute("axis", -2), len(past.shape))
+    size, count = past.shape[axis], update.shape[axis]
+    places = call.materialise(np.arange(size, dtype=np.int64).reshape(-1, *(1 for _ in past.shape[axis + 1 :])))
+    offset = places
+    if call.has(2):
+        first = g.reshape(g.cast(call.value(2), "i64"), (-1, *(1 for _ in past.shape[1:])))
+        offset = g.pointwise("sub", places, first)  # of each place in the update
+    if call.attribute("mode", "linear") == "circular":
+        offset = g.pointwise("remainder", offset, size)
+    inside = g.pointwise("logical_and", g.pointwise("ge", offset, 0), g.pointwise("lt", offset, count))
+    read = g.expand(g.pointwise("clamp", offset, 0, count - 1), past.shape)
+    return g.pointwise("where", inside, g.op("gather", update, read, axis=axis), past, dtype=past.dtype)
 
 
 # --- creation ---------------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ every field has a check, which returns the value to use, and fields without a ch
 | field | accepted |
 |---|---|
 | names of values | identifiers |
-| operators | those of ATen and torchvision that return tensors; regions without gradients or with autocast |
-| sizes, strides | integers |
+| operators | those of ATen and torchvision that return tensors; whole arithmetic; regions without gradients or with autocast |
+| sizes, strides | integers, and expressions of symbols (`pt2_sizes`) |
 | inputs and outputs | tensors and constants in tuples, lists, dictionaries and registered named tuples |
 | metadata | the path of modules, file and line |
-| guards, ranges, verifiers, further signatures | nothing |
+| guards, ranges | conditions on sizes (`pt2_sizes`), integers |
+| verifiers, further signatures | nothing |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
+from tilewright.frontend.pt2_sizes import SYMBOL, expression, guard
 from tilewright.frontend.reading import LARGEST_VALUE, printable
 
 LARGEST_RANK = 64
@@ -35,9 +37,13 @@ LARGEST_RANK = 64
 Check = Callable[[Any, str], Any]
 """Maps a value of the file and its place to the value to use; raises ValueError, which names the place."""
 
-_STATIC = "export it with static shapes"
+_TENSORS = "keep them tensors, or compile the parts of the module around them"
 _PASS_IT = "load it yourself with torch.export.load, if you trust it, and pass the exported program"
 _REGIONS = ("torch.ops.higher_order.wrap_with_set_grad_enabled", "torch.ops.higher_order.wrap_with_autocast")
+_WHOLE = re.compile(
+    r"_operator\.(add|sub|mul|floordiv|mod|neg|eq|ne|lt|le|gt|ge|and_|or_)|torch\.sym_(max|min|not)|torch\.ops\.aten\.sym_(size|numel)(\.int|\.default)?"
+)
+"""Operators on sizes."""
 _SYMBOLIC = re.compile(r"_operator\.\w+|math\.\w+|torch\.sym_\w+|torch\._sym_\w+|torch\.ops\.aten\.(sym_\w+|item|_local_scalar_dense)(\.\w+)?")
 _OPERATOR = re.compile(r"torch\.ops\.(aten|torchvision)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FILES = ("from_file", "save")
@@ -206,7 +212,7 @@ def _nothing(empty: Any) -> Check:
 
 
 _boolean, _text = _of(bool, "true or false"), _of(str, "text")
-_symbolic = _refused(InvalidModel, "computes with symbolic sizes, or with Python numbers made from tensors", _STATIC)
+_symbolic = _refused(InvalidModel, "computes with fractions made from sizes, or with Python numbers made from tensors", _TENSORS)
 _sub_program = _refused(UnsupportedOperator, "holds a sub-program", "replace torch.cond and similar control flow")
 _script_object = _refused(UnsupportedOperator, "uses script objects", "pass tensors and Python numbers")
 _trained = _refused(UnsupportedOperator, "returns gradients, parameters or tokens", "export it for inference")
@@ -230,30 +236,31 @@ def _device_type(value: Any, place: str) -> str:
     return str(value)
 
 
-_extent = _union({"as_int": _size, "as_expr": _symbolic})
+_expression = _record({"expr_str": expression}, {"hint": _optional(_union({"as_int": _integer, "as_bool": _boolean}))})
+_extent = _union({"as_int": _size, "as_expr": _expression})
 _device = _record({"type": _device_type}, {"index": _optional(_size)})
-_META = _record(
-    {
-        "dtype": _scalar_type,
-        "sizes": _list(_extent),
-        "requires_grad": _boolean,
-        "device": _device,
-        "strides": _list(_extent),
-        "storage_offset": _extent,
-        "layout": _strided,
-    }
-)
 
 
-def _tensor_meta(value: Any, place: str) -> dict[str, Any]:
-    meta: dict[str, Any] = _META(value, place)
-    if not len(meta["sizes"]) == len(meta["strides"]) <= LARGEST_RANK or math.prod(size["as_int"] for size in meta["sizes"]) > LARGEST_VALUE:
-        raise _wrong(place, "a tensor of a size that fits any machine")
-    return meta
+def _meta(extent: Check) -> Check:
+    """Checks a tensor's description, whose sizes are checked by `extent`; symbolic ones count as what they were at export."""
+    fields = {"sizes": _list(extent), "strides": _list(extent), "storage_offset": extent}
+    record = _record({"dtype": _scalar_type, "requires_grad": _boolean, "device": _device, "layout": _strided, **fields})
+
+    def check(value: Any, place: str) -> dict[str, Any]:
+        meta: dict[str, Any] = record(value, place)
+        sizes = [size["as_int"] if "as_int" in size else (size["as_expr"].get("hint") or {}).get("as_int", 1) for size in meta["sizes"]]
+        if not len(sizes) == len(meta["strides"]) <= LARGEST_RANK or math.prod(sizes) > LARGEST_VALUE:
+            raise _wrong(place, "a tensor of a size that fits any machine")
+        return meta
+
+    return check
+
+
+_tensor_meta, _weight_meta = _meta(_extent), _meta(_union({"as_int": _size}))
 
 
 _tensor = _record({"name": _name})
-_whole = _union({"as_int": _integer, "as_name": _symbolic})
+_whole = _union({"as_int": _integer, "as_name": _name})
 _ARGUMENT: dict[str, Check] = {
     "as_none": _nothing(True),
     "as_tensor": _tensor,
@@ -268,7 +275,7 @@ _ARGUMENT: dict[str, Check] = {
     "as_sym_ints": _list(_whole),
     "as_sym_float": _symbolic,
     "as_sym_floats": _symbolic,
-    "as_sym_bool": _symbolic,
+    "as_sym_bool": _union({"as_bool": _boolean, "as_name": _name}),
     "as_sym_bools": _symbolic,
     "as_scalar_type": _scalar_type,
     "as_memory_format": _size,
@@ -301,6 +308,8 @@ def _target(value: Any, place: str) -> str:
     if type(value) is not str:
         raise _wrong(place, "the name of an operator")
     if value in _REGIONS:
+        return value
+    if _WHOLE.fullmatch(value):
         return value
     if _SYMBOLIC.fullmatch(value):
         return str(_symbolic(value, place))
@@ -356,7 +365,7 @@ def _GRAPH(value: Any, place: str) -> dict[str, Any]:
             "nodes": _list(_node),
             "tensor_values": _table(_name, _tensor_meta),
             "sym_int_values": _table(_name, _extent),
-            "sym_bool_values": _table(_name, _symbolic),
+            "sym_bool_values": _table(_name, _union({"as_bool": _boolean, "as_expr": _expression})),
         },
         {
             "is_single_tensor_return": _boolean,
@@ -463,6 +472,13 @@ def _dialects(value: Any, place: str) -> list[str]:
     return ["TRAINING"] if "TRAINING" in _list(_text)(value, place) else []
 
 
+def _symbol(value: Any, place: str) -> str:
+    if type(value) is not str or not SYMBOL.fullmatch(value):
+        raise _wrong(place, "a symbol of a size")
+    return value
+
+
+_RANGE = _record({"min_val": _optional(_integer), "max_val": _optional(_integer)})
 _PROGRAM = _record(
     {
         "graph_module": _record(
@@ -473,16 +489,16 @@ _PROGRAM = _record(
             }
         ),
         "opset_version": _nothing({}),
-        "range_constraints": _nothing({}),
+        "range_constraints": _table(_symbol, _RANGE),
         "schema_version": _record({"major": _integer, "minor": _integer}),
     },
-    {"verifiers": _dialects, "torch_version": _nothing(str(torch.__version__)), "guards_code": _nothing([])},
+    {"verifiers": _dialects, "torch_version": _nothing(str(torch.__version__)), "guards_code": _optional(_list(guard))},
 )
 _PAYLOADS = _record(
     {
         "config": _table(
             _path,
-            _record({"path_name": _member, "is_param": _boolean, "use_pickle": _boolean}, {"tensor_meta": _optional(_tensor_meta)}),
+            _record({"path_name": _member, "is_param": _boolean, "use_pickle": _boolean}, {"tensor_meta": _optional(_weight_meta)}),
         )
     }
 )

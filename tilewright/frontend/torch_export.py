@@ -24,24 +24,25 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator, contained
-from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
+from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import printable, reading, said
+from tilewright.frontend.sizes import NO_SIZES, Sizes, is_symbolic
 from tilewright.frontend.tensor_memory import is_nowhere
 from tilewright.frontend.torch_call import call_recipe
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, checked_arguments
 from tilewright.frontend.torch_operators import VIEWS, permitted_operator
 from tilewright.graph.builder import GraphBuilder
-from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
+from tilewright.ir.dtypes import BY_TORCH_NAME, COMPLEX, ON_CPU, of_torch
 from tilewright.ir.graph import Value
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {
         target: handler
-        for family in (aten_pointwise, aten_shape, aten_reduction, aten_neural, aten_recurrent)
+        for family in (aten_pointwise, aten_shape, aten_scatter, aten_reduction, aten_neural, aten_recurrent)
         for target, handler in family.HANDLERS.table.items()
     }
 )
@@ -108,14 +109,41 @@ def _operators_registered_once() -> AbstractContextManager[None]:
     return _replaced(torch._export.utils, "_materialize_cpp_cia_ops", cache)
 
 
-def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Imported:
-    """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs.
+def import_module(
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    example_keywords: Mapping[str, Any] | None = None,
+    computed: frozenset[str] = ON_CPU,
+) -> Imported:
+    """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs. Operators on
+    tensors of other types than `computed` become nodes that run through PyTorch.
 
     Raises InvalidModel if the module cannot be exported (for example because its control flow depends on tensor values)."""
+    return import_exported(exported(module, example_inputs, example_keywords), tensors_of(module), computed)
+
+
+def exported(
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    example_keywords: Mapping[str, Any] | None = None,
+    free: Mapping[int, Any] | None = None,
+) -> ExportedProgram:
+    """The program of a module, called as module(*example_inputs, **example_keywords).
+
+    `free` says which sizes are symbolic: for leaves of (inputs, keywords) a `torch.export` dimension or hint for each such dimension of a tensor,
+    or one for a Python number.
+
+    Raises InvalidModel if the module cannot be exported, for example because its control flow depends on tensor values, or it allows only one value
+    of a size that is to be symbolic."""
     try:
         with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
-            program = torch.export.export(module, arguments, keywords, strict=False)
+            shapes = None
+            if free:
+                leaves, tree = pytree.tree_flatten((arguments, keywords))
+                given = pytree.tree_unflatten([free.get(leaf) for leaf in range(len(leaves))], tree)
+                shapes = by_parameter(module, *given)
+            return torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         data_dependent = "DataDependent" in type(error).__name__ or "data-dependent" in str(error)
@@ -124,9 +152,21 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
             if data_dependent
             else "check that the module runs with these example inputs"
         )
+        if free and "marked" in str(error):
+            why = " ".join(line.strip(" -") for line in first[1:3])
+            raise InvalidModel(f"{type(module).__name__} cannot be exported with these sizes free: {why}", "leave that size out") from error
         raise InvalidModel(f"{type(module).__name__} cannot be exported: {first[0]}", remedy) from error
-    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    return import_exported(program, tensors)
+
+
+def by_parameter(module: torch.nn.Module, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by the names of the module's parameters, as `torch.export` names them."""
+    named: dict[str, Any] = torch.export.dynamic_shapes._combine_args(module, tuple(arguments), dict(keywords))
+    return named
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's live parameters and buffers by all their names."""
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def _distinct(inputs: Any) -> Any:
@@ -168,19 +208,41 @@ def load_exported(path: str | Path) -> ExportedProgram:
         return exported
 
 
-def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
-    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes.
+def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None, computed: frozenset[str] = ON_CPU) -> Imported:
+    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes; `computed` as for modules.
 
-    Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
+    Raises InvalidModel for symbolic sizes, and UnsupportedOperator for quantised tensors."""
+    return import_functional(functional(program), sources, computed=computed)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """The program without writes to tensors, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch cannot."""
     file = program.graph_module.meta.get(_FILE)
     again = "export the module again with this PyTorch release"
     with reading(file, again) if file else nullcontext():
         try:
             with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape(), _operators_registered_once(), FanOut() if file else nullcontext():
-                program = program.run_decompositions(dict(_decompositions()))
+                result: ExportedProgram = program.run_decompositions(dict(_decompositions()))
         except Exception as error:
             raise InvalidModel(f"{file or 'the exported program'} cannot be made functional: {said(error)}", again) from error
-        return _Importer(program, sources or {}, file).run()
+    result.graph_module.meta[_FILE] = file
+    return result
+
+
+def import_functional(
+    program: ExportedProgram,
+    sources: Mapping[str, torch.Tensor] | None = None,
+    sizes: Sizes = NO_SIZES,
+    held: dict[str, torch.Tensor] | None = None,
+    computed: frozenset[str] = ON_CPU,
+) -> Imported:
+    """Reads a functional program, its symbolic sizes bound to numbers. `held` collects copies of the parameters by name, which further readings of
+    the same program then share.
+
+    Raises InvalidModel for a symbolic size that has no number, and UnsupportedOperator for complex or quantised tensors."""
+    file = program.graph_module.meta.get(_FILE)
+    with reading(file, "export the module again with this PyTorch release") if file else nullcontext():
+        return _Importer(program, sources or {}, sizes, {} if held is None else held, computed, file).run()
 
 
 def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -196,8 +258,19 @@ def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
 class _Importer:
     """State of importing one exported program."""
 
-    def __init__(self, program: ExportedProgram, sources: Mapping[str, torch.Tensor], file: str | None = None) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        sources: Mapping[str, torch.Tensor],
+        sizes: Sizes,
+        held: dict[str, torch.Tensor],
+        computed: frozenset[str],
+        file: str | None = None,
+    ) -> None:
         self.program = program
+        self.computed = computed
+        self.sizes = sizes
+        self.held = held
         self.file = file
         self.sources = sources
         self.builder = GraphBuilder()
@@ -240,7 +313,7 @@ class _Importer:
             else:
                 raise UnsupportedOperator(f"the program takes an input of kind {spec.kind.name.lower()}", "pass tensors and Python numbers")
         for node, name in buffers:  # buffers that change follow the user's inputs
-            value = self.builder.input(node.name, *_type_of(node.meta["val"], name))
+            value = self.builder.input(node.name, *self._type_of(node.meta["val"], name))
             self.state_inputs[name] = len(self.builder.inputs) - 1
             self.environment[node] = value
 
@@ -248,15 +321,15 @@ class _Importer:
         leaf = len(self.leaves)
         example = node.meta.get("val")
         if isinstance(example, torch.Tensor):
-            self.environment[node] = self.builder.input(node.name, *_type_of(example, node.name))
+            self.environment[node] = self.builder.input(node.name, *self._type_of(example, node.name))
             self.leaves.append(len(self.builder.inputs) - 1)
             self.leaf_of[node] = leaf
             self.views[node] = (leaf, ())
             self.literals.append(None)
         else:
-            self.environment[node] = example
+            self.environment[node] = self.sizes.number(example, node.name) if is_symbolic(example) else example
             self.leaves.append(None)
-            self.literals.append(example)
+            self.literals.append(self.environment[node])
 
     def _tensor(self, name: str) -> torch.Tensor:
         stored = self.program.state_dict.get(name)
@@ -264,10 +337,12 @@ class _Importer:
 
     def _parameter(self, node: torch.fx.Node, name: str, known: dict[Any, Value]) -> Value:
         tensor = self._tensor(name)
-        _type_of(tensor, name)
+        self._type_of(tensor, name)
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in known:
-            known[key] = self.builder.constant(_held(tensor.detach().cpu().contiguous().clone(), name), node.name)
+            if name not in self.held:
+                self.held[name] = _held(tensor.detach().cpu().contiguous().clone(), name)
+            known[key] = self.builder.constant(self.held[name], node.name)
         live = self.sources.get(name)
         self.parameters.append(Parameter(name, known[key].name, None if live is None else weakref.ref(live)))
         return known[key]
@@ -277,24 +352,19 @@ class _Importer:
     def _call(self, node: torch.fx.Node) -> Any:
         if node.target is operator.getitem:
             return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
+        if is_symbolic(node.meta.get("val")):
+            return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
         if not isinstance(node.target, torch._ops.OpOverload):
-            if node.target in (torch.ops.aten.sym_size, operator.add, operator.mul):
-                raise InvalidModel("the program computes with symbolic sizes", "export it with static shapes")
             raise UnsupportedOperator(f"{node.target} at {place_of(node)} is not an ATen operator", "replace it by tensor operations")
         target = str(node.target).removeprefix("aten.")
-        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise InvalidModel(
-                f"{node.target} at {place_of(node) or 'an unknown place'} makes a Python number from a tensor, which differs from call to call",
-                "keep it a tensor, or compile the parts of the module around it",
-            )
         if target.startswith(("_assert_", "sym_constrain")):
             return None
-        self._note_view(node, target)
-        expected = _expected(node)
+        expected = self._expected(node)
         values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
+        self._note_view(node, target, values[0])
         handler = HANDLERS.get(target)
         with self.builder.at(node.name, place_of(node), [t for t in expected if t is not None]):
-            reason = _uncomputed(values, expected) or (None if handler else "no definition in the operator table")
+            reason = _uncomputed(values, expected, self.computed) or (None if handler else "no definition in the operator table")
             if handler and not reason:
                 marks = len(self.builder.nodes)
                 subject = f"{target} at {place_of(node) or 'an unknown place'}"
@@ -305,16 +375,16 @@ class _Importer:
                 del self.builder.nodes[marks:]
             return self._through_torch(node, values, reason or "")
 
-    def _note_view(self, node: torch.fx.Node, target: str) -> None:
+    def _note_view(self, node: torch.fx.Node, target: str, arguments: Sequence[Any]) -> None:
         source = node.args[0] if node.args else None
         if (
             target in VIEWS
             and isinstance(source, torch.fx.Node)
             and source in self.views
-            and not any(isinstance(a, torch.fx.Node) for a in node.args[1:])
+            and not any(isinstance(leaf, Value) for leaf in pytree.tree_leaves(list(arguments[1:])))
         ):
             leaf, calls = self.views[source]
-            self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
+            self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in arguments[1:]))))
 
     def _through_torch(self, node: torch.fx.Node, values: Any, reason: str) -> Any:
         if self.file:
@@ -330,10 +400,30 @@ class _Importer:
         # every tensor that PyTorch returns is a result, used or not, because callers address results by position
         value = node.meta.get("val")
         everything = list(value) if isinstance(value, (list, tuple)) else [value]
-        types = [_type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in everything]
+        types = [self._type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in everything]
         results = iter(self.builder.structural("torch", inputs, [t for t in types if t is not None], attributes))
         mapped = tuple(None if t is None else next(results) for t in types)
         return mapped if isinstance(value, (list, tuple)) else mapped[0] if mapped else None
+
+    def _type_of(self, tensor: torch.Tensor, name: str) -> tuple[tuple[int, ...], str]:
+        shape = self.sizes.shape(tensor, name)
+        if str(tensor.dtype).removeprefix("torch.") not in BY_TORCH_NAME:
+            raise UnsupportedOperator(f"{name} has the element type {tensor.dtype}", "use floating-point, complex, integer or boolean tensors")
+        return shape, of_torch(tensor.dtype)
+
+    def _expected(self, node: torch.fx.Node) -> list[tuple[tuple[int, ...], str] | None]:
+        """(shape, dtype) of each tensor that a node returns; None for those that are never used."""
+        value = node.meta.get("val")
+        results = list(value) if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, (list, tuple)):
+            read = {user.args[1] for user in node.users if user.target is operator.getitem}
+            results = [r if i in read else None for i, r in enumerate(results)]
+        return [self._type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in results]
+
+    def _cloned(self, value: Value) -> Value:
+        inputs, call = call_recipe((value,), {})
+        attributes = {"target": "aten.clone.default", "call": call, "reason": f"copies {value.dtype}"}
+        return self.builder.structural("torch", inputs, [(value.shape, value.dtype)], attributes)[0]
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 
@@ -351,7 +441,7 @@ class _Importer:
             """The number of the graph output that holds a value; inputs and constants are copied by a node."""
             if value.name in self.builder.inputs or value.name in self.builder.constants:
                 with self.builder.at(f"{value.name}_copy", ""):
-                    value = self.builder.op("copy", value)
+                    value = self.builder.op("copy", value) if value.dtype not in COMPLEX else self._cloned(value)
             if value not in graph_outputs:
                 graph_outputs.append(value)
             return graph_outputs.index(value)
@@ -401,14 +491,6 @@ def place_of(node: torch.fx.Node) -> str:
     return printable(" ".join(part for part in (path, f"({lines[-1][0]}:{lines[-1][1]})" if lines else "") if part))
 
 
-def _type_of(tensor: torch.Tensor, name: str) -> tuple[tuple[int, ...], str]:
-    if any(not isinstance(s, int) for s in tensor.shape):
-        raise InvalidModel(f"{name} has the symbolic shape {tuple(tensor.shape)}", "export the module with static shapes")
-    if str(tensor.dtype).removeprefix("torch.") not in BY_TORCH_NAME:
-        raise UnsupportedOperator(f"{name} has the element type {tensor.dtype}", "use real floating-point, integer or boolean tensors")
-    return tuple(tensor.shape), of_torch(tensor.dtype)
-
-
 def _handled(handler: Handler, builder: GraphBuilder, arguments: Sequence[Any], expected: Sequence[Any]) -> tuple[Any, str | None]:
     """A handler's result for a node, or the reason why it has none."""
     try:
@@ -422,20 +504,10 @@ def _lost(why: str) -> tuple[Any, str | None]:
     return None, f"a fault inside Tilewright: {why}"
 
 
-def _expected(node: torch.fx.Node) -> list[tuple[tuple[int, ...], str] | None]:
-    """(shape, dtype) of each tensor that a node returns; None for those that are never used."""
-    value = node.meta.get("val")
-    results = list(value) if isinstance(value, (list, tuple)) else [value]
-    if isinstance(value, (list, tuple)):
-        read = {user.args[1] for user in node.users if user.target is operator.getitem}
-        results = [r if i in read else None for i, r in enumerate(results)]
-    return [_type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in results]
-
-
-def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:
+def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | None], computed: frozenset[str]) -> str | None:
     """The reason why a node's types rule out generated code, or None."""
     types = [leaf.dtype for leaf in pytree.tree_leaves(values) if isinstance(leaf, Value)] + [t[1] for t in expected if t is not None]
-    bad = sorted(set(types) - COMPUTED)
+    bad = sorted(set(types) - computed)
     return f"computes with {', '.join(bad)}" if bad else None
 
 

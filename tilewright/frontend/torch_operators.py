@@ -14,8 +14,10 @@ import torch
 
 from tilewright.errors import InvalidArtifact
 from tilewright.frontend.permitted_operators import PERMITTED
+from tilewright.graph import onnx_call
 
 TARGET = re.compile(r"aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
+ONNX_TARGET = re.compile(r"onnx\.[A-Za-z][A-Za-z0-9]*")
 VIEWS = frozenset(
     "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
     "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()
@@ -25,12 +27,14 @@ VIEWS = frozenset(
 
 @cache
 def resolve_operator(target: str) -> Callable[..., Any]:
-    """The ATen operator of a name such as "aten.sort.default".
+    """The operator of a name such as "aten.sort.default"; for all of ONNX's ("onnx.DeformConv") one that runs nodes (`graph.onnx_call`).
 
     Raises:
         InvalidArtifact: for a name outside ATen, an operator that this PyTorch does not have, or one that changes its
         arguments.
     """
+    if ONNX_TARGET.fullmatch(target):
+        return onnx_call.OPERATOR
     match = TARGET.fullmatch(target)
     if match is None:
         raise InvalidArtifact(f"{target!r} is no ATen operator that may run through PyTorch", "compile the model again")
@@ -51,6 +55,8 @@ def permitted_operator(target: str, view: bool = False) -> Callable[..., Any]:
         InvalidArtifact: as `resolve_operator`, and for operators that are not listed in `permitted_operators`.
     """
     operator = resolve_operator(target)
+    if operator is onnx_call.OPERATOR and not view:
+        return operator
     overload = target.removeprefix("aten.")
     listed = not PERMITTED.isdisjoint((overload, overload.partition(".")[0]))
     # TorchScript's overloads on lists and numbers share the names of operators

@@ -17,7 +17,7 @@ from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.divisors import check_divisor
 from tilewright.graph.index_checks import invalid
 from tilewright.graph.reference import evaluate_node, to_numpy
-from tilewright.ir.dtypes import DEFAULT_FLOAT, ELEMENT_TYPES
+from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in, is_float, of_torch
 from tilewright.ir.graph import Graph, Node, Value
 
 FOLDED_ELEMENTS = 1 << 24  # elements of a folded constant, unless it is no larger than its operands
@@ -122,18 +122,22 @@ def _worth_folding(graph: Graph, node: Node) -> bool:
 
 
 def _evaluate_exactly(graph: Graph, node: Node, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The node's results; arithmetic in float32 is done in float64 and rounded once."""
+    """The node's results; arithmetic in floating point is done in float64 and rounded once."""
     names = (*node.inputs, *node.outputs)
-    wide = {n: replace(graph.values[n], dtype="f64") if graph.values[n].dtype == DEFAULT_FLOAT else graph.values[n] for n in names}
-    attributes = {k: "f64" if v == DEFAULT_FLOAT else v for k, v in node.attributes.items()}
+    wide = {n: replace(value, dtype=_exact(value.dtype)) for n, value in zip(names, (graph.values[n] for n in names), strict=True)}
+    attributes = {k: _exact(v) if k == "dtype" and isinstance(v, str) else v for k, v in node.attributes.items()}
     arrays = [to_numpy(t) for t in inputs]
     arrays = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     try:
         results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
     except IndexOutOfRange as error:
         raise invalid(error) from error
-    rounded = [r.astype(np.float32) if graph.values[n].dtype == DEFAULT_FLOAT else r for r, n in zip(results, node.outputs, strict=True)]
-    return [torch.from_numpy(np.ascontiguousarray(r).reshape(r.shape).copy()) for r in rounded]
+    made = [torch.from_numpy(np.ascontiguousarray(r).reshape(r.shape).copy()) for r in results]
+    return [tensor.to(_torch_type(graph, name)) for tensor, name in zip(made, node.outputs, strict=True)]
+
+
+def _exact(dtype: str) -> str:
+    return "f64" if is_float(dtype) else dtype
 
 
 def split_batch_norm(graph: Graph) -> Graph:
@@ -149,12 +153,12 @@ def split_batch_norm(graph: Graph) -> Graph:
         parts = []
         for label, tensor in (("scale", scale), ("shift", shift)):
             name = f"{node.name}_{label}"
-            constants[name] = tensor.to(_torch_type(graph, x.name)).reshape(-1, *(1,) * (len(x.shape) - 2))
-            values[name] = Value(name, tuple(constants[name].shape), x.dtype)
+            constants[name] = tensor.to(_folded_type(x)).reshape(-1, *(1,) * (len(x.shape) - 2))
+            values[name] = Value(name, tuple(constants[name].shape), of_torch(constants[name].dtype))
             parts.append(name)
         scaled = f"{node.name}_scaled"
         values[scaled] = Value(scaled, x.shape, x.dtype)
-        attributes = MappingProxyType({"dtype": x.dtype})
+        attributes = MappingProxyType({"dtype": computed_in(x.dtype)})
         nodes.append(Node(scaled, "mul", (x.name, parts[0]), (scaled,), attributes, node.place))
         nodes.append(Node(node.name, "add", (scaled, parts[1]), node.outputs, attributes, node.place))
     return graph if len(nodes) == len(graph.nodes) else rebuilt(graph, nodes, values, constants)
@@ -162,6 +166,12 @@ def split_batch_norm(graph: Graph) -> Graph:
 
 def _torch_type(graph: Graph, name: str) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[graph.values[name].dtype].torch)
+    return dtype
+
+
+def _folded_type(x: Value) -> torch.dtype:
+    """The type of constants that are folded into a normalisation of `x`: rounding them to 16 bits would add to the rounding of the results."""
+    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[computed_in(x.dtype)].torch)
     return dtype
 
 
@@ -201,16 +211,16 @@ def fold_batch_norm(graph: Graph) -> Graph:
         weight = constants[inner.inputs[1]]
         groups = inner.attributes.get("groups", 1)
         name_w, name_b, name_x = f"{node.name}_weight", f"{node.name}_bias", f"{node.name}_{inner.operator}"
-        constants[name_w] = _scaled(weight, scale, inner.operator, groups)
-        constants[name_b] = (shift if bias is None else bias.double() * scale + shift).to(weight.dtype)
         x = values[inner.outputs[0]]
+        constants[name_w] = _scaled(weight.double(), scale, inner.operator, groups).to(_folded_type(x))
+        constants[name_b] = (shift if bias is None else bias.double() * scale + shift).to(_folded_type(x))
         constants[name_b] = constants[name_b].reshape(-1, *(1,) * (len(x.shape) - 2))
-        values[name_w] = Value(name_w, tuple(weight.shape), x.dtype)
-        values[name_b] = Value(name_b, tuple(constants[name_b].shape), x.dtype)
+        values[name_w] = Value(name_w, tuple(weight.shape), of_torch(constants[name_w].dtype))
+        values[name_b] = Value(name_b, tuple(constants[name_b].shape), of_torch(constants[name_b].dtype))
         values[name_x] = Value(name_x, x.shape, x.dtype)
         replaced[node.name] = [
             Node(name_x, inner.operator, (inner.inputs[0], name_w), (name_x,), inner.attributes, inner.place),
-            Node(node.name, "add", (name_x, name_b), node.outputs, MappingProxyType({"dtype": x.dtype}), node.place),
+            Node(node.name, "add", (name_x, name_b), node.outputs, MappingProxyType({"dtype": computed_in(x.dtype)}), node.place),
         ]
         gone.update(n.name for n in (inner, added) if n is not None)
     if not replaced:
@@ -235,12 +245,12 @@ def _channel_bias(graph: Graph, name: str, result: Value) -> torch.Tensor | None
 
 
 def _scaled(weight: torch.Tensor, scale: torch.Tensor, operator: str, groups: int) -> torch.Tensor:
-    """Weights multiplied by one scale per output channel, which is in float64, as are the products before they are rounded."""
+    """Weights multiplied by one scale per output channel, all in float64."""
     if operator != "transposed_convolution":
-        return (weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))).to(weight.dtype)
+        return weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
     by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     scaled = by_group * scale.reshape(groups, 1, weight.shape[1], *(1,) * (weight.ndim - 2))
-    return scaled.reshape(weight.shape).to(weight.dtype)
+    return scaled.reshape(weight.shape)
 
 
 def split_transposed_convolution(graph: Graph) -> Graph:

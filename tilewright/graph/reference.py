@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from tilewright.errors import IndexOutOfRange
-from tilewright.graph import table
+from tilewright.graph import onnx_call, table
 from tilewright.graph.operator_arguments import checked_call
 from tilewright.ir.computation import COMBINERS, Computation, Step
-from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, of_torch
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.guards import guards
@@ -23,7 +23,7 @@ POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memo
 
 
 def evaluate(graph: Graph, inputs: Sequence[np.ndarray | torch.Tensor]) -> tuple[np.ndarray, ...]:
-    """The graph's outputs. `torch` nodes run through PyTorch, `scan` nodes as a Python loop."""
+    """The graph's outputs; 16-bit floats are arrays of float32. `torch` nodes run through PyTorch, `scan` nodes as a Python loop."""
     environment = {name: to_numpy(value) for name, value in zip(graph.inputs, inputs, strict=True)}
     environment.update((name, to_numpy(value)) for name, value in graph.constants.items())
     last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
@@ -38,7 +38,22 @@ def evaluate(graph: Graph, inputs: Sequence[np.ndarray | torch.Tensor]) -> tuple
 
 
 def to_numpy(value: np.ndarray | torch.Tensor) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    """The tensor as an array; 16-bit floats are widened to float32."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    wide = value.float() if of_torch(value.dtype) in NARROW_FLOATS else value
+    return wide.detach().cpu().resolve_conj().resolve_neg().numpy()
+
+
+def _rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Values of a 16-bit float type are arrays of float32 with numbers of that type."""
+    return to_numpy(_tensor(array, dtype)) if dtype in NARROW_FLOATS else array
+
+
+def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """An array of the evaluation as a tensor."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).view(array.shape)
+    return tensor.to(getattr(torch, ELEMENT_TYPES[dtype].torch)) if dtype in NARROW_FLOATS else tensor
 
 
 class _OutOfRange(Exception):
@@ -58,9 +73,11 @@ def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tup
     if node.operator == "scan":
         return _evaluate_scan(node, inputs)
     if node.operator == "torch":
-        return tuple(to_numpy(t) for t in call_torch(node, [torch.from_numpy(np.ascontiguousarray(v)).view(v.shape) for v in inputs]))
+        types = [graph.values[name].dtype for name in node.inputs]
+        return tuple(to_numpy(t) for t in call_torch(node, [_tensor(v, dtype) for v, dtype in zip(inputs, types, strict=True)]))
     try:
-        return run(table.computation(node, graph.values), dict(zip(node.inputs, inputs, strict=True)), strict=True)
+        results = run(table.computation(node, graph.values), dict(zip(node.inputs, inputs, strict=True)), strict=True)
+        return tuple(_rounded(array, graph.values[name].dtype) for array, name in zip(results, node.outputs, strict=True))
     except _OutOfRange as fault:
         raise IndexOutOfRange.at(node.described, fault.index, fault.extent) from None
 
@@ -84,9 +101,13 @@ def _evaluate_scan(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray
 
 
 def call_torch(node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Runs a `torch` node: attribute `target` names the ATen operator, `call` says how its arguments are built from the inputs."""
-    name, overload = node.attributes["target"].removeprefix("aten.").rsplit(".", 1)
-    operator = getattr(getattr(torch.ops.aten, name), overload)
+    """Runs a `torch` node: attribute `target` names the operator of ATen or ONNX, `call` says how its arguments are built from the inputs."""
+    target = node.attributes["target"]
+    if target.startswith(onnx_call.PREFIX):
+        operator = onnx_call.OPERATOR
+    else:
+        name, overload = target.removeprefix("aten.").rsplit(".", 1)
+        operator = getattr(getattr(torch.ops.aten, name), overload)
     arguments, keywords = node.attributes["call"]
     results = checked_call(operator, [_argument(a, inputs) for a in arguments], {key: _argument(a, inputs) for key, a in keywords})
     results = results if isinstance(results, (tuple, list)) else (results,)

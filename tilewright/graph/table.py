@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, shape
+from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, scatter, shape
 from tilewright.graph.operators.definition import Operator
+from tilewright.graph.widening import widened
 from tilewright.ir.computation import Computation, Step, StepBuilder, Tensor
 from tilewright.ir.expr import Apply, Expr, Load, Var, children, linear, range_of
 from tilewright.ir.graph import Node, Value
@@ -17,7 +18,7 @@ __all__ = ["OPERATORS", "STRUCTURAL", "Operator", "computation", "infer"]
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         operator.name: operator
-        for family in (pointwise, shape, indexing, reduction, normalisation, convolution, matmul, pooling, resample)
+        for family in (pointwise, shape, indexing, scatter, reduction, normalisation, convolution, matmul, pooling, resample)
         for operator in family.OPERATORS
     }
 )
@@ -76,8 +77,8 @@ def _unguarded(bodies: Sequence[Expr]) -> Iterator[Load]:
 
 
 def computation(node: Node, values: Mapping[str, Value]) -> Computation:
-    """The node's steps over graph value names; temporaries are called `<node name>.s<number>`."""
+    """The node's steps over graph value names; temporaries are called `<node name>.s<number>`. Arithmetic on 16-bit floats is widened."""
     builder = StepBuilder(node.name)
     tensors = [Tensor(name, values[name].shape, values[name].dtype) for name in node.inputs]
     results = _run(node.operator, builder, tensors, node.attributes)
-    return builder.finish(results[: len(node.outputs)], node.outputs)
+    return widened(builder.finish(results[: len(node.outputs)], node.outputs))

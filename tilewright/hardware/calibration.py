@@ -177,6 +177,14 @@ class GpuCalibration:
 
 
 @dataclass(frozen=True)
+class GpuChains:
+    """Constants of `partition.tile_judge`: the time of a part of a tile by that which its schema predicts, and the cycles between parts."""
+
+    work: float
+    turn: float
+
+
+@dataclass(frozen=True)
 class MeasuredGpu:
     """A calibration of a GPU (`hardware/measured_order.py`)."""
 
@@ -236,6 +244,7 @@ class CpuChains:
     stored: float
     crossing: float
     calls: float
+    single: float
 
 
 @dataclass(frozen=True)
@@ -309,6 +318,12 @@ def cpu_calibration(machine: Machine) -> CpuCalibration:
     """The constants for a CPU. Raises InvalidModel if a file is damaged or no file has a part."""
     found: CpuCalibration = _assumed.get(machine.name) or _calibration(CpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
+
+
+def gpu_chains(machine: Machine) -> GpuChains | None:
+    """The constants for chains on a GPU, which only its own file can hold (part "chains"); None if they were not measured on it."""
+    values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get("chains")
+    return None if values is None else GpuChains(**values)
 
 
 @lru_cache(maxsize=64)

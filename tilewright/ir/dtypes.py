@@ -15,7 +15,7 @@ from types import MappingProxyType
 class ElementType:
     """One element type; `name` is what every IR type stores (`"f32"`).
 
-    kind: "float", "int" or "bool".
+    kind: "float", "int", "bool" or "complex".
     torch: its name in PyTorch and NumPy.
     c, cuda: type of a stored element in C and in CUDA C++; for a narrow float, the type that holds its bits.
     cuda_vector: name of the built-in vector types of CUDA C++, without the number of lanes.
@@ -74,7 +74,12 @@ _ALL = (
     _integer("i32", "int32", "int", "int"),
     _integer("i16", "int16", "short", "short"),
     _integer("i8", "int8", "signed char", "char"),
+    _integer("u64", "uint64", "unsigned long long", "ulonglong"),
+    _integer("u32", "uint32", "unsigned int", "uint"),
+    _integer("u16", "uint16", "unsigned short", "ushort"),
     _integer("u8", "uint8", "unsigned char", "uchar"),
+    ElementType("c128", "complex", 16, "complex128", "double _Complex", "double2", "", tolerance=1e-10),
+    ElementType("c64", "complex", 8, "complex64", "float _Complex", "float2", "", tolerance=1e-4),
     ElementType("bool", "bool", 1, "bool", "uint8_t", "unsigned char", "uchar", highest=1),
 )
 ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType({t.name: t for t in _ALL})
@@ -83,8 +88,17 @@ BY_TORCH_NAME: Mapping[str, str] = MappingProxyType({t.torch: t.name for t in _A
 NARROW_FLOATS = frozenset(t.name for t in _ALL if t.is_narrow)
 """Types that kernels store and move, but compute with as a wider type."""
 
-COMPUTED = frozenset(t.name for t in _ALL if not t.is_narrow)
-"""Types that generated kernels compute with; operators on other tensors run through PyTorch."""
+COMPLEX = frozenset(t.name for t in _ALL if t.kind == "complex")
+"""Types of which kernels know only the size."""
+
+COMPUTED = frozenset(t.name for t in _ALL if not t.is_narrow) - COMPLEX
+"""Types that kernels do arithmetic in."""
+
+ON_CPU = COMPUTED | NARROW_FLOATS
+"""Types of tensors on which kernels for CPUs compute; operators on others run through PyTorch."""
+
+ON_GPU = COMPUTED
+"""The same for GPUs."""
 
 
 def is_float(dtype: str) -> bool:
@@ -102,5 +116,5 @@ def computed_in(dtype: str) -> str:
 
 
 def of_torch(dtype: object) -> str:
-    """The name of a `torch.dtype`; raises KeyError for one that has none (complex, quantised)."""
+    """The name of a `torch.dtype`; raises KeyError for one that has none (quantised)."""
     return BY_TORCH_NAME[str(dtype).removeprefix("torch.")]

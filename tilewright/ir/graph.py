@@ -50,10 +50,14 @@ class Node:
     place: str = ""
 
     @property
+    def operator_name(self) -> str:
+        """The operator; of a node that runs through PyTorch the ATen operator."""
+        return str(self.attributes["target"]) if self.operator == "torch" else self.operator
+
+    @property
     def described(self) -> str:
         """Description for error messages: the operator, and where it is in the user's model."""
-        operator = self.attributes["target"] if self.operator == "torch" else self.operator
-        return f"{operator} {self.name}" + (f" at {place_text(self.place)}" if self.place else "")
+        return f"{self.operator_name} {self.name}" + (f" at {place_text(self.place)}" if self.place else "")
 
 
 def place_text(place: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import gcd, prod
 from typing import TypeAlias
 
@@ -47,7 +48,7 @@ class Layout:
         if outer != list(range(len(self.shape))):
             raise ValueError(f"layout order {self.order} does not hold each of {len(self.shape)} dimensions once with factor 0")
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Physical extent of each entry of `order`."""
         inner = {dim: prod(f for d, f in self.order if d == dim and f) for dim in range(len(self.shape))}
@@ -59,7 +60,7 @@ class Layout:
         """Elements of other values before and after a dimension: 0 unless the value is a slice."""
         return self.around[dim] if self.around else (0, 0)
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """Element stride of each entry of `order`."""
         extents = self.extents
@@ -80,7 +81,7 @@ class Layout:
     def is_padded(self) -> bool:
         return self.size != prod(self.shape)
 
-    @property
+    @cached_property
     def is_row_major(self) -> bool:
         return self == row_major(self.shape)
 
@@ -141,6 +142,10 @@ class Layout:
 
     def dense_strides(self) -> tuple[int, ...] | None:
         """Element stride of each logical dimension, or None if a dimension is split."""
+        return self._dense_strides
+
+    @cached_property
+    def _dense_strides(self) -> tuple[int, ...] | None:
         if any(factor for _, factor in self.order):
             return None
         by_dim = {dim: stride for (dim, _), stride in zip(self.order, self.strides, strict=True)}

@@ -15,7 +15,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
-from tilewright.ir.space import SpaceCounts
+from tilewright.ir.space import Comparison, SpaceCounts
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Storage:
 @dataclass(frozen=True)
 class Lowered:
     """A region lowered to kernels. `storage` holds what the region needs beyond graph values: workspaces and packed constants; `space` counts the
-    candidates from which the schedule was chosen; `measured_seconds` comes from records; `bounds`: least seconds of the calls, by what
-    limits them (`selection.bounds`).
+    candidates from which the schedule was chosen, and `comparison` has the best of them; `measured_seconds` comes from records; `bounds`: least
+    seconds of the calls, by what limits them (`selection.bounds`).
 
     `library`, if there is one, runs first. The calls run in order, `repeat` times; kernels with a scalar parameter get the number of the repetition
     (a scan's step). `checks` says, for each buffer passed as FAULTS, what its elements stand for."""
@@ -113,6 +113,19 @@ class Lowered:
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
     library: LibraryCall | None = None
+    comparison: Comparison = field(default_factory=Comparison)
+
+
+@dataclass(frozen=True)
+class MergeDecision:
+    """Whether operators or regions were merged: the values that are their results, whether it was done, and the predicted times of both ways."""
+
+    results: tuple[str, ...]
+    taken: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'taken' if self.taken else 'refused'}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -121,15 +134,14 @@ class Program:
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
     intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares; the layout of
-    a slice says where it is there, and kernels receive the address at `Layout.base`. `search` tells which merges of operators were considered, with
-    the predicted times of both ways."""
+    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges that were considered."""
 
     graph: Graph
     target: str
     regions: tuple[Lowered, ...]
     storage: Mapping[str, Storage]
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    search: tuple[str, ...] = ()
+    search: tuple[MergeDecision, ...] = ()
 
     def kernels(self) -> dict[str, Kernel]:
         return {kernel.name: kernel for region in self.regions for kernel in region.kernels}

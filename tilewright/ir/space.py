@@ -1,4 +1,5 @@
-"""The outcome for the candidates of a region's space of schedules: how many were feasible, and how many were rejected for which reason."""
+"""The outcome for the candidates of a region's space of schedules: how many were feasible, how many were rejected for which reason, and the best of
+those that were not chosen."""
 
 from __future__ import annotations
 
@@ -25,3 +26,28 @@ class SpaceCounts:
         rejected = Counter(self.rejected)
         rejected.update(other.rejected)
         return SpaceCounts(self.feasible + other.feasible, MappingProxyType(dict(rejected)))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One candidate as explanations show it: the name of its schema, its schedule as text, predicted seconds with their terms (None and empty for a
+    library's), and the seconds that records have for it."""
+
+    schema: str
+    schedule: str
+    predicted_seconds: float | None
+    terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    measured_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the choice of a region's schedule was made from.
+
+    schema: the name of the chosen schedule's schema; empty if nothing was chosen.
+    others: the best predicted candidates of the other schemas, the best other one of the chosen schema, and a library's, by time.
+    unsuitable: the reason of each schema that has no candidate."""
+
+    schema: str = ""
+    others: tuple[Candidate, ...] = ()
+    unsuitable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -11,7 +11,7 @@ from tilewright.codegen.access import flatten, margin, merge_axes, storage_order
 from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, vectors_fit, widest
 from tilewright.graph.attention import attention
 from tilewright.ir.computation import lowest
-from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
+from tilewright.ir.dtypes import DEFAULT_FLOAT, computed_in, size_of
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, compare, index_const, replace_loads, select, substitute
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
@@ -33,7 +33,8 @@ class AttentionFacts:
 
     `q_vector`, `k_vector`, `v_vector`: the widest loads along r, r and d; `store_vector`: the widest stores along d. `q_bytes`, `k_bytes`, `v_bytes`,
     `other_bytes` (masks, epilogue): distinct bytes that are read. `logit_flops`: operations between a score and its exponential; `q_flops`: those of
-    an element of a query; `epilogue_flops`: those of a result. `shift`: query m sees only keys up to m + shift (a causal mask); None: all."""
+    an element of a query; `epilogue_flops`: those of a result. `shift`: query m sees only keys up to m + shift (a causal mask); None: all.
+    `stored_bytes`: bytes of one element of keys and values in memory."""
 
     batch: int
     m: int
@@ -54,6 +55,7 @@ class AttentionFacts:
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
     shift: int | None = None
+    stored_bytes: int = size_of(DEFAULT_FLOAT)
 
     @property
     def read_bytes(self) -> int:
@@ -131,7 +133,7 @@ def attention_form(problem: Problem) -> AttentionForm:
     q, k, v, logit, element, offset = expressions
     if not (isinstance(k, Load) and isinstance(v, Load) and k.dtype == v.dtype == q.dtype == found.dtype):
         raise Unsuitable("keys or values are not loaded as they are multiplied")
-    if any(values[x.buffer].dtype != found.dtype for x in (k, v)):
+    if any(computed_in(values[x.buffer].dtype) != found.dtype for x in (k, v)):
         raise Unsuitable("keys or values are stored in another type than they are multiplied")
     causal = _causal(logit, m, found.n)
     every = (*batch, *m, found.n, *r, *d)
@@ -155,6 +157,7 @@ def attention_form(problem: Problem) -> AttentionForm:
         expression_flops(element),
         size_of(found.dtype),
         causal[0] if causal is not None else None,
+        max(size_of(values[x.buffer].dtype) for x in (k, v)),
     )
     seen = causal[1] if causal is not None else logit
     return AttentionForm(output, found.dtype, batch, m, found.n, r, d, q, k, v, logit, element, offset, found.zeroed, seen, layouts, facts)

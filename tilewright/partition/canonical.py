@@ -86,4 +86,7 @@ def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowere
     calls = tuple(Call(call.kernel, tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
     checks = MappingProxyType({faults: region.checks} if faults in storage else {})
     library = lowered.library.renamed(name) if lowered.library is not None else None
-    return replace(lowered, region=region, calls=calls, storage=MappingProxyType(storage), checks=checks, library=library)
+    unsuitable = {schema: _SHORT.sub(lambda match: actual.get(match[0], match[0]), why) for schema, why in lowered.comparison.unsuitable.items()}
+    comparison = replace(lowered.comparison, unsuitable=MappingProxyType(unsuitable))
+    stored = MappingProxyType(storage)
+    return replace(lowered, region=region, calls=calls, storage=stored, checks=checks, library=library, comparison=comparison)

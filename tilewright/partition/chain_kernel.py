@@ -14,7 +14,7 @@ strips are adjacent, so that only its first computes rows that another worker co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
@@ -22,34 +22,31 @@ from tilewright.codegen.access import divide_linear
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, index_const, logical_and, rewrite, variables
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, index_const, logical_and
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import (
-    Allocate,
-    AtomicAdd,
-    Block,
-    Buffer,
-    For,
-    If,
-    Invoke,
-    Kernel,
-    Let,
-    Place,
-    Statement,
-    Store,
-    With,
-    map_expressions,
-    statements,
-)
+from tilewright.ir.kernel import Block, For, If, Let, Statement, Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
-from tilewright.partition.strips import Cut
+from tilewright.partition.embedding import embedded
+from tilewright.partition.strips import Cut, Rows
 
 WORKER, TASK, PART, SLOT, ROW = "chain_worker", "chain_task", "chain_part", "chain_slot", "chain_row"
 """Variables of a chain's own loops. They occur in the addresses of embedded kernels, so no schema may bind these names."""
-LowerStrip = Callable[[Problem], Lowered]
-"""Lowers the problem of a strip for one thread; the results' values keep their names."""
+LowerStrip = Callable[[Problem, bool], Lowered]
+"""Lowers the problem of a strip for one thread, and may use that it is a whole image; the results' values keep their names."""
+
+
+@dataclass(frozen=True)
+class StripSchedule:
+    """How a chain is cut: strips of `rows` rows along dimension `dim` of its result, `workers` at a time. The schedules of its regions follow."""
+
+    rows: int
+    workers: int
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return f"strips of {self.rows} rows, {self.workers} at a time"
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Chain:
-    """Regions cut into strips, in order; each but the last stores only what the next reads. `outer` are the extents of the images, `height` the rows
-    of the last result. `problem` is that of the whole chain; its layouts of inner results are those that they would have in memory."""
+    """Regions cut into strips, in order; each but the last stores only what the next reads. Their first axis is that of rows, the others are cut to
+    one image; `outer` are the extents of the images, `height` the rows of the last result. `problem` is that of the whole chain; its layouts of inner
+    results are those that they would have in memory."""
 
     problem: Problem
     cuts: tuple[Cut, ...]
@@ -90,24 +88,25 @@ class Chain:
         found = [Frame(rows, 0, rows, 1, 0, False)]
         last = self.height - 1
         for producer, consumer in zip(self.cuts[-2::-1], self.cuts[:0:-1], strict=True):
-            read, frame = consumer.rows[producer.result], found[0]
+            read, frame = rows_of(consumer, producer.result), found[0]
             needed, advance = read.needed(frame.rows), frame.advance * read.stride
             last = read.stride * last + read.first + read.span - 1
             offset = frame.offset * read.stride + read.first
-            extent = self.problem.values[producer.result].shape[producer.rows[producer.result].dim]
+            extent = self.problem.values[producer.result].shape[rows_of(producer, producer.result).dim]
             found.insert(0, Frame(needed, max(needed - advance, 0), advance, frame.scale * read.stride, offset, offset < 0 or last >= extent))
         return tuple(found)
 
     def tile(self, number: int, rows: int) -> Layout:
         """The layout of a region's result in a tile of `rows` rows: rows outermost, otherwise as in memory."""
         producer = self.cuts[number]
-        own = producer.rows[producer.result]
+        own, *images = producer.spans[producer.result]
+        assert own is not None
         layout = self.problem.layouts[producer.result]
         shape, halo = list(layout.shape), list(layout.halo)
         shape[own.dim], halo[own.dim] = rows, (0, 0)
-        for dim in producer.images[producer.result]:
-            if dim is not None:
-                shape[dim], halo[dim] = 1, (0, 0)
+        for image in images:
+            if image is not None:
+                shape[image.dim], halo[image.dim] = 1, (0, 0)
         order = ((own.dim, 0), *(entry for entry in layout.order if entry[0] != own.dim))
         return Layout(tuple(shape), order, tuple(halo))
 
@@ -120,12 +119,12 @@ class Chain:
 
     def strip(self, number: int, rows: int, count: int) -> Problem:
         """The problem of `count` rows of a region, in the tiles of strips of `rows` rows."""
-        return self.cuts[number].strip(count, self.problem, self.layouts(number, rows))
+        return strip(self.cuts[number], count, self.problem, self.layouts(number, rows))
 
     def extent(self, number: int) -> int:
         """Rows of an image of a region's result."""
         part = self.cuts[number]
-        return self.problem.values[part.result].shape[part.rows[part.result].dim]
+        return self.problem.values[part.result].shape[rows_of(part, part.result).dim]
 
     def tile_bytes(self, rows: int) -> int:
         """Bytes of a worker's tiles."""
@@ -133,12 +132,25 @@ class Chain:
         return sum(size * size_of(self.problem.values[part.result].dtype) for size, part in zip(sizes, self.cuts, strict=False))
 
 
-def lower_chain(chain: Chain, rows: int, workers: int, lower: LowerStrip) -> Lowered:
-    """One kernel for strips of `rows` rows.
+def rows_of(part: Cut, name: str) -> Rows:
+    """The rows of a value inside the chain that a row of a region needs."""
+    rows = part.span(name, 0)
+    assert rows is not None
+    return rows
+
+
+def strip(part: Cut, count: int, problem: Problem, layouts: Mapping[str, Layout] | None = None) -> Problem:
+    """The problem of `count` rows of one image (`Cut.tile`)."""
+    return part.tile((count, *(1 for _ in part.axes[1:])), problem, layouts)
+
+
+def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Lowered:
+    """One kernel for a chain that is cut along the schedule's dimension.
 
     Raises:
         Unsuitable: if a region needs more than one kernel, or memory of its own.
     """
+    rows, workers = schedule.rows, schedule.workers
     emitter = _Emitter(chain, rows, workers, lower)
     full, rest = divmod(chain.height, rows)
     count = full + bool(rest)
@@ -157,7 +169,7 @@ def lower_chain(chain: Chain, rows: int, workers: int, lower: LowerStrip) -> Low
         inside = If(compare("lt", worker * each + number, index_const(tasks)), inside)
     body = For(worker, index_const(workers), For(number, index_const(each), inside), "parallel" if workers > 1 else "serial")
     problem = chain.problem.with_storage(emitter.storage)
-    said = f"strips of {rows} rows, {workers} at a time: " + "; ".join(emitter.schedules)
+    said = f"{schedule}: " + "; ".join(emitter.schedules)
     written = (*emitter.tiles, *chain.problem.region.outputs)
     header = f"{described(problem)}\n{said}"
     roles = {name: "tile" for name in emitter.tiles}
@@ -232,7 +244,7 @@ class _Emitter:
     def _code(self, number: int, rows: int, count: int) -> Callable[[Expr, Expr, Sequence[Expr]], Statement]:
         """The code for `count` rows of a region, as a function of its first row, that row's slot in its tile, and the image."""
         part = self.chain.cuts[number]
-        lowered = self.lower(self.chain.strip(number, rows, count))
+        lowered = self.lower(self.chain.strip(number, rows, count), rows == self.chain.height)
         if len(lowered.kernels) != 1 or len(lowered.calls) != 1 or any(entry.source is None for entry in lowered.storage.values()):
             raise Unsuitable(f"{part.result} takes {len(lowered.kernels)} kernels or memory of its own under {lowered.schedule}")
         (kernel,), (call,) = lowered.kernels, lowered.calls
@@ -265,7 +277,7 @@ class _Emitter:
         if tile in self.storage:
             layout = self.storage[tile].layout
             strides = layout.dense_strides() or ()
-            rows = part.rows[name]
+            rows = rows_of(part, name)
             return tile, Var(WORKER, self.workers) * strides[0] + slot * (rows.stride * strides[1 + rows.dim])
         if name not in self.chain.problem.layouts:  # packed for the region
             return name, ZERO
@@ -275,12 +287,9 @@ class _Emitter:
         def begins(dim: int) -> int:
             return layout.halo[dim][0] + layout.outside(dim)[0]
 
-        for dim, image in zip(part.images.get(name, ()), images, strict=False):
-            if dim is not None:
-                offset = offset + (image + begins(dim)) * strides[dim]
-        if name in part.rows:
-            rows = part.rows[name]
-            offset = offset + (row * rows.stride + (rows.first + begins(rows.dim))) * strides[rows.dim]
+        for place, found in zip((row, *images), part.spans.get(name, ()), strict=False):
+            if found is not None:
+                offset = offset + (place * found.stride + (found.first + begins(found.dim))) * strides[found.dim]
         return name, offset
 
     def _row_of(self, number: int) -> tuple[str, int, Expr]:
@@ -288,7 +297,7 @@ class _Emitter:
         part = self.chain.cuts[number]
         name = f"{part.result}.tile"
         strides = self.storage[name].layout.dense_strides() or ()
-        return name, strides[1 + part.rows[part.result].dim], Var(WORKER, self.workers) * strides[0]
+        return name, strides[1 + rows_of(part, part.result).dim], Var(WORKER, self.workers) * strides[0]
 
     def _filled(self, number: int, slot: Expr) -> Statement | None:
         """Fills a row that does not exist with what its reader takes instead; None if only rows of the reader need it that do not exist either."""
@@ -311,55 +320,3 @@ class _Emitter:
 
 def _or(a: Expr, b: Expr) -> Expr:
     return Apply("or", (a, b), "bool")
-
-
-def _local(body: Statement) -> list[Buffer]:
-    """The local buffers of a kernel."""
-    found = (statement for statement in statements(body) if isinstance(statement, (With, Allocate)))
-    return [buffer for statement in found for buffer in (statement.buffers if isinstance(statement, With) else (statement.buffer,))]
-
-
-def embedded(kernel: Kernel, places: Mapping[str, tuple[str, Expr]]) -> Statement:
-    """The body of a kernel as a part of another, for one thread: each parameter is a buffer of that kernel, from an offset on. Local buffers get
-    names that no value has."""
-    bound = {statement.variable.name for statement in statements(kernel.body) if isinstance(statement, (For, Let))}
-    moving = {var.name for _, offset in places.values() for var in variables(offset)}
-    assert bound.isdisjoint(moving), f"{kernel.name} binds a variable of its addresses"
-    places = {**{buffer.name: (f"{buffer.name}.local", ZERO) for buffer in _local(kernel.body)}, **places}
-
-    def local(buffer: Buffer) -> Buffer:
-        return replace(buffer, name=places[buffer.name][0])
-
-    def read(node: Expr) -> Expr:
-        if not isinstance(node, Load) or node.buffer not in places:
-            return node
-        name, offset = places[node.buffer]
-        return replace(node, buffer=name, index=(node.index[0] + offset,))
-
-    def moved(name: str, offset: Expr) -> tuple[str, Expr]:
-        target, base = places.get(name, (name, ZERO))
-        return target, offset + base
-
-    def change(statement: Statement) -> Statement:
-        if isinstance(statement, Block):
-            return Block(tuple(change(part) for part in statement.statements))
-        if isinstance(statement, For):
-            kind = "serial" if statement.kind == "parallel" else statement.kind
-            reductions = tuple((places.get(name, (name, ZERO))[0], combiner) for name, combiner in statement.reductions)
-            return replace(statement, body=change(statement.body), kind=kind, reductions=reductions)
-        if isinstance(statement, If):
-            return replace(statement, then=change(statement.then), otherwise=change(statement.otherwise) if statement.otherwise else None)
-        if isinstance(statement, With):
-            return replace(statement, buffers=tuple(map(local, statement.buffers)), body=change(statement.body))
-        if isinstance(statement, Allocate):
-            return Allocate(local(statement.buffer))
-        if isinstance(statement, (Store, AtomicAdd)):
-            buffer, offset = moved(statement.buffer, statement.offset)
-            return replace(statement, buffer=buffer, offset=offset)
-        if isinstance(statement, Invoke):
-            operands = (Place(*moved(x.buffer, x.offset)) if isinstance(x, Place) else x for x in statement.operands)
-            return replace(statement, operands=tuple(operands))
-        return statement
-
-    return change(map_expressions(kernel.body, lambda expr: rewrite(expr, read)))
-

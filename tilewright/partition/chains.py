@@ -1,9 +1,10 @@
-"""Chains: which successive regions of a CPU's plan become one kernel that works through them in strips (`partition.chain_kernel`).
+"""Chains: which successive regions become one kernel, on a CPU one that works through them in strips (`partition.chain_kernel`), on a GPU one
+whose blocks compute tiles (`partition.tile_judge`).
 
 DeepCuts (Jung et al., PLDI 2021, algorithm 1) merges neighbouring parts of a graph as long as a gain is predicted. Here the regions that may be
 merged form paths, in which each is the only reader of the one before. For a path the best partition is found exactly, by dynamic programming over its
-segments, also where pairs gain nothing but longer segments do. The time of a segment is that of its best strips: the models rank the candidates of
-each of its regions for a strip, on one thread. Layouts are known by then, and schedules are chosen for strips.
+segments, also where pairs gain nothing but longer segments do. On a CPU the time of a segment is that of its best strips: the models rank the
+candidates of each of its regions for a strip, on one thread. Layouts are known by then, and schedules are chosen for strips.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, prod
+from typing import Protocol
+
+import numpy as np
 
 from tilewright.errors import contained
 from tilewright.graph.contraction import anchor
@@ -20,15 +24,17 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.space import Candidate, Comparison
+from tilewright.kernels import registry
 from tilewright.kernels.cpu.rates import reread_bandwidth
-from tilewright.kernels.registry import lower
-from tilewright.kernels.schema import Numerics
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.canonical import canonical, named
-from tilewright.partition.chain_kernel import Chain, lower_chain
+from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, lower_chain, strip
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.strips import Cut, cut
+from tilewright.partition.strips import Cut, Rows, cut
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
+from tilewright.text import seconds_text
 
 KINDS = frozenset({"contraction", "window", "map", "row reduction"})
 """Kinds of region that a chain may contain."""
@@ -37,7 +43,9 @@ LONGEST = 3
 ROWS = (1, 2, 4, 5, 7, 8, 14, 16, 28, 32)
 """Rows of strips that are considered."""
 LEAST_GAIN = 0.01
-"""Share of the time that a chain must gain by prediction: its kernel takes longer to compile."""
+"""Share of the time that a chain must gain: its kernel takes longer to compile."""
+MEASURED_LOSS = 0.1
+"""Share of the time that a chain may lose by prediction and still be measured by trials, or decided by what they measured."""
 TILE_SHARE = 0.5
 """Maximum part of the second-level cache for tiles: filters and what is read and stored go through it too."""
 
@@ -55,101 +63,182 @@ Predict = Callable[[Region, bool], float]
 class Parts:
     """What the time of a chain is composed of, in seconds: `work` is what the strips of the regions take with the costs of separate kernels; the
     others are costs that only separate kernels have, each at the full rate of the machine: `stored` for results in between that leave the
-    second-level caches, `crossing` for those that threads read from one another's, `calls` for parallel regions."""
+    second-level caches, `crossing` for those that threads read from one another's, `calls` for parallel regions of several threads, `single` for
+    those of one thread."""
 
     work: float
     stored: float = 0.0
     crossing: float = 0.0
     calls: float = 0.0
+    single: float = 0.0
 
     def seconds(self, constants: CpuChains) -> float:
         """The predicted seconds of the chain."""
-        return self.work - constants.stored * self.stored - constants.crossing * self.crossing - constants.calls * self.calls
+        saved = constants.stored * self.stored + constants.crossing * self.crossing + constants.calls * self.calls + constants.single * self.single
+        return self.work - saved
 
 
 @dataclass(frozen=True)
 class Strips:
-    """How a chain is cut: strips of `rows` rows along dimension `dim` of its result, `workers` at a time; the predicted seconds, and how they are
-    composed."""
+    """How a chain is cut, the predicted seconds, and how they are composed."""
 
-    dim: int
-    rows: int
-    workers: int
+    schedule: StripSchedule
     seconds: float
     parts: Parts
+
+    @property
+    def described(self) -> str:
+        return f"in strips of {self.schedule.rows} rows"
+
+
+class Way(Protocol):
+    """How a chain is computed (`Strips`, `tile_judge.Tiles`), with the predicted seconds."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def described(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What trials found: the fastest strips of a chain with their seconds, and those of its regions apart."""
+
+    schedule: StripSchedule
+    seconds: float
+    apart: float
+
+
+FindMeasured = Callable[[Problem], Measured | None]
+"""What trials found of a canonical chain; None if they did not measure it, or one of its regions."""
 
 
 @dataclass(frozen=True)
 class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
-    reason), and whether it was taken."""
+    reason), what was measured of both, and whether it was taken."""
 
     results: tuple[str, ...]
     apart: float
-    strips: Strips | None
+    way: Way | None
     reason: str = ""
+    measured: Measured | None = None
     taken: bool = False
 
     def __str__(self) -> str:
-        if self.strips is None:
+        if self.way is None:
             return f"{' -> '.join(self.results)} cannot be one kernel: {self.reason}"
-        return f"{' -> '.join(self.results)} predicted {_us(self.strips.seconds)} in strips of {self.strips.rows} rows, {_us(self.apart)} apart"
+        said = f"predicted {seconds_text(self.way.seconds)} {self.way.described}, {seconds_text(self.apart)} apart"
+        if self.measured is not None:
+            found = self.measured
+            said += f"; measured {seconds_text(found.seconds)} in strips of {found.schedule.rows} rows, {seconds_text(found.apart)} apart"
+        return f"{' -> '.join(self.results)} {said}"
+
+    @property
+    def gain(self) -> float:
+        """Seconds that one kernel gains, measured or predicted; 0 where that is too little to be taken."""
+        if self.way is None:
+            return 0.0
+        apart, together = (self.measured or self).apart, (self.measured or self.way).seconds
+        return apart - together if together < (1 - LEAST_GAIN) * apart else 0.0
+
+
+class Judging(Protocol):
+    """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as
+    separate kernels without Winograd's algorithm, and the kernel of one that was decided about; for both the reason if there is none."""
+
+    def best(self, problem: Problem, alone: Sequence[float]) -> Way | str: ...
+    def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...
 
 
 @dataclass
 class Judge:
-    """Predicts chains for one machine and number of threads; remembers what it predicted. `numerics`: allowed rounding."""
+    """Predicts chains for one machine and number of threads; remembers what it predicted. `numerics`: allowed rounding. `counted` is called with
+    numbers of candidates that were ranked."""
 
     machine: Machine
     threads: int
     numerics: Numerics
+    counted: Callable[[int], object] = lambda count: None
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Strips | str] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
+
+    @property
+    def _direct(self) -> Numerics:
+        """Without Winograd's algorithm."""
+        return replace(self.numerics, winograd=False)
 
     def best(self, problem: Problem, alone: Sequence[float]) -> Strips | str:
         """The best strips of a canonical chain, whose regions take the seconds `alone` as separate kernels without
         Winograd's algorithm; or why there are none."""
         key = key_of(problem)
         if key not in self.strips:
-            self.strips[key] = self._best(problem, alone)
+            found = self.ranked(problem, alone)
+            self.strips[key] = found if isinstance(found, str) else found[0]
         return self.strips[key]
 
-    def lowered(self, problem: Problem, strips: Strips) -> Lowered | str:
+    def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:
         """The kernel of a canonical chain, or why it cannot be lowered."""
         key = key_of(problem)
         if key not in self.kernels:
+            assert isinstance(merge.way, Strips)
             try:
-                kernel = lower_chain(chain_of(problem, strips.dim), strips.rows, strips.workers, self._strip)
-                self.kernels[key] = replace(kernel, predicted_seconds=strips.seconds)
+                kernel, found = self.lower(problem, (merge.measured or merge.way).schedule), merge.measured
+                apart = Candidate("apart", f"{len(merge.results)} kernels", merge.apart, measured_seconds=found.apart if found is not None else None)
+                self.kernels[key] = replace(
+                    kernel,
+                    predicted_seconds=merge.way.seconds,
+                    measured_seconds=found.seconds if found is not None else None,
+                    comparison=Comparison("strips", (apart,)),
+                )
             except Unsuitable as reason:
                 self.kernels[key] = str(reason)
         return self.kernels[key]
 
-    def _strip(self, strip: Problem) -> Lowered:
-        """The kernel of a strip of one region."""
+    def lower(self, problem: Problem, schedule: StripSchedule) -> Lowered:
+        """The kernel of a canonical chain.
+
+        Raises:
+            Unsuitable: if it cannot be cut so, or one of its regions needs kernels or memory of its own.
+        """
+        if schedule.dim not in dims_of(problem):
+            raise Unsuitable(f"its result cannot be cut along dimension {schedule.dim}")
+        chain = chain_of(problem, schedule.dim)
+        if not 0 < schedule.rows <= chain.height or chain.tile_bytes(schedule.rows) > self._room:
+            raise Unsuitable(f"there are no strips of {schedule.rows} rows, or their tiles do not fit")
+        return lower_chain(chain, schedule, self._strip)
+
+    def _strip(self, strip: Problem, whole: bool) -> Lowered:
+        """The kernel of a strip of one region: of a whole image the one that it would be by itself on one thread."""
         same = canonical(strip)
-        lowered = lower(same.problem, self.near(same.problem).schedule, self.machine)
+        choice = choose(same.problem, self.machine, 1, self._direct) if whole else self.near(same.problem)
+        lowered = registry.lower(same.problem, choice.schedule, self.machine)
         return named(lowered, strip.region, {short: name for name, short in same.names.items()})
 
-    def _best(self, problem: Problem, alone: Sequence[float]) -> Strips | str:
+    def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Strips] | str:
+        """All strips of a canonical chain, fastest first; see `best`."""
         refusals: list[str] = []
         for dim in dims_of(problem):
             try:
                 chain = chain_of(problem, dim)
-                keys = [key_of(canonical(part.strip(1, problem)).problem) for part in chain.cuts]
+                keys = [key_of(canonical(strip(part, 1, problem)).problem) for part in chain.cuts]
                 found = [self._predicted(chain, dim, rows, alone, keys) for rows in self._heights(chain)]
             except Unsuitable as reason:
                 refusals.append(str(reason))
             else:
-                return min(found, key=lambda strips: strips.seconds) if found else "the tiles of one row do not fit into the second-level cache"
+                return sorted(found, key=lambda strips: strips.seconds) or "the tiles of one row do not fit into the second-level cache"
         return "; ".join(dict.fromkeys(refusals)) or "its result has one row"
+
+    @property
+    def _room(self) -> float:
+        """Bytes that the tiles of a worker may take."""
+        level_2 = self.machine.cache(2)
+        return TILE_SHARE * level_2.bytes if level_2 is not None else inf
 
     def _heights(self, chain: Chain) -> list[int]:
         """The rows of strips whose tiles fit; only those that divide the image, if there are some."""
-        level_2 = self.machine.cache(2)
-        room = TILE_SHARE * level_2.bytes if level_2 is not None else inf
-        fit = [rows for rows in (*(rows for rows in ROWS if rows < chain.height), chain.height) if chain.tile_bytes(rows) <= room]
+        fit = [rows for rows in (*(rows for rows in ROWS if rows < chain.height), chain.height) if chain.tile_bytes(rows) <= self._room]
         dividing = [rows for rows in fit if chain.height % rows == 0]
         return dividing if len(dividing) > 2 else fit
 
@@ -158,55 +247,73 @@ class Judge:
         the whole, plus constants that each strip reads again, minus what is saved (`Parts`)."""
         strips, images = -(-chain.height // rows), prod(chain.outer)
         workers = min(self.threads, images * strips)
-        own = max(images / workers, 1.0)  # images of which a worker has strips
-        each = min(-(-images * strips // workers), images * chain.height / rows)  # an image's last strip may be shorter
-        edges = min(2 * own, each)  # strips whose rows are computed one by one
-        total = 0.0
-        for seconds, frame, part, key, extent in zip(alone, chain.frames(rows), chain.cuts, keys, map(chain.extent, range(len(keys))), strict=True):
+        each = -(-images * strips // workers)
+        work = 0.0
+        for number, (seconds, frame, part, key) in enumerate(zip(alone, chain.frames(rows), chain.cuts, keys, strict=True)):
             near: Callable[[int], float] = partial(self._near_seconds, chain.problem, part, key)
+            extent = chain.extent(number)
             if not near(extent):  # a copy has no arithmetic: its rows count alike
                 near = float
-            if strips == 1:
-                work = each * near(extent)
-            elif frame.kept or frame.outside:
-                work = (each - edges) * near(frame.fresh) + (edges * frame.fresh + own * frame.kept) * near(1)
-            else:
-                work = each * near(frame.rows)
+            own = near(extent) * each if strips == 1 else _slowest(chain, rows, each, frame, extent, near)
+            share = own * self.threads / (images * near(extent))
             again = sum(chain.problem.values[name].bytes for name in part.region.inputs if name in chain.problem.constants)
-            total += seconds * work * self.threads / (images * near(extent))
-            total += (each - 1) * again * self.machine.processors / self.machine.cache_bandwidth(2)
-        parts = self._parts(chain, total, chain.tile_bytes(rows))
-        return Strips(dim, rows, workers, parts.seconds(cpu_calibration(self.machine).chains), parts)
-
-    def _parts(self, chain: Chain, work: float, tiles: int) -> Parts:
-        """The costs that only separate kernels have, if the strips take `work` seconds and their tiles that many bytes."""
-        level_2, stored, crossing = self.machine.cache(2), 0.0, 0.0
-        near = NEAR * level_2.bytes if level_2 is not None else inf
-        for part in chain.cuts[:-1]:
-            size = chain.problem.values[part.result].bytes
-            passing = size / reread_bandwidth(self.machine, size, self.threads)
-            if size / self.threads > near:
-                stored += 2 * passing
-            else:
-                crossing += passing * (self.threads - 1) / self.threads
-        free = 1 - tiles / level_2.bytes if level_2 is not None else 1.0
-        calls = (len(chain.cuts) - 1) * self.machine.dispatch_seconds if self.threads > 1 else 0.0
-        return Parts(work, free * stored, crossing, calls)
+            fixed = min(self.machine.dispatch_seconds, seconds)
+            work += fixed + (seconds - fixed) * share + (each - 1) * again * self.machine.processors / self.machine.cache_bandwidth(2)
+        sizes = [chain.problem.values[part.result].bytes for part in chain.cuts[:-1]]
+        level_2, between = self.machine.cache(2), between_kernels(sizes, self.machine, self.threads)
+        free = 1 - chain.tile_bytes(rows) / level_2.bytes if level_2 is not None else 1.0
+        last = self.machine.dispatch_seconds if workers == 1 else 0.0  # the chain has no parallel region either
+        calls, single = (between.calls, between.single + last) if self.threads == 1 else (between.calls + last, 0.0)
+        parts = replace(between, work=work, stored=free * between.stored, calls=calls, single=single)
+        return Strips(StripSchedule(rows, workers, dim), parts.seconds(cpu_calibration(self.machine).chains), parts)
 
     def _near_seconds(self, problem: Problem, part: Cut, key: object, count: int) -> float:
         """Predicted seconds of `count` rows of a region, on one thread, whose data are in the second-level cache."""
         if (key, count) not in self.near_seconds:
-            self.near_seconds[key, count] = self.near(canonical(part.strip(count, problem)).problem).seconds
+            self.near_seconds[key, count] = self.near(canonical(strip(part, count, problem)).problem).seconds
         return self.near_seconds[key, count]
 
     def near(self, problem: Problem) -> Choice:
         """The choice for a canonical problem on one thread if its data are in the second-level cache, or cannot be there."""
-        numerics, level_2 = replace(self.numerics, winograd=False), self.machine.cache(2)
+        numerics, level_2 = self._direct, self.machine.cache(2)
         if problem.region.kind == "contraction" and anchor(problem.region.steps, problem.constants) is None:
             raise Unsuitable("one row of a sum of products is none")
         if level_2 is not None and sum(problem.values[name].bytes for name in problem.constants) > NEAR * level_2.bytes:
-            return choose(problem, self.machine, 1, numerics)
-        return rank(problem, self.machine, 1, numerics, learned=False).without(FAR).first()
+            choice = choose(problem, self.machine, 1, numerics)
+        else:
+            choice = rank(problem, self.machine, 1, numerics, learned=False).without(FAR).first()
+        self.counted(choice.space.generated)
+        return choice
+
+
+def between_kernels(sizes: Sequence[int], machine: Machine, threads: int) -> Parts:
+    """The costs of results of these bytes that each of several kernels leaves for the next, without any work."""
+    level_2, stored, crossing = machine.cache(2), 0.0, 0.0
+    near = NEAR * level_2.bytes if level_2 is not None else inf
+    for size in sizes:
+        passing = size / reread_bandwidth(machine, size, threads)
+        if size / threads > near:
+            stored += 2 * passing
+        else:
+            crossing += passing * (threads - 1) / threads
+    calls = len(sizes) * machine.dispatch_seconds
+    return Parts(0.0, stored, crossing, calls, 0.0) if threads > 1 else Parts(0.0, stored, crossing, 0.0, calls)
+
+
+def _slowest(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near: Callable[[int], float]) -> float:
+    """Seconds of a region in the worker with most to do, if workers have `each` strips and `near` gives the seconds of some rows together. A strip
+    computes its rows one by one if it is the first of a worker or an image, or if rows of it do not exist; those are not computed."""
+    count = -(-chain.height // rows)
+    task = np.arange(prod(chain.outer) * count)
+    strip = task % count
+    begins = (strip == 0) | (task % each == 0)
+    short = np.where(strip == count - 1, rows * count - chain.height, 0) * frame.scale
+    first = frame.advance * strip + frame.offset
+    begin, end = first + np.where(begins, 0, frame.kept), first + frame.rows - short
+    exist = np.maximum(np.minimum(end, extent) - np.maximum(begin, 0), 0)
+    single = (begins | (exist < end - begin)) & (frame.kept > 0 or frame.outside)
+    seconds = exist * np.where(single, near(1), near(frame.fresh) / frame.fresh)
+    return float(np.add.reduceat(seconds, task[::each]).max())
 
 
 def key_of(problem: Problem) -> object:
@@ -228,26 +335,64 @@ def chain_of(problem: Problem, dim: int) -> Chain:
     Raises:
         Unsuitable: if one of its regions cannot be cut.
     """
-    stages = problem.region.stages
-    inside = frozenset(stage.outputs[0] for stage in stages[:-1])
     (output,) = problem.region.outputs
     outer = [0] if dim and problem.values[output].shape[0] > 1 else []
-    cuts = [cut(stages[-1], dim, outer, problem, inside)]
-    for stage in stages[-2::-1]:
-        reader = cuts[0]
-        name = stage.outputs[0]
-        dims = [found for found in reader.images[name] if found is not None]
-        cuts.insert(0, cut(stage, reader.rows[name].dim, dims, problem, inside))
+    cuts = cuts_of(problem, (dim, *outer))
+    for part in cuts:
+        _require_strips(part, problem)
     extents = tuple(problem.layouts[output].shape[other] for other in outer)
-    return Chain(problem, tuple(cuts), extents, problem.layouts[output].shape[dim])
+    return Chain(problem, cuts, extents, problem.layouts[output].shape[dim])
 
 
-def with_chains(graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judge) -> tuple[LaidOut, tuple[Merge, ...]]:
-    """The regions with chains where these are predicted faster, and what was considered."""
+def cuts_of(problem: Problem, dims: Sequence[int]) -> tuple[Cut, ...]:
+    """The regions of a canonical chain cut along dimensions of its result.
+
+    Raises:
+        Unsuitable: if one of them cannot be cut.
+    """
+    stages = problem.region.stages
+    inside = frozenset(stage.outputs[0] for stage in stages[:-1])
+    cuts = [cut(stages[-1], dims, problem, inside)]
+    for stage in stages[-2::-1]:
+        read = cuts[0].spans[stage.outputs[0]]
+        cuts.insert(0, cut(stage, [None if rows is None else rows.dim for rows in read], problem, inside))
+    return tuple(cuts)
+
+
+def _require_strips(part: Cut, problem: Problem) -> None:
+    """Raises Unsuitable unless the region reads rows of one image for each row of an image, and the same constants."""
+    stored = {stage.outputs[0] for stage in problem.region.stages}
+    for name, (rows, *images) in part.spans.items():
+        if name in stored and rows is None:
+            raise Unsuitable(f"all rows of {name} are read for each row")
+        if any(image is None and name in stored or image is not None and image != Rows(image.dim) for image in images):
+            raise Unsuitable(f"{name} is not read image by image")
+        if name in problem.constants and any(part.spans[name]):
+            raise Unsuitable(f"each row has its own part of {name}")
+
+
+def parts_of(problem: Problem) -> list[Problem]:
+    """The canonical problems of a chain's regions."""
+    return [canonical(Problem(stage, problem.layouts, problem.values, problem.constants)).problem for stage in problem.region.stages]
+
+
+def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
+    """Kernels, calls and extra storage of a canonical region or chain; see `kernels.registry.lower`.
+
+    Raises:
+        Unsuitable: if the schedule does not fit the problem.
+    """
+    if problem.region.kind == "chain" and isinstance(schedule, StripSchedule):
+        return Judge(machine, schedule.workers, USUAL).lower(problem, schedule)
+    return registry.lower(problem, schedule, machine)
+
+
+def with_chains(graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured) -> tuple[LaidOut, tuple[Merge, ...]]:
+    """The regions with chains where these were measured to be faster, or are predicted so if records lack them, and what was considered."""
     considered: list[Merge] = []
     taken: dict[str, tuple[Region, ...]] = {}
     for path in paths(graph, laid_out):
-        chosen = _partitioned(path, graph, laid_out, predict, judge, considered)
+        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, considered)
         taken |= {segment[-1].name: segment for segment in chosen if len(segment) > 1}
     dropped = {region.name for segment in taken.values() for region in segment}
     regions = []
@@ -263,7 +408,7 @@ def with_chains(graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judge)
 
 
 def _partitioned(
-    path: Sequence[Region], graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judge, considered: list[Merge]
+    path: Sequence[Region], graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, considered: list[Merge]
 ) -> list[tuple[Region, ...]]:
     """The fastest partition of a path into segments. A segment whose kernel turns out to be impossible is refused, and the others decided again."""
     alone, summed = [predict(region, True) for region in path], [predict(region, False) for region in path]
@@ -273,36 +418,38 @@ def _partitioned(
         for begin in range(max(0, end - LONGEST), end - 1):
             segment = path[begin:end]
             problem = canonical(Problem(joined(segment), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
-            strips = contained(_described(segment), "is not merged", partial(judge.best, problem, summed[begin:end]), _fault)
-            results, reason = tuple(region.outputs[0] for region in segment), strips if isinstance(strips, str) else ""
-            merges[begin, end] = Merge(results, sum(alone[begin:end]), None if isinstance(strips, str) else strips, reason)
+            way = contained(_described(segment), "is not merged", partial(judge.best, problem, summed[begin:end]), _fault)
+            results, apart = tuple(region.outputs[0] for region in segment), sum(alone[begin:end])
+            if isinstance(way, str):
+                merges[begin, end] = Merge(results, apart, None, way)
+            else:
+                known = measured(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
+                merges[begin, end] = Merge(results, apart, way, measured=known)
             problems[begin, end] = problem
     while True:
-        places = _fastest(alone, merges)
+        places = _fastest(len(path), merges)
         for place in places:
-            chosen = merges[place].strips if place in merges else None
-            if chosen is not None:
-                lowered = contained(_described(path[slice(*place)]), "is not merged", partial(judge.lowered, problems[place], chosen), _fault)
+            if place in merges:
+                lowered = contained(_described(path[slice(*place)]), "is not merged", partial(judge.lowered, problems[place], merges[place]), _fault)
                 if isinstance(lowered, str):
-                    merges[place] = replace(merges[place], strips=None, reason=lowered)
+                    merges[place] = replace(merges[place], way=None, reason=lowered)
                     break
         else:
             considered += (replace(merge, taken=place in places) for place, merge in merges.items())
             return [tuple(path[begin:end]) for begin, end in places]
 
 
-def _fastest(alone: Sequence[float], merges: Mapping[tuple[int, int], Merge]) -> list[tuple[int, int]]:
-    """The partition of a path into single regions and merges, as places (begin, end), that takes least time by prediction."""
-    best: list[tuple[float, int]] = [(0.0, 0)]  # for each prefix its seconds, and where its last segment begins
-    for end, seconds in enumerate(alone, 1):
-        ways = [(best[end - 1][0] + seconds, end - 1)]
+def _fastest(count: int, merges: Mapping[tuple[int, int], Merge]) -> list[tuple[int, int]]:
+    """The partition of a path of `count` regions into single regions and merges, as places (begin, end), that gains most."""
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for each prefix what it gains, and where its last segment begins
+    for end in range(1, count + 1):
+        ways = [(best[end - 1][0], end - 1)]
         for begin in range(max(0, end - LONGEST), end - 1):
-            merge = merges[begin, end]
-            if merge.strips is not None and merge.strips.seconds < (1 - LEAST_GAIN) * merge.apart:
-                ways.append((best[begin][0] + merge.strips.seconds, begin))
-        best.append(min(ways))
+            if gain := merges[begin, end].gain:
+                ways.append((best[begin][0] + gain, begin))
+        best.append(max(ways))
     places: list[tuple[int, int]] = []
-    end = len(alone)
+    end = count
     while end:
         places.insert(0, (best[end][1], end))
         end = best[end][1]
@@ -359,8 +506,4 @@ def _may_be_cut(region: Region, values: Mapping[str, Value]) -> bool:
 
 def _fault(why: str) -> str:
     return f"a fault inside Tilewright: {why}"
-
-
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:.3g} us"
 

@@ -22,6 +22,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
+from tilewright.partition.precision import AS_COMPUTED, Precision, factors
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Choice, Ranking
 
@@ -121,6 +122,7 @@ class RowJudge:
     threads: int
     constants: frozenset[str]
     numerics: Numerics = USUAL
+    precision: Precision = AS_COMPUTED
 
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
@@ -130,6 +132,8 @@ class RowJudge:
         be row-major."""
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
             return JoinDecision(False, "there is nothing to compute")
+        if not self.precision.whole_rows:
+            return JoinDecision(False, "tile registers hold no whole rows")
         found = anchor(steps, self.constants)
         assert found is not None
         schema = next((schema for schema in schemas(self.machine, "contraction") if schema.joins is not None), None)
@@ -174,12 +178,13 @@ class RowJudge:
         return JoinDecision(True, f"one block owns the row of {length}: {compared}")
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
-        """The steps as a separate region, with all values that it reads and stores in row-major order."""
+        """The steps as a separate region, with all values that it reads and stores in row-major order, and factors in the types that it wants."""
         inner = {name for step in steps for name in step.names}
         read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         region = Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))
         layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        return Problem(region, layouts, values, self.constants)
+        wanted = {name: replace(values[name], dtype=self.precision.stored(region, values[name])) for name in factors(region, self.constants)}
+        return Problem(region, layouts, {**values, **wanted}, self.constants)
 
 
 __all__ = ["RowJudge", "JoinDecision", "owns_rows", "with_rows"]

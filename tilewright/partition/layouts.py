@@ -15,7 +15,7 @@ from types import MappingProxyType
 from tilewright.codegen.access import needed_halo
 from tilewright.graph.contraction import anchor
 from tilewright.ir.computation import Step
-from tilewright.ir.dtypes import NARROW_FLOATS
+from tilewright.ir.dtypes import NARROW_FLOATS, computed_in
 from tilewright.ir.expr import Load, Var, loads, variables
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
@@ -173,7 +173,7 @@ def _pad_by_copy(
                 original = values[name]
                 values[copies[name]] = Value(copies[name], original.shape, original.dtype)
                 axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(original.shape))
-                step = Step(copies[name], original.shape, axes, (Load(name, axes, original.dtype),))
+                step = Step(copies[name], original.shape, axes, (Load(name, axes, computed_in(original.dtype)),))
                 why = f"padding: {name} is copied once, channels last and with a zeroed border, so that no tile checks bounds"
                 result.append(Region(copies[name], "map", (), (step,), (name,), (copies[name],), (why,)))
             region = reading(region, name, copies[name])

@@ -5,41 +5,71 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import isfinite
 from types import MappingProxyType
 
 from tilewright.codegen.describe import prediction
 from tilewright.errors import contained
 from tilewright.graph.index_checks import IndexChecks
 from tilewright.graph.table import OPERATORS, STRUCTURAL
+from tilewright.hardware.calibration import gpu_chains
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Program, Region, Storage, Unsuitable
+from tilewright.ir.region import Lowered, MergeDecision, Program, Region, Storage, Unsuitable
 from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, named
-from tilewright.partition.chains import Judge, Merge, key_of, with_chains
+from tilewright.partition.chain_kernel import StripSchedule
+from tilewright.partition.chains import Judge, Measured, Merge, key_of, parts_of, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
-from tilewright.partition.precision import AS_COMPUTED, PRECISIONS, Precision, check_precision
+from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.recurrence import whole_body
 from tilewright.partition.scans import Loop, unfold, without_copies
-from tilewright.partition.siblings import TOGETHER, Merged, merge_siblings
-from tilewright.selection.bounds import bounds_of
+from tilewright.partition.siblings import Merged, merge_siblings
+from tilewright.partition.tile_judge import TileJudge
+from tilewright.selection.bounds import ARITHMETIC, arithmetic_seconds, bounds_of
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
+from tilewright.stages import Stages
 
 Chooser = Callable[[Problem, Machine, int], Choice]
 """Decides the schedule of a canonical problem for a machine and, on a CPU, a number of threads: `selection.choice.choose`, or records before it."""
+Recorded = Callable[[Problem, Machine, int], tuple[StripSchedule, float] | None]
+"""The fastest strips of a canonical chain that were measured, and their seconds; None if there are none."""
 
 NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
+
+
+@dataclass(frozen=True)
+class _Predictions:
+    """Predicted seconds of regions when it is decided what runs together. Each problem is ranked once: merged siblings and chains concern the same
+    regions."""
+
+    models: Chooser
+    machine: Machine
+    threads: int
+    numerics: Numerics
+    stages: Stages
+    known: dict[object, float] = field(default_factory=dict)
+
+    def seconds(self, region: Region, context: _Context, winograd: bool = True) -> float:
+        """Seconds of the region by itself, with or without Winograd's algorithm."""
+        problem, key, _ = _canonical(region, context)
+        transforms = self.numerics.winograd and any(schema.transforms for schema in schemas(self.machine, region.kind))
+        winograd = winograd or not transforms  # the same ranking where no schema transforms
+        if (key, winograd) not in self.known:
+            chosen = self.models if winograd else partial(choose, numerics=replace(self.numerics, winograd=False))
+            choice = chosen(problem, self.machine, self.threads)
+            self.stages.ranked(choice.space.generated)
+            self.known[key, winograd] = choice.seconds
+        return self.known[key, winograd]
 
 
 @dataclass(frozen=True)
@@ -52,15 +82,17 @@ class _Context:
     machine: Machine
     threads: int
     choose: Chooser = choose
-    models: Chooser = choose
     numerics: Numerics = USUAL
+    stages: Stages = field(default_factory=Stages)
     lowered: dict[object, Lowered] = field(default_factory=dict)
     """Lowered canonical problems: networks repeat layers."""
 
     @cached_property
-    def judge(self) -> Judge:
+    def judge(self) -> Judge | TileJudge:
         """Predicts chains."""
-        return Judge(self.machine, self.threads, self.numerics)
+        if self.machine.is_gpu:
+            return TileJudge(self.machine, self.numerics, self.stages.ranked)
+        return Judge(self.machine, self.threads, self.numerics, self.stages.ranked)
 
 
 def plan_program(
@@ -71,43 +103,52 @@ def plan_program(
     precision: str | Precision = "fp32",
     numerics: Numerics = USUAL,
     models: Chooser | None = None,
-    chains: bool = True,
+    chains: bool | None = None,
+    recorded: Recorded = lambda problem, machine, threads: None,
+    stages: Stages | None = None,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
     where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
-    `chains`: whether successive regions of a CPU may become one kernel (`partition.chains`).
+    `chains`: whether successive regions may become one kernel (`partition.chains`); by default where the models know what that takes: on CPUs, and on
+    GPUs with measured constants (`hardware.calibration.gpu_chains`). `recorded`: what was measured of those on CPUs, which decides about them if
+    their regions were measured too. `stages`: learns what took how long.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
     """
     if isinstance(precision, str):
-        check_precision(precision, machine)
-        precision = PRECISIONS[precision]
-    merged = contained(
-        "the model", "its siblings stay apart", partial(_merged, graph, machine, threads, precision, numerics, models), lambda _: Merged(graph)
-    )
-    graph = merged.graph
-    fused = partial(_laid_out, graph, machine, threads, precision, numerics)
-    laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
-    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, models or partial(choose, numerics=numerics), numerics)
-    search = tuple(f"{'taken' if name.endswith(TOGETHER) else 'refused'}: {note}" for name, note in merged.notes.items())
-    if chains and not machine.is_gpu:
-        separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
-        laid_out, considered = contained("the model", "nothing is merged", partial(_chained, laid_out, context), lambda _: separate)
-        search += tuple(f"{'taken' if merge.taken else 'refused'}: {merge}" for merge in considered)
+        precision = precision_of(precision, graph, machine)
+    stages = stages or Stages()
+    predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages)
+    stages.report("partition")
+    with stages.stage("partition"):
+        merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions), lambda _: Merged(graph))
+        graph = merged.graph
+        fused = partial(_laid_out, graph, machine, threads, precision, numerics)
+        laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
+        context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages)
+        search = tuple(merged.decisions.values())
+        if chains is None:
+            chains = not machine.is_gpu or gpu_chains(machine) is not None
+        if chains:
+            separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
+            chained = partial(_chained, laid_out, context, predictions, recorded)
+            laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
+            search += tuple(MergeDecision(merge.results, merge.taken, str(merge)) for merge in considered)
     lowered: list[Lowered] = []
     lost: dict[int, list[str]] = {}
-    for region in laid_out.regions:
-        subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
-        notes = [merged.notes[node.name] for node in region.nodes if node.name in merged.notes]
-        region = replace(region, reasons=(*region.reasons, *notes))
-        made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
-        if isinstance(made, str):
-            lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
-            made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
-        lowered += made
+    with stages.stage("code generation"):
+        for region in laid_out.regions:
+            subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
+            notes = [merged.decisions[node.name].text for node in region.nodes if node.name in merged.decisions]
+            region = replace(region, reasons=(*region.reasons, *notes))
+            made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
+            if isinstance(made, str):
+                lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
+                made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
+            lowered += made
     inside = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
     storage = {
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
@@ -119,45 +160,42 @@ def plan_program(
     return through_torch(program, lost) if lost else program
 
 
-def _merged(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics, models: Chooser | None) -> Merged:
+def _merged(graph: Graph, precision: Precision, predictions: _Predictions) -> Merged:
     """The graph with siblings merged where the models predict a gain."""
-    chosen = models or partial(choose, numerics=numerics)
-    known: dict[object, float] = {}
+    machine, threads = predictions.machine, predictions.threads
 
     def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
-        laid_out = _laid_out(graph, machine, threads, precision, numerics)
+        laid_out = _laid_out(graph, machine, threads, precision, predictions.numerics)
         context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
-        found = []
-        for region in laid_out.regions:
-            if not concerns(region) or region.kind in ("torch", "loop") or any(0 in context.values[name].shape for name in region.outputs):
-                continue
-            problem, key, _ = _canonical(region, context)
-            if key not in known:
-                known[key] = chosen(problem, machine, threads).seconds
-            found.append((region, known[key]))
-        return found
+        return [
+            (region, predictions.seconds(region, context))
+            for region in laid_out.regions
+            if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in laid_out.values[name].shape for name in region.outputs)
+        ]
 
     return merge_siblings(graph, predict)
 
 
-def _chained(laid_out: LaidOut, context: _Context) -> tuple[LaidOut, tuple[Merge, ...]]:
+def _chained(laid_out: LaidOut, context: _Context, predictions: _Predictions, recorded: Recorded) -> tuple[LaidOut, tuple[Merge, ...]]:
     """The regions with chains where these are predicted faster, and what was considered; the context's judge then knows their strips."""
 
     def predict(region: Region, winograd: bool) -> float:
-        problem, key, _ = _canonical(region, context)
-        transforms = context.numerics.winograd and any(schema.transforms for schema in schemas(context.machine, region.kind))
-        winograd = winograd or not transforms  # the same ranking where no schema transforms
-        if (key, winograd) not in known:
-            chosen = context.models if winograd else partial(choose, numerics=replace(context.numerics, winograd=False))
-            known[key, winograd] = chosen(problem, context.machine, context.threads).seconds
-        return known[key, winograd]
+        return predictions.seconds(region, context, winograd)
 
-    known: dict[object, float] = {}
-    return with_chains(context.graph, laid_out, predict, context.judge)
+    def measured(problem: Problem) -> Measured | None:
+        found = None if context.machine.is_gpu else recorded(problem, context.machine, context.threads)
+        if found is None:
+            return None
+        parts = [context.choose(part, context.machine, context.threads).measured_seconds for part in parts_of(problem)]
+        apart = [seconds for seconds in parts if seconds is not None]
+        return Measured(*found, sum(apart)) if len(apart) == len(parts) else None
+
+    return with_chains(context.graph, laid_out, predict, context.judge, measured)
 
 
 def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics) -> LaidOut:
-    judge = RowJudge(machine, threads, frozenset(graph.constants), numerics) if precision.whole_rows else None
+    judged = precision.whole_rows or precision.attention
+    judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision) if judged else None
     laid_out = lay_out(graph, judge, precision)
     return laid_out if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 
@@ -215,11 +253,13 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
     if problem.region.kind == "chain":
         kernel = context.judge.kernels[key_of(problem)]
         assert not isinstance(kernel, str)
-        return replace(kernel, region=replace(problem.region, reasons=()))
-    choice = context.choose(problem, context.machine, context.threads)
+        bounds = {ARITHMETIC: arithmetic_seconds(problem.region.flops(), context.machine, context.threads)}
+        return replace(kernel, region=replace(problem.region, reasons=()), bounds=MappingProxyType(bounds))
+    with context.stages.stage("choice"):
+        choice = context.choose(problem, context.machine, context.threads)
+        context.stages.ranked(choice.space.generated)
     lowered = lower(problem, choice.schedule, context.machine)
-    predicted = choice.seconds if isfinite(choice.seconds) else 0.0
-    said = [prediction(predicted, choice.terms, len(lowered.kernels))] if predicted else [f"what follows {choice.schedule}"]
+    said = [prediction(choice.predicted, choice.terms, len(lowered.kernels))] if choice.predicted else [f"what follows {choice.schedule}"]
     if choice.measured_seconds is not None:
         said.append(f"measured {1e6 * choice.measured_seconds:.3g} us")
     kernels = tuple(replace(kernel, header="\n".join((kernel.header, *said))) for kernel in lowered.kernels)
@@ -228,11 +268,14 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
         lowered,
         region=replace(problem.region, reasons=reasons),
         kernels=kernels,
-        predicted_seconds=predicted,
+        predicted_seconds=choice.predicted,
         terms=choice.terms,
         space=choice.space,
         measured_seconds=choice.measured_seconds,
-        bounds=contained(choice.schema.name, "no bounds are stated", partial(bounds_of, problem, choice, context.machine), lambda _: NO_BOUNDS),
+        bounds=contained(
+            choice.schema.name, "no bounds are stated", partial(bounds_of, problem, choice, context.machine, context.threads), lambda _: NO_BOUNDS
+        ),
+        comparison=choice.comparison,
     )
 
 

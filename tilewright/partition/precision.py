@@ -1,38 +1,45 @@
 """Types in which values are stored between kernels, decided by a precision for each value before it gets a layout.
 
-Inputs and outputs of the model, constants, and values that PyTorch nodes and loops read or write keep their types. Kernels always compute in the
-graph's types: a load from a narrow buffer is widened, and a store to it is rounded.
+Inputs and outputs of the model, constants, and values that PyTorch nodes and loops read or write keep their types. Kernels compute in float32 where
+values are 16-bit floats: a load from a narrow buffer is widened, and a store to it is rounded. Loops of products load their factors one element at a
+time, again for each panel of channels, so that widening there costs more than the traffic that it saves: unless products have instructions for a
+16-bit type, their factors are stored in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from math import prod
 from typing import TypeAlias
 
+from tilewright.codegen.intrinsics.amx import FACTOR
 from tilewright.errors import UnsupportedOption
+from tilewright.graph.attention import attention
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, NARROW_FLOATS, computed_in
 from tilewright.ir.expr import Expr, Load, Var, loads, rewrite
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout, permuted
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.layout import Layout, permuted, row_major
 from tilewright.ir.region import Region
+from tilewright.kernels.cpu.few_queries.space import MOST_QUERIES
 
 ElementTypes: TypeAlias = Callable[[Region, Value], str]
-"""Maps a region and a value to the type in which the region wants it stored. The region stores the value, or reads it as the first factor of a sum of
-products. The given value has the type in which the graph computes it."""
+"""Maps a region and a value to the type in which the region wants it stored. The region stores the value, or reads it as a factor: the first of a sum
+of products, keys or values of attention. The given value has its type in the graph."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """stored: the type of each value between kernels.
-    whole_rows: row reductions may join the contraction before them; False for tile registers, which cannot hold whole rows."""
+    """stored: the type of each value between kernels; where all readers of a factor want another type than the region that stores it, theirs.
+    whole_rows: row reductions may join the contraction before them; False for tile registers, which cannot hold whole rows.
+    attention: products with a softmax between them may become one region, whose products are in float32."""
 
     stored: ElementTypes
     whole_rows: bool = True
+    attention: bool = True
 
 
 def _as_computed(region: Region, value: Value) -> str:
@@ -43,9 +50,30 @@ def _in_bfloat16(region: Region, value: Value) -> str:
     return "bf16" if value.dtype == FLOAT32 else value.dtype
 
 
+def _multiplied_in_float32(region: Region, value: Value) -> str:
+    return value.dtype if value.name in region.outputs else computed_in(value.dtype)
+
+
+def _multiplied_in_bfloat16(region: Region, value: Value) -> str:
+    return value.dtype if value.dtype == FACTOR and region.kind != "attention" else _multiplied_in_float32(region, value)
+
+
 AS_COMPUTED = Precision(_as_computed)
-PRECISIONS: Mapping[str, Precision] = MappingProxyType({"fp32": AS_COMPUTED, "bf16": Precision(_in_bfloat16, whole_rows=False)})
+PRECISIONS = ("fp32", "bf16")
 BFLOAT16_ISA = ("amx_tile", "amx_bf16", "avx512_bf16")
+
+
+def precision_of(name: str, graph: Graph, machine: Machine) -> Precision:
+    """The precision of this name for a graph. Raises UnsupportedOption like `check_precision`."""
+    check_precision(name, machine)
+    if name == "bf16":
+        return Precision(_in_bfloat16, whole_rows=False, attention=False)
+    stored = {value.dtype for value in graph.values.values()}
+    if machine.is_gpu or not stored & NARROW_FLOATS:
+        return AS_COMPUTED
+    if FACTOR in stored and set(BFLOAT16_ISA) <= set(machine.isa):
+        return Precision(_multiplied_in_bfloat16, whole_rows=False)
+    return Precision(_multiplied_in_float32)
 
 
 def check_precision(precision: str, machine: Machine | None = None) -> None:
@@ -63,9 +91,13 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
 def with_types(
     regions: Sequence[Region], values: Mapping[str, Value], fixed: set[str], constants: frozenset[str], precision: Precision
 ) -> tuple[list[Region], dict[str, Value], dict[str, Layout]]:
-    """The regions, the values with the types in which they are stored, and the layouts of copies. `fixed` values keep their types. A contraction
-    whose first factor is stored in another type than it wants reads a copy; the copy's region comes before it, and the copy is contiguous along the
+    """The regions, the values with the types in which they are stored, and the layouts of copies. `fixed` values keep their types. A region that has
+    a factor stored in another type than it wants reads a copy; the copy's region comes before it, and that of a first factor is contiguous along the
     summed dimension."""
+    wanted: dict[str, set[str]] = {}
+    for region in regions:
+        for name in factors(region, constants):
+            wanted.setdefault(name, set()).add(precision.stored(region, values[name]))
     typed, result = dict(values), list[Region]()
     layouts: dict[str, Layout] = {}
 
@@ -74,25 +106,37 @@ def with_types(
         if copy not in typed:
             value = values[name]
             typed[copy] = replace(value, name=copy, dtype=dtype)
-            layouts[copy] = _along_the_sum(region, name, value, constants)
+            layouts[copy] = _along_the_sum(region, name, value, constants) if region.kind == "contraction" else row_major(value.shape)
             axes = tuple(Var(f"i{dim}", extent) for dim, extent in enumerate(value.shape))
-            step = Step(copy, value.shape, axes, (Load(name, axes, value.dtype),))
+            step = Step(copy, value.shape, axes, (Load(name, axes, computed_in(value.dtype)),))
             kept = "keeps its type" if name in fixed else f"is stored as {typed[name].dtype}"
             why = f"{dtype}: {name} {kept}, and is copied once for the products that read it"
             result.append(Region(copy, "map", (), (step,), (name,), (copy,), (why,)))
         return copy
 
     for region in regions:
-        found = anchor(region.steps, constants) if region.kind == "contraction" else None
-        for name in dict.fromkeys(load.buffer for load in loads(found.a)) if found is not None else ():
-            wanted = precision.stored(region, values[name])
-            if name not in constants and wanted != typed[name].dtype:
-                region = reading(region, name, copy_of(name, wanted, region))
+        for name in factors(region, constants):
+            own = precision.stored(region, values[name])
+            if own != typed[name].dtype:
+                region = reading(region, name, copy_of(name, own, region))
         for name in region.outputs:
             if name not in fixed:
-                typed[name] = replace(typed[name], dtype=precision.stored(region, values[name]))
+                own, others = precision.stored(region, values[name]), wanted.get(name, set())
+                typed[name] = replace(typed[name], dtype=next(iter(others)) if len(others) == 1 else own)
         result.append(region)
     return result, typed, layouts
+
+
+def factors(region: Region, constants: frozenset[str]) -> tuple[str, ...]:
+    """The values that the region's products load one element at a time: not the keys and values of few queries, which are loaded as vectors."""
+    read: Sequence[Load] = ()
+    if region.kind == "contraction" and (product := anchor(region.steps, constants)) is not None:
+        read = loads(product.a)
+    elif region.kind == "attention" and (found := attention(region.steps)) is not None:
+        if prod(axis.extent or 0 for axis in found.m) <= MOST_QUERIES:
+            return ()
+        read = (*loads(found.k), *loads(found.v))
+    return tuple(dict.fromkeys(load.buffer for load in read if load.buffer not in constants))
 
 
 def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset[str]) -> Layout:
@@ -106,13 +150,14 @@ def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset
 
 
 def reading(region: Region, name: str, copy: str) -> Region:
-    """The region with its anchor reading `copy` instead of `name`."""
+    """The region with its anchor, or all of attention, reading `copy` instead of `name`."""
 
     def renamed(node: Expr) -> Expr:
         return replace(node, buffer=copy) if isinstance(node, Load) and node.buffer == name else node
 
-    first = region.steps[0]
-    steps = (replace(first, bodies=tuple(rewrite(body, renamed) for body in first.bodies)), *region.steps[1:])
+    anchors = len(region.steps) if region.kind == "attention" else 1
+    moved = (replace(step, bodies=tuple(rewrite(body, renamed) for body in step.bodies)) for step in region.steps[:anchors])
+    steps = (*moved, *region.steps[anchors:])
     still = any(load.buffer == name for step in steps for load in loads(*step.bodies))
     inputs = tuple(dict.fromkeys([*(i for i in region.inputs if i != name or still), copy]))
     return replace(region, steps=steps, inputs=inputs)

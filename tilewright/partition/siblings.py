@@ -20,7 +20,8 @@ from tilewright.graph.passes import rebuilt
 from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.ir.expr import Const, Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Graph, Node, Value
-from tilewright.ir.region import Region
+from tilewright.ir.region import MergeDecision, Region
+from tilewright.text import seconds_text
 
 TOGETHER, PART = ".together", ".part"
 """Suffixes of what a merge adds to the graph: merged nodes, and slices of their results."""
@@ -52,10 +53,10 @@ class Siblings:
 
 @dataclass(frozen=True)
 class Merged:
-    """A graph with siblings merged, and what to say about the region of a node: the times that decided."""
+    """A graph with siblings merged, and the decisions by the node whose region they concern."""
 
     graph: Graph
-    notes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    decisions: Mapping[str, MergeDecision] = field(default_factory=lambda: MappingProxyType({}))
 
 
 Predicted = Sequence[tuple[Region, float]]
@@ -83,7 +84,7 @@ def merge_siblings(graph: Graph, predict: Predict) -> Merged:
         if some:
             predictions.append((way, predict(_with(graph, some), partial(_concerns, _union(some, _names), frozenset()))))
     chosen: list[Siblings] = []
-    notes: dict[str, str] = {}
+    decisions: dict[str, MergeDecision] = {}
     for number, group in enumerate(groups):
         apart = _seconds(before, group.nodes, frozenset(group.results))
         found = [(_seconds(after, _names(merged), frozenset()) + _rest(before, group, merged), merged)
@@ -92,14 +93,13 @@ def merge_siblings(graph: Graph, predict: Predict) -> Merged:
         told = f"{', '.join(chain[0].name for chain in best.chains)} read the same value"
         if seconds < (1 - LEAST_GAIN) * apart:
             chosen.append(best)
-            notes[best.chains[0][0].name + TOGETHER] = f"{told}: {_us(seconds)} predicted in one product, {_us(apart)} apart"
+            text = f"{told}: {seconds_text(seconds)} predicted in one product, {seconds_text(apart)} apart"
+            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(best.results, True, text)
         else:
-            notes[group.chains[0][0].name] = f"{told}, but are predicted faster apart: {_us(apart)}, {_us(seconds)} in one product"
-    return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(notes))
+            text = f"{told}, but are predicted faster apart: {seconds_text(apart)}, {seconds_text(seconds)} in one product"
+            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, text)
+    return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(decisions))
 
-
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:.3g} us"
 
 
 def _names(group: Siblings) -> frozenset[str]:

@@ -6,17 +6,18 @@ do not store. What cannot be read is said with its reason, kernel by kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tilewright.errors import UnsupportedOption
 from tilewright.report.code_cpu import cpu_code, cpu_columns, cpu_lines, cpu_row
 from tilewright.report.code_gpu import gpu_code, gpu_columns, gpu_lines, gpu_row
 from tilewright.report.explanation import region_lines
 from tilewright.report.reasons import UNREAD
-from tilewright.report.tables import aligned
-from tilewright.report.units import seconds_text
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableRegion
+from tilewright.runtime.plan import plan_of
+from tilewright.text import seconds_text, stacked
 
 Progress = Callable[[int, int], None]
 ARTIFACT = "an artifact does not store the loops of its kernels: explain the model for cache misses, conflicts, sectors and traffic"
@@ -24,21 +25,37 @@ ARTIFACT = "an artifact does not store the loops of its kernels: explain the mod
 LONGER = "--code REGION shows what is known of a kernel that is not analysed, and follows it for longer"
 
 
-def code_table(image: Image, threads: int, title: str, progress: Progress) -> Iterator[str]:
-    """A line for each kernel, in the order of their first calls, with the numbers of the regions that call it. `threads`: of CPU code; the figures
-    are those of one call on the busiest of them, on a GPU those of one launch."""
-    machine, calling = image.machine, _calling(image)
+@dataclass(frozen=True)
+class KernelText:
+    """One kernel: the cells of its row in a table, of which the last says what limits it, and all that is known of it as lines."""
+
+    cells: Sequence[str]
+    lines: Sequence[str]
+
+
+def kernels_read(
+    image: Image, threads: int, names: Sequence[str], progress: Progress, thorough: bool = False
+) -> tuple[Sequence[str], Mapping[str, KernelText]]:
+    """The headings of the cells, and what was read of these kernels by name. `thorough`: takes up to ten seconds to follow CPU code, not one."""
+    machine = image.machine
     if machine.is_gpu:
-        columns, cells = gpu_columns(), {name: gpu_row(code) for name, code in gpu_code(image, list(calling), progress).items()}
-    else:
-        columns = cpu_columns(machine)
-        cells = {name: cpu_row(code, machine) for name, code in cpu_code(image, list(calling), threads, progress).items()}
+        gpu = gpu_code(image, names, progress)
+        return gpu_columns(), {name: KernelText(gpu_row(code), list(gpu_lines(code))) for name, code in gpu.items()}
+    cpu = cpu_code(image, names, threads, progress, thorough)
+    return cpu_columns(machine), {name: KernelText(cpu_row(code, machine), list(cpu_lines(code))) for name, code in cpu.items()}
+
+
+def code_table(image: Image, threads: int, title: str, progress: Progress, width: int | None = None) -> Iterator[str]:
+    """A line for each kernel, in the order of their first calls, with the numbers of the regions that call it. `threads`: of CPU code; the figures
+    are those of one call on the busiest of them, on a GPU those of one launch. Lines longer than `width` are divided (`text.stacked`)."""
+    machine, callers = image.machine, calling(image)
+    columns, read = kernels_read(image, threads, list(callers), progress)
     rows = []
-    for name, numbers in calling.items():
-        *figures, limit = cells[name]
+    for name, numbers in callers.items():
+        *figures, limit = read[name].cells
         rows.append([_numbers(numbers), name, *figures, _predicted(image.program.regions[numbers[0] - 1]), limit])
     yield f"{title} for {machine.name} ({machine.architecture}): {len(rows)} kernels, {_what(image, threads)}"
-    yield from aligned(["regions", "kernel", *columns[:-1], "predicted", columns[-1]], rows, left=("kernel", "limit"))
+    yield from stacked(["regions", "kernel", *columns[:-1], "predicted", columns[-1]], rows, ("kernel", "limit"), width, keys=2)
     if not machine.is_gpu and any(row[-1].startswith(UNREAD) for row in rows):
         yield LONGER
     if not image.kernels and rows:
@@ -57,22 +74,19 @@ def code_lines(image: Image, threads: int, region: str, progress: Progress) -> I
     """
     number = _chosen(image, region)
     chosen = image.program.regions[number - 1]
-    yield from region_lines(image.program, chosen, number)
+    yield from region_lines(image.program, plan_of(image.program, image.machine).rows[number - 1])
     names = list(dict.fromkeys(call.kernel for call in chosen.calls))
-    if image.machine.is_gpu:
-        details = {name: gpu_lines(code) for name, code in gpu_code(image, names, progress).items()}
-    else:
-        details = {name: cpu_lines(code) for name, code in cpu_code(image, names, threads, progress, thorough=True).items()}
+    _, details = kernels_read(image, threads, names, progress, thorough=True)
     for name in names:
         yield ""
         yield f"{name}: {_what(image, threads)}"
-        yield from (f"   {line}" for line in details[name])
+        yield from (f"   {line}" for line in details[name].lines)
     if not image.kernels and names:
         yield ""
         yield ARTIFACT
 
 
-def _calling(image: Image) -> dict[str, list[int]]:
+def calling(image: Image) -> dict[str, list[int]]:
     """The numbers of the regions that call each kernel, from 1."""
     found: dict[str, list[int]] = {}
     for number, region in enumerate(image.program.regions, 1):

@@ -12,10 +12,10 @@ from tilewright.analysis.cpu.instructions import InstructionCounts
 from tilewright.analysis.cpu.reading import KernelReading, LoopReading, Vectors, loops_of, read
 from tilewright.hardware.machine import Machine
 from tilewright.report.reasons import UNREAD, attempted
-from tilewright.report.units import counts_text, percent, scaled, seconds_text
 from tilewright.runtime.executable import Image
 from tilewright.selection.code_score import COMPARISONS, terms_of
 from tilewright.system.scratch import Scratch
+from tilewright.text import counts_text, percent, scaled, seconds_text
 
 PATIENCE, THOROUGH = 3, 30
 """How many times as many comparisons of iterations as a choice allows are allowed for a kernel in a table, and in a detailed report."""

@@ -11,9 +11,9 @@ from tilewright import settings
 from tilewright.analysis.gpu.reading import KernelReading, LoopReading, Occupancy, Translation, busy_cycles, occupancy_of, read, translated
 from tilewright.analysis.gpu.warps import SECTOR_BYTES
 from tilewright.report.reasons import UNREAD, attempted
-from tilewright.report.units import counts_text, percent, scaled
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableKernel
+from tilewright.text import counts_text, percent, scaled
 from tilewright.toolchain.binary import Resources, SourceFile
 
 ELSE = "the binary is other code than NVRTC now makes of its source, as can happen from one translation to the next: these figures are of the source"

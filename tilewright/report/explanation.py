@@ -4,76 +4,132 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilewright.frontend.imported import unsupported
+from tilewright.frontend.imported import through, unsupported
 from tilewright.hardware.calibration import name_in_use
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
-from tilewright.ir.space import SpaceCounts
-from tilewright.report.units import scaled, seconds_text
-from tilewright.report.work import program_work, region_work
+from tilewright.ir.space import Candidate, SpaceCounts
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
+from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow, plan_of
+from tilewright.runtime.plan_text import WIDTH, summary_lines
 from tilewright.selection.bounds import DEEPCUTS
+from tilewright.text import aligned, scaled, seconds_text
 
+LABEL = 9
+"""Characters of the labels before the lines of a region, which are indented by three."""
+LONGEST_TERMS = 3
 DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
-def explanation(image: Image, name: str = "model") -> str:
-    """The full report on a program; needs neither its machine nor a call."""
-    lines = [*_totals(image, name), ""]
-    for number, region in enumerate(image.program.regions, 1):
-        lines += [*region_lines(image.program, region, number), ""]
-    lines += [*_through_torch(image.program), "", *_memory(image)]
+def explanation(image: Image, name: str = "model", plan: Plan | None = None) -> str:
+    """The full report on a program; needs neither its machine nor a call. `plan` may hold times that were measured elsewhere."""
+    plan = plan or plan_of(image.program, image.machine)
+    lines = [*summary_lines(plan, name), *_calibrated(image), ""]
+    for row in plan.rows:
+        lines += [*region_lines(image.program, row), ""]
+    lines += [*through_torch_lines(image.program), "", *memory_lines(image)]
     return "\n".join(lines)
 
 
 def search_lines(image: Image, name: str = "model") -> Iterator[str]:
     """The merges of operators that were considered, in order, with the predicted times of both ways."""
     search = image.program.search
-    taken = sum(text.startswith("taken") for text in search)
+    taken = sum(decision.taken for decision in search)
     yield f"{name} for {image.machine.name}: {len(search)} merges of regions considered, {taken} taken"
-    for number, text in enumerate(search, 1):
-        yield f"{number:>5}. {text}"
+    for number, decision in enumerate(search, 1):
+        yield f"{number:>5}. {decision}"
     yield "what joins an operator as part of its kernel (element by element, rows, attention) is among the reasons of each region"
 
 
-def _totals(image: Image, name: str) -> Iterator[str]:
-    program, machine = image.program, image.machine
-    work = program_work(program)
-    predicted = sum(region.predicted_seconds for region in program.regions)
-    without = sum(1 for region in program.regions if (region.calls or region.library is not None) and not region.predicted_seconds)
-    calls = sum(len(region.calls) * region.repeat for region in program.regions)
-    yield f"{name} for {machine.name} ({machine.architecture}): {len(program.regions)} regions, {len(program.kernels)} kernels, {calls} kernel calls"
-    moved = scaled(work.bytes_read + work.bytes_written, "B")
-    yield f"  {scaled(work.flops, 'flop')}, {moved} read and written by the regions"
+def _calibrated(image: Image) -> Iterator[str]:
+    machine = image.machine
     if calibration := name_in_use(machine) if machine.is_gpu else machine.calibration:
         yield f"  {'order of candidates' if machine.is_gpu else 'facts of the machine'} measured by tilewright calibrate: {calibration}"
-    note = f" ({without} regions have no prediction and count as nothing)" if without and predicted else ""
-    yield f"  predicted {seconds_text(predicted)}{note}"
 
 
-def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) -> Iterator[str]:
-    """One region: its nodes and their places in the model, its schedule, the candidates it was chosen from, predicted time with its terms, bounds,
-    work, layouts, reasons."""
-    repeated = f", repeated {region.repeat} times" if region.repeat > 1 else ""
-    yield f"{number}. {region.name}: {region.kind}{repeated}"
-    for label, texts in (
-        ("nodes", _nodes(program, region)),
+def region_lines(program: LoadableProgram, row: PlanRow) -> Iterator[str]:
+    """One region: what it is, and its entries, a label before the lines of each."""
+    repeated = f", repeated {row.repeat} times" if row.repeat > 1 else ""
+    yield f"{row.number}. {row.name}: {row.kind}{repeated}"
+    for label, texts in region_entries(program, row):
+        for index, text in enumerate(texts):
+            yield f"   {label if index == 0 else '':{LABEL}}{text}"
+
+
+def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str, Sequence[str]]]:
+    """What is said of a region, by labels: its nodes and their places in the model, its schedule, the candidates it was chosen from and compared
+    with, predicted time with its terms, bounds, work, layouts, reasons. Entries without lines have nothing to say."""
+    region = program.regions[row.number - 1]
+    return (
+        ("nodes", _nodes(row)),
         ("schedule", [region.schedule] if region.schedule else []),
         ("space", _space(region.space)),
-        ("time", _time(region)),
-        ("bound", _bound(region)),
-        ("work", [_work(program, region)]),
+        ("time", _time(row)),
+        ("bound", _bound(row)),
+        ("against", list(candidate_lines(row))),
+        ("terms", list(term_lines(row))),
+        ("work", [_work(row)]),
         ("layout", _layouts(program, region)),
         ("library", [] if region.library is None else [library_text(region.library)]),
-        ("kernels", [", ".join(dict.fromkeys(call.kernel for call in region.calls))] if region.calls else []),
+        ("kernels", [", ".join(dict.fromkeys(row.kernels))] if region.calls else []),
         ("checked", _checked(program, region)),
         ("because", region.reasons),
-    ):
-        for index, text in enumerate(texts):
-            yield f"   {label if index == 0 else '':9}{text}"
+        ("apart", [text for text in row.separate if not any(text in reason for reason in region.reasons)]),
+    )
+
+
+def candidate_lines(row: PlanRow, width: int = WIDTH - LABEL - 3) -> Iterator[str]:
+    """A table of the chosen schedule and those that it was compared with, the best of every schema: their times, and by how much they lose. Recorded
+    times are compared where both have one. Then the schemas that have no candidate, with the reason."""
+    others = row.comparison.others
+    if others:
+        own = chosen(row)
+        measured = any(candidate.measured_seconds is not None for candidate in (own, *others))
+        cells = [
+            (
+                candidate.schema,
+                candidate.schedule,
+                _seconds(candidate.predicted_seconds),
+                *((_seconds(candidate.measured_seconds),) if measured else ()),
+                "chosen" if candidate is own else loss_text(candidate, own),
+            )
+            for candidate in (own, *others)
+        ]
+        headings = ("schema", "schedule", "predicted", *(("measured",) if measured else ()), "loses by")
+        yield from aligned(headings, cells, ("schema", "schedule"), width, {"schedule": 1.0}, folded=True)
+    yield from (f"{name}: {reason}" for name, reason in row.comparison.unsuitable.items())
+
+
+def chosen(row: PlanRow) -> Candidate:
+    """The chosen schedule, as those that it was compared with."""
+    return Candidate(row.comparison.schema, row.schedule, row.predicted_seconds, row.terms, row.measured_seconds)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else seconds_text(seconds)
+
+
+def loss_text(other: Candidate, chosen: Candidate) -> str:
+    """By how much longer the other takes; negative if it was not its time that decided."""
+    if other.measured_seconds is not None and chosen.measured_seconds:
+        return f"{100 * (other.measured_seconds / chosen.measured_seconds - 1):.1f} %"
+    if other.predicted_seconds is None or not chosen.predicted_seconds:
+        return "-"
+    return f"{100 * (other.predicted_seconds / chosen.predicted_seconds - 1):.1f} %"
+
+
+def term_lines(row: PlanRow, width: int = WIDTH - LABEL - 3) -> Iterator[str]:
+    """The longest terms of the chosen schedule and of the runner-up, side by side."""
+    second = next((other for other in row.comparison.others if other.terms), None)
+    if second is None or not row.terms:
+        return
+    names = dict.fromkeys(name for terms in (row.terms, second.terms) for name in sorted(terms, key=lambda name: -terms[name])[:LONGEST_TERMS])
+    ordered = sorted(names, key=lambda name: -max(row.terms.get(name, 0.0), second.terms.get(name, 0.0)))
+    cells = [(name, *(seconds_text(terms.get(name, 0.0)) for terms in (row.terms, second.terms))) for name in ordered]
+    yield from aligned(("longest terms", "chosen", "runner-up"), cells, ("longest terms",), width, {"longest terms": 1.0})
 
 
 def library_text(call: LibraryCall) -> str:
@@ -82,12 +138,8 @@ def library_text(call: LibraryCall) -> str:
     return f"{call.operator} of {a} and {b}, through PyTorch"
 
 
-def _nodes(program: LoadableProgram, region: LoadableRegion) -> list[str]:
-    texts = []
-    for name in region.nodes:
-        node = program.nodes[name]
-        operator = node.attributes["target"] if node.operator == "torch" else node.operator
-        texts.append(f"{operator} {name}" + (f"  at {place_text(node.place)}" if node.place else ""))
+def _nodes(row: PlanRow) -> list[str]:
+    texts = [f"{operator} {name}" + (f"  at {place_text(place)}" if place else "") for name, operator, place in row.nodes]
     return texts or ["none: it prepares storage"]
 
 
@@ -110,29 +162,29 @@ def _space(space: SpaceCounts) -> list[str]:
     ]
 
 
-def _time(region: LoadableRegion) -> list[str]:
-    if not region.predicted_seconds:
-        measured = [] if region.measured_seconds is None else [f"{seconds_text(region.measured_seconds)} measured"]
-        return ["no prediction", *measured] if region.calls or region.library is not None else []
-    terms = sorted(region.terms.items(), key=lambda item: -item[1])
+def _time(row: PlanRow) -> list[str]:
+    if not row.predicted_seconds:
+        measured = [] if row.measured_seconds is None else [f"{seconds_text(row.measured_seconds)} measured"]
+        return ["no prediction", *measured] if row.kernels or row.has_library else []
+    terms = sorted(row.terms.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in terms if seconds)
-    lines = [f"{seconds_text(region.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]
-    if region.measured_seconds is not None:
-        lines.append(f"{seconds_text(region.measured_seconds)} measured")
+    lines = [f"{seconds_text(row.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]
+    if row.measured_seconds is not None:
+        wrong = f": predicted wrong by more than {WRONG_BY:g} times" if row.is_mispredicted else ""
+        lines.append(f"{seconds_text(row.measured_seconds)} measured{wrong}")
     return lines
 
 
-def _bound(region: LoadableRegion) -> list[str]:
-    """Our lower bound and DeepCuts' limit, which is the claim of the paper and no bound."""
-    own = [f"at least {seconds_text(seconds)} ({name})" for name, seconds in region.bounds.items() if name != DEEPCUTS]
-    claimed = [f"{seconds_text(region.bounds[DEEPCUTS])} by {DEEPCUTS}"] if DEEPCUTS in region.bounds else []
-    return ["; ".join(own + claimed)] if region.bounds else []
+def _bound(row: PlanRow) -> list[str]:
+    """The lower bound, and DeepCuts' limit, which is the claim of the paper and no bound."""
+    own = [f"at least {seconds_text(seconds)} ({name})" for name, seconds in row.bounds.items() if name != DEEPCUTS]
+    claimed = [f"{seconds_text(row.bounds[DEEPCUTS])} by {DEEPCUTS}"] if DEEPCUTS in row.bounds else []
+    return ["; ".join(own + claimed)] if row.bounds else []
 
 
-def _work(program: LoadableProgram, region: LoadableRegion) -> str:
-    work = region_work(program, region)
-    operations = "not counted" if region.kind == "torch" else scaled(work.flops, "flop")
-    return f"{operations}, {scaled(work.bytes_read, 'B')} read, {scaled(work.bytes_written, 'B')} written"
+def _work(row: PlanRow) -> str:
+    operations = "not counted" if row.kind == "torch" else scaled(row.work.flops, "flop")
+    return f"{operations}, {scaled(row.work.bytes_read, 'B')} read, {scaled(row.work.bytes_written, 'B')} written"
 
 
 def _layouts(program: LoadableProgram, region: LoadableRegion) -> list[str]:
@@ -156,20 +208,22 @@ def layout_text(layout: Layout) -> str:
     return text + (f" with a zeroed halo ({', '.join(halo)})" if halo else "")
 
 
-def _through_torch(program: LoadableProgram) -> Iterator[str]:
+def through_torch_lines(program: LoadableProgram) -> Iterator[str]:
+    """What our kernels do not compute."""
     nodes = unsupported(program.graph)
     others = [r for r in program.regions if r.kind == "torch" and not any(program.nodes[n].operator == "torch" for n in r.nodes)]
     if not nodes and not others:
         yield "Nothing runs through PyTorch."
         return
-    yield "Through PyTorch:"
+    yield f"{through(nodes).replace('t', 'T', 1) if nodes else 'Through PyTorch'}:"
     for node in nodes:
         yield f"   {node}"
     for region in others:
         yield f"   region {region.name}: {'; '.join(region.reasons)}"
 
 
-def _memory(image: Image) -> Iterator[str]:
+def memory_lines(image: Image) -> Iterator[str]:
+    """The plan of the memory, and its largest buffers."""
     program = image.program
     plan = plan_memory(program, GPU_ALIGNMENT if image.machine.is_gpu else CPU_ALIGNMENT)
     constants = [name for name in program.storage if program.constant_source(name) is not None]

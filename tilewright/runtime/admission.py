@@ -65,7 +65,7 @@ class Admission:
                 and tensor.layout is torch.strided
                 and not (grad and tensor.requires_grad)
             ):
-                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and address_of(tensor) % alignment):
+                if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj() or (alignment > 1 and address_of(tensor) % alignment):
                     self._require_memory(source, tensor)
                     tensor = torch.empty(shape, dtype=dtype, device=device).copy_(tensor.detach())
                 inputs.append(tensor)
@@ -100,13 +100,12 @@ class Admission:
 
     def _check_constants(self, leaves: Sequence[Any]) -> None:
         for leaf, value in zip(self.signature.inputs, leaves, strict=True):
-            if leaf.name:
-                continue
-            if type(value) is not type(leaf.constant) or (value != leaf.constant and not (value != value)):
-                raise InvalidInput(
-                    f"input {leaf.place}: compiled for the constant {leaf.constant!r}, got {described(value)}",
-                    "compile the model for this value",
-                )
+            if not leaf.name and not leaf.admits(value):
+                found = described(value)
+                if leaf.dtype and isinstance(value, torch.Tensor) and not is_nowhere(value) and value.numel() <= len(leaf.constant):
+                    found += f" with the elements {value.flatten().tolist()}"
+                wanted = f"compiled for the constant {leaf.expected()}"
+                raise InvalidInput(f"input {leaf.place}: {wanted}, got {found}", "compile the model for this value")
 
     def _check_written(self, leaves: Sequence[Any]) -> None:
         """Rejects inputs that share memory with an input or module buffer that the model writes: the model was compiled for separate inputs, and

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -25,21 +26,40 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
-    """Flat tensors on the device for the named buffers; buffers with the same source, view, matrix, layout and dtype share one tensor."""
-    result: dict[str, torch.Tensor] = {}
-    made: dict[tuple[object, ...], torch.Tensor] = {}
-    for name in names:
-        storage = program.storage[name]
-        source = program.constant_source(name)
-        assert source is not None, name
-        key = (source, storage.view, storage.matrix, storage.layout, storage.value.dtype)
-        if key not in made:
-            dtype = torch_dtype(storage.value.dtype)
-            constant = prepared(program.graph.constants[source].to(dtype), storage)
-            made[key] = pack(constant, storage.layout).to(device)
-        result[name] = made[key]
-    return result
+class SharedConstants:
+    """Constants that the programs of one model, for different sizes, share: as the model has them, and packed as kernels read them. Each lives as
+    long as a program uses it."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
+        self._packed: WeakValueDictionary[tuple[object, ...], torch.Tensor] = WeakValueDictionary()
+
+    def constants(self, constants: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The constants of a graph; those that are equal to one of the same name in an earlier graph are the same tensor."""
+        result = {}
+        for name, tensor in constants.items():
+            known = self._known.get(name)
+            same = known is tensor or (known is not None and known.dtype is tensor.dtype and torch.equal(known, tensor))
+            result[name] = self._known[name] = known if known is not None and same else tensor
+        return MappingProxyType(result)
+
+    def packed(self, program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
+        """Flat tensors on the device for the named buffers; those with the same source, view, matrix, layout and dtype are one tensor."""
+        result: dict[str, torch.Tensor] = {}
+        for name in names:
+            storage = program.storage[name]
+            source = program.constant_source(name)
+            assert source is not None, name
+            constant = program.graph.constants[source]
+            # a program keeps its constants, so that no other tensor has the address while what is packed lives; an empty one has no address
+            place = (constant.data_ptr(), constant.shape, constant.dtype) if constant.numel() else source
+            key = (place, storage.view, storage.matrix, storage.layout, storage.value.dtype, device)
+            made = self._packed.get(key)
+            if made is None:
+                made = pack(prepared(constant.to(torch_dtype(storage.value.dtype)), storage), storage.layout).to(device)
+                self._packed[key] = made
+            result[name] = made
+        return result
 
 
 def allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, zeroed: bool = False) -> Callable[[], torch.Tensor]:
@@ -84,7 +104,8 @@ class Buffers:
     """Arena and constants on one device. Clones share the constants, but not the arena.
 
     The caller's buffers have no fixed address: `external` gives their number, inputs first, then outputs, and `slot` the number of the address, among
-    those of `addresses`, that kernels receive for them or for slices of them.
+    those of `addresses`, that kernels receive for them or for slices of them. `constants` are those of a clone; others are packed, or shared through
+    `shared_constants`.
     """
 
     def __init__(
@@ -93,13 +114,14 @@ class Buffers:
         device: torch.device,
         alignment: int,
         constants: Mapping[str, torch.Tensor] | None = None,
+        shared_constants: SharedConstants | None = None,
     ) -> None:
         self.program = program
         self.device = device
         self.places: Places = assign_places(program)
         self.plan: MemoryPlan = plan_memory(program, alignment)
         if constants is None:
-            constants = pack_constants(program, self.places.constants, device)
+            constants = (shared_constants or SharedConstants()).packed(program, self.places.constants, device)
         self.constants: Mapping[str, torch.Tensor] = MappingProxyType(dict(constants))
         # Zeroed once: halos and rounding are never written afterwards.
         self.arena = torch.zeros(max(self.plan.bytes, 1) + alignment, dtype=torch.uint8, device=device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware import identified_cpu
-from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.buffers import Buffers, SharedConstants
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.system.libraries import mapped
 from tilewright.toolchain import SourceFile, compile_kernels
@@ -28,6 +29,7 @@ from tilewright.toolchain import SourceFile, compile_kernels
 RUNNER_SOURCE = """\
 // Walks the kernel calls of one executable. The layout of these structs is also written in tilewright/runtime/cpu.py.
 #include <stdint.h>
+#include <time.h>
 
 typedef void (*kernel_function)(void *const *arguments, const int64_t *scalars);
 typedef struct { kernel_function function; void *const *arguments; const int64_t *scalars; } record;
@@ -38,7 +40,15 @@ typedef struct {
     void *const *externals;
     int (*get_threads)(void); void (*set_threads)(int); int64_t threads;
     const int64_t *faults; int64_t fault_count;
+    int64_t *moments;
 } segment;
+
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
 
 // Whether a kernel has reported an index out of range.
 int tilewright_run(const segment *s)
@@ -50,8 +60,13 @@ int tilewright_run(const segment *s)
         before = s->get_threads();
         if (before != s->threads) s->set_threads((int)s->threads);
     }
-    for (int64_t i = 0; i < s->record_count; i++)
+    if (s->moments)
+        s->moments[0] = now();
+    for (int64_t i = 0; i < s->record_count; i++) {
         s->records[i].function(s->records[i].arguments, s->records[i].scalars);
+        if (s->moments)
+            s->moments[i + 1] = now();
+    }
     if (before && before != s->threads) s->set_threads(before);
     for (int64_t i = 0; i < s->fault_count; i++)
         if (s->faults[i]) return 1;
@@ -77,6 +92,7 @@ class SegmentStruct(ctypes.Structure):
         ("threads", ctypes.c_int64),
         ("faults", ctypes.c_void_p),
         ("fault_count", ctypes.c_int64),
+        ("moments", ctypes.c_void_p),
     ]
 
 
@@ -139,7 +155,8 @@ class Library:
                 except AttributeError as error:
                     raise KernelFailed(f"{binary.path} has no function {name}", "compile the model again") from error
         if any(TILES in kernel.requires for kernel in kernels.values()) and not permit_tiles():
-            raise KernelFailed("Linux does not let this process use the tile registers (AMX)", 'compile the model with precision="fp32"')
+            remedy = 'compile the model with precision="fp32", a bfloat16 module for the target "x86-avx512"'
+            raise KernelFailed("Linux does not let this process use the tile registers (AMX)", remedy)
         self.runner = _load_runner()
 
     def thread_functions(self) -> tuple[int, int]:
@@ -183,6 +200,7 @@ class _Segment:
             _TEAM.of(owner),
             owner.buffers.faults.data_ptr(),
             owner.buffers.faults.numel(),
+            None,
         )
         self.address = ctypes.addressof(self.struct)
 
@@ -296,6 +314,30 @@ class CpuEngine:
             assert fault is not None
             raise fault
 
+    def run_timed(self, first: int, last: int) -> list[float]:
+        """Does what `run` does. Returns the moment at which the first region began, and those at which each one ended.
+
+        Raises:
+            IndexOutOfRange: if a kernel found an index out of range.
+        """
+        segment = self._segments[first, last] = _Segment(self, first, last)
+        moments = np.zeros(len(segment.records) + 1, dtype=np.int64)
+        segment.struct.moments = moments.ctypes.data
+        try:
+            self.run(first, last)
+        finally:
+            segment.struct.moments = None
+        starts = np.array(self.region_starts[first : last + 1])
+        return [1e-9 * nanoseconds for nanoseconds in moments[starts - starts[0]].tolist()]
+
+    def moment(self) -> float:
+        """Now, in seconds of the system's monotonic clock."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """The seconds between two moments."""
+        return end - start
+
     def _run_in_python(self, segment: _Segment) -> bool:
         for slot, external in self.patches:
             self.arguments[(slot - self.arguments.ctypes.data) // 8] = self.externals[external] or 0
@@ -303,8 +345,12 @@ class CpuEngine:
         if self.library.openmp is not None:
             before = self.library.openmp.omp_get_max_threads()
             self.library.openmp.omp_set_num_threads(_TEAM.of(self))
+        moments = [time.perf_counter_ns()]
         for function, arguments, scalars in segment.records.tolist():
             KERNEL_PROTOTYPE(function)(arguments, scalars)
+            moments.append(time.perf_counter_ns())
+        if segment.struct.moments:
+            ctypes.memmove(segment.struct.moments, (ctypes.c_int64 * len(moments))(*moments), 8 * len(moments))
         if self.library.openmp is not None:
             self.library.openmp.omp_set_num_threads(before)
         return bool(self.buffers.faults.any())
@@ -327,9 +373,10 @@ def cpu_engine(
     binaries: Sequence[Compiled],
     threads: int | None = None,
     model: CpuEngine | None = None,
+    shared_constants: SharedConstants | None = None,
 ) -> CpuEngine:
-    """An engine over fresh buffers; a clone of `model`, if given, shares its constants and kernels."""
+    """An engine over fresh buffers; a clone of `model`, if given, shares its constants and kernels, others `shared_constants`."""
     from tilewright.runtime.memory_plan import CPU_ALIGNMENT
 
-    buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, model.buffers.constants if model is not None else None)
+    buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, model.buffers.constants if model is not None else None, shared_constants)
     return CpuEngine(buffers, model.library if model is not None else Library(binaries, program.kernels), threads)

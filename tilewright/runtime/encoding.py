@@ -20,8 +20,8 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, LibraryCall, View
-from tilewright.ir.region import KINDS, Call, IndexCheck, Storage
-from tilewright.ir.space import SpaceCounts
+from tilewright.ir.region import KINDS, Call, IndexCheck, MergeDecision, Storage
+from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.runtime.fields import CONTROL, Field
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
 
@@ -37,13 +37,15 @@ LARGEST_MATRIX = 64
 
 
 def encode_attribute(value: Any, prefix: str, weights: Weights) -> Any:
-    """Sequences become lists, floats {"float": text} (infinities included), body graphs {"graph": ...}."""
+    """Sequences become lists, floats {"float": text} (infinities included), complex numbers {"complex": text}, body graphs {"graph": ...}."""
     if isinstance(value, Graph):
         return {"graph": encode_graph(value, prefix, weights)}
     if isinstance(value, (tuple, list)):
         return [encode_attribute(item, prefix, weights) for item in value]
     if isinstance(value, float):
         return {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": repr(value)}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
@@ -60,6 +62,8 @@ def decode_attribute(data: Field, prefix: str, weights: Mapping[str, torch.Tenso
     content = data.only(kind)[kind]
     if kind == "float":
         return float(content.text())
+    if kind == "complex":
+        return complex(content.text())
     if kind == "graph":
         return decode_graph(content, prefix, weights)
     found = getattr(torch, content.text(), None) if kind == "torch" else None
@@ -212,6 +216,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "measured_seconds": region.measured_seconds,
                 "bounds": {name: float(seconds) for name, seconds in region.bounds.items()},
                 "library": None if region.library is None else asdict(region.library),
+                "comparison": _encode_comparison(region.comparison),
             }
             for region in program.regions
         ],
@@ -219,8 +224,45 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
         "storage": {name: _encode_storage(storage) for name, storage in program.storage.items()},
         "aliases": dict(program.aliases),
         "faults": {name: [[_prose(check.place), check.least, check.extent] for check in checks] for name, checks in program.faults.items()},
-        "search": list(map(_prose, program.search)),
+        "search": [[list(decision.results), decision.taken, _prose(decision.text)] for decision in program.search],
     }
+
+
+def _encode_comparison(comparison: Comparison) -> dict[str, Any]:
+    others = [
+        {
+            "schema": other.schema,
+            "schedule": _prose(other.schedule),
+            "predicted_seconds": other.predicted_seconds,
+            "terms": dict(other.terms),
+            "measured_seconds": other.measured_seconds,
+        }
+        for other in comparison.others
+    ]
+    return {"schema": comparison.schema, "others": others, "unsuitable": {name: _prose(why) for name, why in comparison.unsuitable.items()}}
+
+
+def _decode_comparison(data: Field) -> Comparison:
+    data.only(*(spec.name for spec in fields(Comparison)))
+    unsuitable = {name: why.prose() for name, why in data["unsuitable"].entries()}
+    return Comparison(data["schema"].name(), tuple(map(_decode_candidate, data["others"].items())), MappingProxyType(unsuitable))
+
+
+def _decode_candidate(data: Field) -> Candidate:
+    data.only(*(spec.name for spec in fields(Candidate)))
+    predicted, measured = data["predicted_seconds"].optional(), data["measured_seconds"].optional()
+    return Candidate(
+        data["schema"].name(),
+        data["schedule"].prose(),
+        None if predicted is None else predicted.number(),
+        MappingProxyType({name: seconds.number() for name, seconds in data["terms"].entries()}),
+        None if measured is None else measured.number(),
+    )
+
+
+def _decode_decision(data: Field) -> MergeDecision:
+    results, taken, text = data.exactly(3)
+    return MergeDecision(results.names(), taken.flag(), text.prose())
 
 
 def _decode_space(data: Field) -> SpaceCounts:
@@ -265,6 +307,7 @@ def _decode_region(data: Field) -> LoadableRegion:
         None if measured is None else measured.number(),
         MappingProxyType({name: seconds.number() for name, seconds in data["bounds"].entries()}),
         None if library is None else _decode_library_call(library),
+        _decode_comparison(data["comparison"]),
     )
 
 
@@ -300,7 +343,7 @@ def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> Loadable
         MappingProxyType({name: _decode_storage(entry) for name, entry in data["storage"].entries()}),
         MappingProxyType({name: root.name() for name, root in data["aliases"].entries()}),
         MappingProxyType({name: tuple(map(_decode_check, checks.items())) for name, checks in data["faults"].entries()}),
-        tuple(text.prose() for text in data["search"].items()),
+        tuple(map(_decode_decision, data["search"].items())),
     )
     check(program)
     return program

@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.autograd import profiler
 
 from tilewright import settings
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
@@ -23,16 +25,22 @@ from tilewright.hardware import Machine, is_present
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.runtime.admission import Admission
-from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
+from tilewright.runtime.buffers import Buffers, SharedConstants, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.library import BoundCall
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
+from tilewright.runtime.profile import Profile, Span, profile_of
 from tilewright.runtime.signature import Signature, signature_of, unflatten
 from tilewright.runtime.slices import completions
 from tilewright.runtime.torch_nodes import check_nodes, run_region
-from tilewright.runtime.verify import TOLERANCES, Verification, compare, reference_values
+from tilewright.runtime.verify import Verification, compare, narrow_tolerance, reference_values
+
+WARM_UP_CALLS = 2
+"""Untimed calls at the start of a profile."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,9 @@ class Engine(Protocol):
 
     def bind(self, pointers: Sequence[int]) -> None: ...
     def run(self, first: int, last: int) -> None: ...
+    def run_timed(self, first: int, last: int) -> Sequence[Any]: ...
+    def moment(self) -> Any: ...
+    def seconds(self, start: Any, end: Any) -> float: ...
     def finish(self) -> None: ...
     def check_indices(self, wait: bool) -> None: ...
     def abandon(self) -> None: ...
@@ -85,16 +96,21 @@ class Executable:
         threads: int | None = None,
         live: Mapping[str, Callable[[], torch.Tensor | None]] | None = None,
         check: bool = False,
+        shared_constants: SharedConstants | None = None,
     ) -> None:
-        """`live` returns the module's own parameter for a graph constant, for models that return a parameter itself."""
+        """`live` returns the module's own parameter for a graph constant, for models that return a parameter itself. `shared_constants` are those
+        of the programs for other sizes."""
         self.image = image
         self.check = check
         self._stamp = stamp
         self._threads = threads
         self._live = dict(live or {})
+        self._shared_constants = shared_constants
         self._lock = threading.RLock()
         self._busy = False
         self._closed = False
+        self.compile_seconds: Mapping[str, float] = {}
+        """Seconds that each stage of its compilation took (`stages.STAGES`); empty if it was loaded."""
         self._engine: Engine | None = None
         self._libraries: dict[int, BoundCall] = {}
         program, signature = image.program, image.signature
@@ -129,9 +145,9 @@ class Executable:
         if image.machine.is_gpu:
             from tilewright.runtime.gpu import gpu_engine
 
-            self._engine = gpu_engine(image.program, image.binaries, model)
+            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants)
         else:
-            self._engine = cpu_engine(image.program, image.binaries, self._threads, model)
+            self._engine = cpu_engine(image.program, image.binaries, self._threads, model, self._shared_constants)
         self._libraries = {
             index: BoundCall(region.library, self._engine.buffers, shared._libraries[index] if shared is not None else None)
             for index, region in enumerate(image.program.regions)
@@ -190,13 +206,7 @@ class Executable:
         leaves: Sequence[Any] = args
         if len(args) != self._simple_count or kwargs:
             leaves = self.image.signature.leaves(args, kwargs)
-        with self._lock:
-            self._require_idle()
-            try:
-                self._busy = True
-                return self._call(leaves)
-            finally:
-                self._busy = False
+        return self._alone(self._call, leaves)
 
     def _call(self, leaves: Sequence[Any]) -> Any:
         inputs = self._admission.admit(leaves)
@@ -209,7 +219,9 @@ class Executable:
         addresses = self._admission.addresses(inputs, outputs)
         try:
             engine.bind(addresses)
-            if self._only_kernels:
+            if profiler._is_profiler_enabled:
+                self._run_named(engine, inputs, outputs)
+            elif self._only_kernels:
                 engine.run(self._segments[0][1], self._segments[0][2])
             else:
                 self._run_segments(engine, inputs, outputs)
@@ -224,6 +236,16 @@ class Executable:
         if self._direct is not None:
             return unflatten(self.image.signature.output_tree, iter([outputs[i] for i in self._direct]))
         return self._results(leaves, inputs, outputs)
+
+    def _alone(self, use: Callable[..., T], *arguments: Any) -> T:
+        """The result of a use of the working memory, one at a time."""
+        with self._lock:
+            self._require_idle()
+            try:
+                self._busy = True
+                return use(*arguments)
+            finally:
+                self._busy = False
 
     def _require_idle(self) -> None:
         """Rejects a call from a signal handler or a finalizer during a call: the lock does not stop its own thread, and both would use the same
@@ -251,10 +273,39 @@ class Executable:
         for kind, first, last in self._segments:
             if kind == "kernels":
                 engine.run(first, last)
-            elif kind == "library":
-                self._libraries[first](inputs, outputs, engine.threads)
             else:
-                run_region(self.image.program.regions[first], engine.buffers, inputs, outputs, self._torch_constants)
+                self._run_operators(engine, kind, first, inputs, outputs)
+
+    def _run_operators(self, engine: Engine, kind: str, region: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """A region's library call, or its nodes that run through PyTorch."""
+        if kind == "library":
+            self._libraries[region](inputs, outputs, engine.threads)
+        else:
+            run_region(self.image.program.regions[region], engine.buffers, inputs, outputs, self._torch_constants)
+
+    def _run_named(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Region by region, for PyTorch's profiler, which shows each under its name."""
+        for kind, first, last in self._segments:
+            for index in range(first, last):
+                region = self.image.program.regions[index]
+                with profiler.record_function(region.name):
+                    if kind != "kernels":
+                        self._run_operators(engine, kind, index, inputs, outputs)
+                    elif region.calls:
+                        engine.run(index, index + 1)
+
+    def _run_timed(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[tuple[int, Any, Any]]:
+        """Runs everything; returns the regions with the moments of the engine at which each began and ended."""
+        spans = []
+        for kind, first, last in self._segments:
+            if kind == "kernels":
+                moments = engine.run_timed(first, last)
+            else:
+                start = engine.moment()
+                self._run_operators(engine, kind, first, inputs, outputs)
+                moments = [start, engine.moment()]
+            spans += [(region, *pair) for region, pair in enumerate(pairwise(moments), first)]
+        return spans
 
     def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         """Outputs as PyTorch would return them: aliases of inputs, constants, several views of one result, changed inputs."""
@@ -308,8 +359,8 @@ class Executable:
 
     @property
     def plan(self) -> Plan:
-        """The kind of each region and the reasons for it; `str()` gives a table."""
-        return plan_of(self.image.program, self._engine.buffers.plan if self._engine is not None else None)
+        """What each region does, its times, and why; `str()` gives a summary and a table."""
+        return plan_of(self.image.program, self.image.machine, self._engine.buffers.plan if self._engine is not None else None)
 
     @property
     def signature(self) -> Signature:
@@ -369,13 +420,7 @@ class Executable:
         """
         self._require_engine()
         leaves = self.image.signature.leaves(args, kwargs)
-        with self._lock:
-            self._require_idle()
-            try:
-                self._busy = True
-                return self._verified(leaves, tolerance)
-            finally:
-                self._busy = False
+        return self._alone(self._verified, leaves, tolerance)
 
     def _verified(self, leaves: Sequence[Any], tolerance: float | None) -> Verification:
         engine = self._require_engine()
@@ -389,8 +434,8 @@ class Executable:
         # results of PyTorch operators that nobody reads may not even be unique (the signs of singular vectors)
         read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
         names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
-        if tolerance is None and any(storage.value.dtype == "bf16" for storage in program.storage.values()):
-            tolerance = TOLERANCES["bf16"]
+        if tolerance is None:
+            tolerance = narrow_tolerance(storage.value.dtype for storage in program.storage.values()) or None
         expected = reference_values(program.graph, inputs, frozenset(names))
         rows = []
         complete: dict[int, list[str]] = {}
@@ -414,6 +459,46 @@ class Executable:
                     got = buffers.value(name, inputs, outputs)
                     rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
         return Verification(tuple(rows))
+
+    def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
+        """Measures each region within whole calls: `repetitions` calls with a clock between regions, in turns with as many without. Changes no input
+        and no buffer of the module, even if a call would.
+
+        Raises:
+            InvalidInput: for inputs as in a call.
+            UnsupportedOption: if `repetitions` is less than 1.
+        """
+        if repetitions < 1:
+            raise UnsupportedOption(f"repetitions = {repetitions} measures nothing", "pass a number from 1 up")
+        self._require_engine()
+        leaves = self.image.signature.leaves(args, kwargs)
+        return self._alone(self._profiled, leaves, repetitions)
+
+    def _profiled(self, leaves: Sequence[Any], repetitions: int) -> Profile:
+        engine = self._require_engine()
+        inputs = self._admission.admit(leaves)
+        seconds, calls = [], []
+
+        def call(run: Callable[..., Any]) -> tuple[float, list[Span]]:
+            start = engine.moment()
+            outputs = self._allocate()
+            try:
+                engine.bind(self._admission.addresses(inputs, outputs))
+                spans = run(engine, inputs, outputs) or []
+                engine.finish()
+            except BaseException:
+                engine.abandon()
+                raise
+            end = engine.moment()
+            engine.check_indices(True)
+            return engine.seconds(start, end), [Span(region, *(engine.seconds(start, moment) for moment in ends)) for region, *ends in spans]
+
+        for number in range(-WARM_UP_CALLS, repetitions):
+            plain, (_, spans) = call(self._run_segments), call(self._run_timed)
+            if number >= 0:
+                seconds.append(plain[0])
+                calls.append(spans)
+        return profile_of(self.image.program, self.image.machine.name, seconds, calls)
 
     def is_stale(self, module: torch.nn.Module) -> bool:
         """Whether any of the module's parameters or buffers were replaced or changed in place since compilation.
@@ -459,11 +544,13 @@ def executable_of(
     threads: int | None = None,
     defaults: Mapping[str, Any] | None = None,
     check: bool = False,
+    shared_constants: SharedConstants | None = None,
 ) -> Executable:
     """The executable of a program from a front end's model, with its kernels compiled.
 
     `sources` maps file names to kernel text; `module` is the live module, for `is_stale`; `parameters` names the positional parameters of its forward
-    function, and `defaults` maps those that have a default to its value. Calls change the module's buffers as PyTorch would.
+    function, and `defaults` maps those that have a default to its value. Calls change the module's buffers as PyTorch would. `shared_constants`:
+    as for `Executable`.
 
     Raises:
         ValueError: if the program is inconsistent.
@@ -486,7 +573,7 @@ def executable_of(
     image = Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states, kernels)
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
     stamp = ModuleStamp.of(module, states) if module is not None else None
-    return Executable(image, stamp, threads, sources_of_parameters, check)
+    return Executable(image, stamp, threads, sources_of_parameters, check, shared_constants)
 
 
 def check_threads(count: Any) -> None:

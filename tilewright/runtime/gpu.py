@@ -26,7 +26,7 @@ import torch
 
 from tilewright.errors import KernelFailed
 from tilewright.ir.region import Call
-from tilewright.runtime.buffers import Buffers, Extent
+from tilewright.runtime.buffers import Buffers, Extent, SharedConstants
 from tilewright.runtime.cpu import Compiled
 from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
@@ -36,6 +36,8 @@ STAGED_FROM = 16
 """A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
 EDGES_UP_TO = 4096
 """Segments with more nodes are ordered as a chain."""
+IDLE_CYCLES = 40_000
+"""How long a GPU idles per region before timed kernels: at 2 GHz 20 us, which is more than a launch and an event take on the host."""
 
 
 def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) -> list[list[int]]:
@@ -334,6 +336,28 @@ class GpuEngine:
             if status:
                 self._driver.fail("cuGraphLaunch", status)
 
+    def run_timed(self, first: int, last: int) -> list[torch.cuda.Event]:
+        """Enqueues the kernels as `run` does, but those of one region after those of another. Returns the moment at which the first region began, and
+        those at which each one ended. The GPU idles until all is enqueued, so that no region waits for its launch."""
+        torch.cuda._sleep(IDLE_CYCLES * (last - first))
+        moments = [self.moment()]
+        for region in range(first, last):
+            self.run(region, region + 1)
+            moments.append(self.moment())
+        return moments
+
+    def moment(self) -> torch.cuda.Event:
+        """An event on the caller's stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """The seconds between two moments; waits for the second."""
+        end.synchronize()
+        milliseconds: float = start.elapsed_time(end)
+        return 1e-3 * milliseconds
+
     def _update(self, segment: _Segment) -> None:
         """Updates the parameters of the nodes that access a tensor at a new address; their blocks already hold that address."""
         changed = [nodes for slot, nodes in segment.touching.items() if segment.seen[slot] != self._pointers[slot]]
@@ -414,10 +438,11 @@ def gpu_engine(
     program: LoadableProgram,
     binaries: Sequence[Compiled],
     model: GpuEngine | None = None,
+    shared_constants: SharedConstants | None = None,
     in_order: bool = False,
 ) -> GpuEngine:
     """An engine over fresh buffers on the current GPU; a clone of `model`, if given, is on the GPU of `model` and shares its constants and
-    kernels."""
+    kernels, others `shared_constants`."""
     torch.cuda.init()
     if model is not None:
         device, constants, library = model.buffers.device, model.buffers.constants, model.library
@@ -431,7 +456,7 @@ def gpu_engine(
             library = GpuLibrary(driver, binaries, program.kernels, context)
         finally:
             driver.pop_context()
-    buffers = Buffers(program, device, GPU_ALIGNMENT, constants)
+    buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants)
     engine = GpuEngine(buffers, library, in_order)
     torch.cuda.synchronize(device)  # the arena is zeroed and the constants are copied before the first call, whatever its stream
     return engine

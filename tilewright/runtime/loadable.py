@@ -20,8 +20,8 @@ from tilewright.ir.graph import Graph, Node
 from tilewright.ir.kernel import Kernel, required_features
 from tilewright.ir.layout import Box
 from tilewright.ir.library import LibraryCall
-from tilewright.ir.region import Call, IndexCheck, Program, Storage
-from tilewright.ir.space import SpaceCounts
+from tilewright.ir.region import Call, IndexCheck, MergeDecision, Program, Storage
+from tilewright.ir.space import Comparison, SpaceCounts
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,13 @@ class LoadableRegion:
     measured_seconds: float | None = None
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     library: LibraryCall | None = None
+    comparison: Comparison = field(default_factory=Comparison)
 
 
 @dataclass(frozen=True)
 class LoadableProgram:
     """A compiled model. `storage` holds every buffer that a call names, including those of single regions. `faults` maps the name of each buffer in
-    which kernels report indices out of range to the meaning of its elements. `search` tells which merges of operators were considered."""
+    which kernels report indices out of range to the meaning of its elements. `search`: the merges of operators and regions that were considered."""
 
     graph: Graph
     target: str
@@ -78,7 +79,7 @@ class LoadableProgram:
     storage: Mapping[str, Storage]
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     faults: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    search: tuple[str, ...] = ()
+    search: tuple[MergeDecision, ...] = ()
 
     @cached_property
     def index_checks(self) -> tuple[IndexCheck, ...]:
@@ -188,6 +189,7 @@ def loadable(program: Program) -> LoadableProgram:
                 lowered.measured_seconds,
                 MappingProxyType(dict(lowered.bounds)),
                 lowered.library,
+                lowered.comparison,
             )
         )
     result = LoadableProgram(

@@ -16,6 +16,8 @@ import torch
 
 from tilewright.errors import InvalidArtifact, InvalidInput
 from tilewright.frontend.imported import Imported
+from tilewright.frontend.tensor_memory import is_nowhere
+from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.runtime.fields import Field
 
 CONSTANT_TYPES = (bool, int, float, str, type(None))
@@ -123,7 +125,8 @@ def flatten(tree: Tree, value: Any, place: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class InputLeaf:
-    """One leaf of the arguments: the graph input `name`, or, if `name` is empty, a `constant` for which the model was compiled.
+    """One leaf of the arguments: the graph input `name`, or, if `name` is empty, a `constant` for which the model was compiled. With a `dtype` the
+    constant is a tensor, whose elements `constant` lists in order.
 
     `place` is the leaf in the caller's terms, such as "args[0]" or "kwargs['mask']"."""
 
@@ -132,6 +135,37 @@ class InputLeaf:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     constant: Any = None
+
+    @classmethod
+    def of_constant(cls, place: str, value: Any) -> InputLeaf:
+        if not isinstance(value, torch.Tensor):
+            return cls(place, constant=value)
+        return cls(place, "", tuple(value.shape), of_torch(value.dtype), tuple(value.flatten().tolist()))
+
+    def example(self) -> Any:
+        """The constant as a caller passes it."""
+        if not self.dtype:
+            return self.constant
+        return torch.tensor(self.constant, dtype=getattr(torch, ELEMENT_TYPES[self.dtype].torch)).reshape(self.shape)
+
+    def admits(self, value: Any) -> bool:
+        """Whether a caller's value is the constant."""
+        if not self.dtype:
+            return type(value) is type(self.constant) and _same(value, self.constant)
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_nowhere(value):
+            return False
+        if tuple(value.shape) != self.shape or str(value.dtype).removeprefix("torch.") != ELEMENT_TYPES[self.dtype].torch:
+            return False
+        return all(map(_same, value.detach().flatten().tolist(), self.constant))
+
+    def expected(self) -> str:
+        """The constant for a message, shortened."""
+        shown = repr(list(self.constant) if self.dtype and self.shape else self.constant[0] if self.dtype else self.constant)
+        return shown if len(shown) <= 200 else f"{shown[:200]}..."
+
+
+def _same(value: Any, constant: Any) -> bool:
+    return bool(value == constant or (value != value and constant != constant))
 
 
 @dataclass(frozen=True)
@@ -258,7 +292,7 @@ def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: M
     inputs = []
     for word, number, literal in zip(words, imported.leaves, imported.literals, strict=True):
         if number is None:
-            inputs.append(InputLeaf(word, constant=literal))
+            inputs.append(InputLeaf.of_constant(word, literal))
         else:
             value = graph.values[graph.inputs[number]]
             inputs.append(InputLeaf(word, value.name, value.shape, value.dtype))

@@ -24,6 +24,7 @@ import torch
 
 from tilewright.errors import InvalidArtifact
 from tilewright.frontend.torch_operators import permitted_operator
+from tilewright.graph import onnx_call
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, computed_in, size_of
@@ -33,7 +34,7 @@ from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, Storage
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import assign_places
-from tilewright.runtime.signature import OutputLeaf, Signature
+from tilewright.runtime.signature import InputLeaf, OutputLeaf, Signature
 from tilewright.runtime.slices import Written, accesses_overlap, is_part
 
 MOST_CALLS = 1 << 22
@@ -108,6 +109,8 @@ def _check_node(graph: Graph, node: Node) -> None:
             raise ValueError(f"node {node.name} calls no operator of PyTorch's")
         _operator(attributes["target"])
         arguments, keywords = _pair(attributes["call"], node)
+        if attributes["target"].startswith(onnx_call.PREFIX):
+            onnx_call.check_call(attributes["target"], _sequence(arguments, node))
         for recipe in (*_sequence(arguments, node), *(_pair(keyword, node)[1] for keyword in _sequence(keywords, node))):
             _check_recipe(recipe, node)
     elif node.operator == "scan":
@@ -189,7 +192,7 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
         raise ValueError(f"{name} is a slice, and does not say of what")
     _check_factors(name, layout)
     known = program.graph.values.get(name)
-    if known is not None and (known.shape != value.shape or known.dtype not in (value.dtype, computed_in(value.dtype))):
+    if known is not None and (known.shape != value.shape or computed_in(known.dtype) != computed_in(value.dtype)):
         raise ValueError(f"{name} is stored as {value}, and the graph says {known}")
     source = program.constant_source(name)
     if source is None:
@@ -371,6 +374,16 @@ def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]
 # How it is called
 
 
+def _is_tensor(leaf: InputLeaf) -> bool:
+    kinds = {"float": (float,), "int": (int,), "bool": (bool,)}
+    kind = ELEMENT_TYPES.get(leaf.dtype)
+    elements = leaf.constant if isinstance(leaf.constant, tuple) else None
+    if kind is None or kind.kind not in kinds or elements is None or len(elements) != prod(leaf.shape):
+        return False
+    within = kind.kind == "float" or all(kind.lowest <= element <= kind.highest for element in elements)
+    return all(type(element) in kinds[kind.kind] for element in elements) and within
+
+
 def _check_signature(program: LoadableProgram, signature: Signature, states: Mapping[str, torch.Tensor]) -> None:
     """Arguments and results are the graph's inputs and outputs, each once, with equal shapes and types."""
     graph, inputs = program.graph, signature.inputs
@@ -386,6 +399,8 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
     for leaf in inputs:
         if leaf.name and (leaf.shape, leaf.dtype) != _typed(graph.values[leaf.name]):
             raise ValueError(f"input {leaf.place} is {leaf.dtype}{list(leaf.shape)}, and the graph says {graph.values[leaf.name]}")
+        if not leaf.name and leaf.dtype and not _is_tensor(leaf):
+            raise ValueError(f"input {leaf.place} is no constant of type {leaf.dtype} and shape {list(leaf.shape)}")
     if {state.name for state in signature.states} != set(states) or len(signature.states) != len(states):
         raise ValueError("its states are not those of its weights")
 

@@ -67,7 +67,7 @@ def _checked_node(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], devi
     try:
         results = run_node(node, inputs, device)
     except Exception as error:
-        error.add_note(f"in {node.described}, which runs through PyTorch")
+        error.add_note(f"in {node.described}, which none of our kernels computes")
         raise
     if len(results) < len(node.outputs):
         raise KernelFailed(f"{node.described} made {len(results)} tensors, and not {len(node.outputs)}", "compile the model again")
@@ -106,7 +106,8 @@ def _check_targets(graph: Graph) -> None:
 def _evaluate(graph: Graph, node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluates a node of the operator table by its definition, with NumPy: for a kernel that the compiler rejected."""
     results = evaluate_node(graph, node, [to_numpy(tensor) for tensor in inputs])
-    return tuple(torch.from_numpy(array) for array in results)
+    made = zip(node.outputs, results, strict=True)
+    return tuple(torch.from_numpy(array).to(torch_dtype(graph.values[name].dtype)) for name, array in made)
 
 
 def run_region(

@@ -7,7 +7,7 @@ reference evaluates the graph's nodes in float64: sums of products through PyTor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +17,17 @@ import torch
 import torch.nn.functional as functional
 
 from tilewright.graph.reference import evaluate_node, to_numpy
-from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, is_float
+from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, NARROW_FLOATS
 from tilewright.ir.graph import Graph, Node, Value
 
 TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, t in ELEMENT_TYPES.items() if t.tolerance})
 """Largest error that passes, as a fraction of the value's largest magnitude; integers and booleans must be equal."""
+
+
+def narrow_tolerance(types: Iterable[str]) -> float:
+    """The tolerance of values that are computed from values of these types, as far as some are 16-bit floats; 0 if none is."""
+    return max((TOLERANCES[dtype] for dtype in NARROW_FLOATS.intersection(types)), default=0.0)
+
 
 
 @dataclass(frozen=True)
@@ -73,15 +79,19 @@ class Verification:
 
 
 def widened(graph: Graph) -> Graph:
-    """The graph with every floating-point value, constant and `dtype` attribute as float64."""
+    """The graph with every floating-point value, constant and `dtype` attribute as float64, and every complex one as complex128."""
     values = {name: replace(value, dtype=_wide(value.dtype)) for name, value in graph.values.items()}
-    constants = {name: t.double() if t.is_floating_point() else t for name, t in graph.constants.items()}
+    constants = {name: _widened_tensor(t) for name, t in graph.constants.items()}
     nodes = tuple(replace(node, attributes=_widened_attributes(node.attributes)) for node in graph.nodes)
     return replace(graph, nodes=nodes, values=values, constants=constants)
 
 
 def _wide(dtype: str) -> str:
-    return "f64" if is_float(dtype) else dtype
+    return {"float": "f64", "complex": "c128"}.get(ELEMENT_TYPES[dtype].kind, dtype)
+
+
+def _widened_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor.to(torch.complex128) if tensor.is_complex() else tensor
 
 
 def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,8 +101,8 @@ def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         if key == "dtype" and isinstance(item, str):
             return _wide(item)
         if isinstance(item, tuple):
-            if len(item) == 2 and item[0] == "dtype" and is_float(BY_TORCH_NAME.get(item[1], "bool")):
-                return ("dtype", "float64")
+            if len(item) == 2 and item[0] == "dtype" and item[1] in BY_TORCH_NAME:
+                return ("dtype", ELEMENT_TYPES[_wide(BY_TORCH_NAME[item[1]])].torch)
             return tuple(fix("", part) for part in item)
         return item
 
@@ -104,7 +114,7 @@ def reference_values(graph: Graph, inputs: Sequence[torch.Tensor], wanted: froze
     wide = widened(graph)
     environment: dict[str, np.ndarray] = {}
     for name, tensor in zip(wide.inputs, inputs, strict=True):
-        environment[name] = to_numpy(tensor.double() if tensor.is_floating_point() else tensor)
+        environment[name] = to_numpy(_widened_tensor(tensor))
     for name, tensor in wide.constants.items():
         environment[name] = to_numpy(tensor)
     last_use = {name: i for i, node in enumerate(wide.nodes) for name in node.inputs}
@@ -150,6 +160,8 @@ def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     or infinities are at different positions. The tensors have as many elements, on the same device."""
     if not got.numel():
         return 0.0, 0.0
+    if got.is_complex():
+        return errors(torch.view_as_real(got.resolve_conj()), torch.view_as_real(expected.resolve_conj()))
     ours, theirs = got.double(), expected.double().reshape(got.shape)
     finite = torch.isfinite(ours) & torch.isfinite(theirs)
     same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
@@ -166,5 +178,6 @@ def compare(region: str, order: int, value: Value, got: torch.Tensor, expected: 
     """The error of one value; `expected` is its float64 reference."""
     exact = value.dtype not in TOLERANCES
     limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCES[value.dtype]
-    absolute, relative = errors(got.detach().cpu(), torch.from_numpy(np.array(expected, dtype=np.float64)))
+    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
+    absolute, relative = errors(got.detach().cpu(), torch.from_numpy(np.array(expected, dtype=wide)))
     return VerifiedValue(region, order, value.name, value.dtype, value.shape, absolute, relative, limit)

@@ -19,14 +19,19 @@ from tilewright.selection.ranking import Choice
 
 DEEPCUTS = "DeepCuts' limit"
 """The name of the limit of `kernels.gpu.deepcuts`, which good kernels exceed."""
+ARITHMETIC = "arithmetic at peak"
+"""The name of a CPU's limit."""
 
 
-def bounds_of(problem: Problem, choice: Choice, machine: Machine) -> Mapping[str, float]:
-    """Seconds that no kernel of the schedule can beat on a GPU, under the name of their longest term, and DeepCuts' limit. Calls are repeated: what
-    level 2 cannot hold of their distinct bytes goes through memory. A schema without a bound, or without formulas in the paper, has none, nor has a
-    CPU."""
-    form = form_of(choice.schema, problem, machine) if machine.is_gpu else None
-    if form is None or isinstance(form, Unsuitable):
+def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int = 1) -> Mapping[str, float]:
+    """Seconds that no kernel of the schedule can beat, under the name of what limits them. On a GPU that is the longest term of the lower bound,
+    beside DeepCuts' limit. Calls are repeated: what level 2 cannot hold of their distinct bytes goes through memory. A schema without a bound, or
+    without formulas in the paper, has none. On a CPU it is the schedule's arithmetic at the peak of `threads` threads."""
+    if not machine.is_gpu:
+        narrow = "bf16" in problem.dtypes.values()
+        return MappingProxyType({ARITHMETIC: arithmetic_seconds(choice.flops, machine, threads, narrow)} if choice.flops else {})
+    form = form_of(choice.schema, problem, machine)
+    if isinstance(form, Unsuitable):
         return MappingProxyType({})
     candidate = {entry.name: np.array([getattr(choice.schedule, entry.name)]) for entry in fields(choice.schedule)}
     found: dict[str, float] = {}
@@ -40,3 +45,9 @@ def bounds_of(problem: Problem, choice: Choice, machine: Machine) -> Mapping[str
     except Unsuitable:
         return MappingProxyType(found)
     return MappingProxyType({**found, DEEPCUTS: limit} if isfinite(limit) else found)
+
+
+def arithmetic_seconds(flops: float, machine: Machine, threads: int, narrow: bool = False) -> float:
+    """Seconds of so many operations at a CPU's peak, on that many threads; `narrow`: in bfloat16, where the machine is faster in that."""
+    peak = max(machine.peak_flops[dtype] for dtype in ("fp32", *(("bf16",) if narrow else ())) if dtype in machine.peak_flops)
+    return flops / (peak * min(threads, machine.processors) / machine.processors)

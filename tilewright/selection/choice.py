@@ -25,14 +25,14 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
     """
     options = Options(threads, numerics)
     ranking = Ranking(machine)
-    refusals: list[Unsuitable] = []
+    refusals: dict[str, str] = {}
     for schema in schemas(machine, problem.region.kind):
         if schema.transforms and not numerics.winograd:
-            refusals.append(Unsuitable("Winograd's algorithm is not allowed"))
+            refusals[schema.name] = "Winograd's algorithm is not allowed"
             continue
         form = form_of(schema, problem, machine)
         if isinstance(form, Unsuitable):
-            refusals.append(form)
+            refusals[schema.name] = str(form)
             continue
         with_its = candidates(ranking, schema, form.facts, options)
         if not schema.alone:
@@ -41,11 +41,12 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
             ranking = with_its
             break
     if not ranking.parts and not ranking.rejections:
-        reasons = "; ".join(dict.fromkeys(map(str, refusals)))
+        reasons = "; ".join(dict.fromkeys(refusals.values()))
         raise Unsuitable(reasons or f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
     if learned:
         ranking = gpu.corrected(ranking, machine) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
-    return replace(ranking, library=library_choices(problem, ranking, options)) if numerics.vendor else ranking
+    found = library_choices(problem, ranking, options) if numerics.vendor else ()
+    return replace(ranking, library=found, unsuitable=MappingProxyType(refusals))
 
 
 def library_choices(problem: Problem, ranking: Ranking, options: Options) -> tuple[Choice, ...]:
@@ -72,9 +73,10 @@ def estimated(schema: AnySchema, facts: object, candidates: Columns, machine: Ma
 
 
 def choose(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL) -> Choice:
-    """The candidate with the shortest predicted time; the arguments are those of `rank`.
+    """The candidate with the shortest predicted time, and what it was compared with; the arguments are those of `rank`.
 
     Raises:
         Unsuitable: like `rank`, and if no candidate is feasible.
     """
-    return rank(problem, machine, threads, numerics).first()
+    ranking = rank(problem, machine, threads, numerics)
+    return ranking.compared(ranking.first())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
-from tilewright.ir.space import SpaceCounts
+from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.kernels.columns import Columns, length, row
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.schema import AnySchema
@@ -22,7 +24,8 @@ from tilewright.kernels.schema import AnySchema
 class Choice:
     """One candidate of a schema with its prediction. `rejected` counts infeasible candidates by reason, `candidates` the feasible ones.
     `measured_seconds`: from records, if there are any. `seconds` is infinite for a candidate of a library, which has no prediction. `notes`: what
-    else is to be said about the choice."""
+    else is to be said about the choice. `comparison`: the best of the other candidates. `flops`: operations of one
+    call."""
 
     schema: AnySchema
     schedule: Any
@@ -32,10 +35,23 @@ class Choice:
     candidates: int
     measured_seconds: float | None = None
     notes: tuple[str, ...] = ()
+    comparison: Comparison = field(default_factory=Comparison)
+    flops: float = 0.0
 
     @property
     def space(self) -> SpaceCounts:
         return SpaceCounts(self.candidates, self.rejected)
+
+
+    @property
+    def predicted(self) -> float:
+        """The predicted seconds; 0 without a prediction."""
+        return self.seconds if isfinite(self.seconds) else 0.0
+
+    @property
+    def candidate(self) -> Candidate:
+        """The choice as explanations of another one show it."""
+        return Candidate(self.schema.name, str(self.schedule), self.predicted or None, self.terms, self.measured_seconds)
 
 
 @dataclass(frozen=True)
@@ -55,13 +71,14 @@ class Ranking:
 
     `parts`: one for each schema that has a feasible candidate. `rejections`: for each schema that was asked, by name, the number of candidates
     rejected for each reason. `predicted`: seconds of all candidates, if a learned model has corrected the estimates. `library`: candidates without a
-    prediction, which have no place in the order: only measured times can choose them."""
+    prediction, which have no place in the order: only measured times can choose them. `unsuitable`: why other schemas have no candidates, by name."""
 
     machine: Machine
     parts: tuple[Part, ...] = ()
     rejections: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
     predicted: np.ndarray | None = None
     library: tuple[Choice, ...] = ()
+    unsuitable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def rejected(self) -> Mapping[str, int]:
@@ -123,7 +140,22 @@ class Ranking:
             terms["learned correction"] = float(self.predicted[position]) - seconds
             seconds = float(self.predicted[position])
         schedule = part.schema.schedule_of(row(part.candidates, at), self.machine)
-        return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
+        flops = float(part.counts.flops[at])
+        return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates, flops=flops)
+
+    def compared(self, chosen: Choice) -> Choice:
+        """The choice with the best candidates that it was compared with: of every schema the first, and the second of all."""
+        seconds, starts = self.seconds, self.starts
+        places = {int(begin + np.argmin(seconds[begin:end])) for begin, end in pairwise(starts)}
+        if len(seconds) > 1:
+            places.add(int(np.argmin(np.where(np.arange(len(seconds)) == np.argmin(seconds), np.inf, seconds))))
+        found = [self.choice(place) for place in sorted(places, key=lambda place: (seconds[place], place))]
+        others = tuple(choice.candidate for choice in (*found, *self.library) if choice.schedule != chosen.schedule)
+        empty = {name: "no schedule is feasible: " + _most(reasons) for name, reasons in self.rejections.items() if not self._has(name)}
+        return replace(chosen, comparison=Comparison(chosen.schema.name, others, MappingProxyType({**self.unsuitable, **empty})))
+
+    def _has(self, name: str) -> bool:
+        return any(part.schema.name == name for part in self.parts)
 
     def find(self, schedule: Any) -> Choice | None:
         """The candidate with a schedule, be it predicted or a library's; None if there is none."""
@@ -140,3 +172,8 @@ class Ranking:
                         return choice
             start += count
         return next((choice for choice in self.library if choice.schedule == schedule), None)
+
+
+def _most(reasons: Mapping[str, int]) -> str:
+    """The reason that rejects most candidates."""
+    return max(reasons, key=lambda reason: reasons[reason], default="its space is empty")

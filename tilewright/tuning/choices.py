@@ -24,6 +24,7 @@ from tilewright.hardware.calibration import name_in_use
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
+from tilewright.ir.space import Candidate, Comparison
 from tilewright.kernels.registry import has_registered, schema_of
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import Chooser
@@ -55,7 +56,9 @@ def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
         """The choice, and whether it is reproducible."""
         if not by_code or machine.is_gpu or problem.region.kind != "contraction":
             return choose(problem, machine, threads, numerics), True
-        return best(problem, rank(problem, machine, threads, numerics), threads)
+        ranking = rank(problem, machine, threads, numerics)
+        choice, whole = best(problem, ranking, threads)
+        return ranking.compared(choice), whole
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
         quick = not machine.is_gpu and (not by_code or problem.region.kind != "contraction")
@@ -89,7 +92,11 @@ def _read(path: Path, problem: Problem, machine: Machine) -> Choice | None:
         rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
         schedule = serialisation.schedule_of(content["schedule"])
         schema = schema_of(schedule, machine, problem.region.kind)
-        return Choice(schema, schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
+        others = tuple(Candidate(**{**entry, "terms": MappingProxyType(entry["terms"])}) for entry in content["others"])
+        comparison = Comparison(schema.name, others, MappingProxyType(content["unsuitable"]))
+        seconds, candidates, flops = float(content["seconds"]), int(content["candidates"]), float(content["flops"])
+        notes = tuple(map(str, content["notes"]))
+        return Choice(schema, schedule, seconds, MappingProxyType(terms), rejected, candidates, None, notes, comparison, flops)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Unsuitable):
         return None
 
@@ -103,7 +110,9 @@ def _write(path: Path, choice: Choice) -> None:
     """Stores a choice atomically; a full or read-only disk costs only time."""
     content = {
         "schedule": serialisation.schedule_text(choice.schedule), "seconds": choice.seconds, "terms": dict(choice.terms),
-        "rejected": dict(choice.rejected), "candidates": choice.candidates,
+        "rejected": dict(choice.rejected), "candidates": choice.candidates, "flops": choice.flops,
+        "others": [{**vars(other), "terms": dict(other.terms)} for other in choice.comparison.others],
+        "unsuitable": dict(choice.comparison.unsuitable), "notes": list(choice.notes),
     }  # fmt: skip
     with suppress(OSError):
         write_private(path, json.dumps({**content, "digest": _digest(content)}).encode())

@@ -43,6 +43,7 @@ MARGIN = 0.05
 """Fraction by which another score must be better to replace the models' first choice."""
 MOST_SECONDS = 45.0
 """Maximum time of a compiler call for a candidate, if the user's limit is not shorter: a program that hangs delays the plan once for each region."""
+BY_CODE = "the score of its compiled code is better than that of the models' first candidate"
 WORTH_SECONDS = 3e-5
 """Predicted time below which a region is left to the models: a better choice would save less than a kernel call costs."""
 
@@ -107,8 +108,9 @@ def best(problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURIT
 
     found = rescored(ranking, score, len(close))
     its = next((entry.score for entry in found if entry.choice.schedule == favourite.schedule), None)
-    chosen = found[0].choice if its is not None and found[0].score < (1 - MARGIN) * its else favourite
-    return chosen, not hung
+    if its is None or found[0].score >= (1 - MARGIN) * its:
+        return favourite, not hung
+    return replace(found[0].choice, notes=(BY_CODE,)), not hung
 
 
 def printed(problem: Problem, choice: Choice, machine: Machine) -> list[Kernel]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.runtime.verify import errors
+from tilewright.stages import Progress
 
 Run = Callable[..., Any]
 
@@ -94,19 +95,23 @@ def interleaved_seconds(
     rounds: int,
     seconds_per_turn: float,
     seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
+    report: Progress = lambda stage, done, total: None,
 ) -> dict[str, list[float]]:
-    """Seconds of every timed call, by contender.
+    """Seconds of every timed call, by contender. `report` learns of each turn before it begins.
 
     In each round every contender has one turn of at least `seconds_per_turn`, so that machine drift affects all equally; the order rotates. A turn
     starts with two untimed calls, during which the previous contender's threads go to sleep and caches fill. `seconds_of` times one call; a GPU needs
     one that uses events.
     """
     names = list(calls)
+    done = 0
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_index in range(rounds):
         shift = round_index % len(names) if names else 0
         for name in names[shift:] + names[:shift]:
             call = calls[name]
+            report("measuring in turns", done, rounds * len(names))
+            done += 1
             call()
             call()
             spent = 0.0
@@ -126,12 +131,14 @@ def compare(
     rounds: int,
     seconds_per_turn: float,
     seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
+    report: Progress = lambda stage, done, total: None,
 ) -> list[Outcome]:
     """Prepares every contender with the example inputs, checks it on the fresh inputs, and times those with correct results."""
     reference = double_precision_outputs(module, fresh_inputs)
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], object]] = {}
-    for contender in contenders:
+    for number, contender in enumerate(contenders):
+        report(f"preparing {contender.name}", number, len(contenders))
         outcome = Outcome(network, contender.name, "measured")
         start = time.perf_counter()
         try:
@@ -153,7 +160,7 @@ def compare(
         else:
             calls[contender.name] = partial(run, *fresh_inputs)
         outcomes[contender.name] = outcome
-    for name, seconds in interleaved_seconds(calls, rounds, seconds_per_turn, seconds_of).items():
+    for name, seconds in interleaved_seconds(calls, rounds, seconds_per_turn, seconds_of, report).items():
         lower, median, upper = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
         outcomes[name] = dataclasses.replace(
             outcomes[name], median_seconds=median, quartile_seconds=(lower, upper), minimum_seconds=min(seconds),

@@ -86,7 +86,7 @@ def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | No
         compiler=known.get("compiler", ""),
         mode=outcome.mode,
         code=outcome.code,
-        generator=generator(machine),
+        generator=generator(machine, problem.region.kind == "chain"),
         status=outcome.status,
         reason=_printable(outcome.reason)[:MOST_REASON],  # text of a compiler, or of whatever failed
         median=timing.median if timing else None,

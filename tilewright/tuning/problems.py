@@ -40,7 +40,8 @@ def _digest_of(problem: Problem) -> str:
             for name in sorted(problem.layouts)
         ],
     )
-    return serialisation.digest(facts)
+    stages = [(stage.kind, stage.outputs) for stage in problem.region.stages]
+    return serialisation.digest((*facts, stages) if stages else facts)
 
 
 def text_of(problem: Problem) -> str:
@@ -101,10 +102,11 @@ def convolution_problem(
     return canonical(Problem(region, layouts, values, frozenset({"w"}))).problem
 
 
-@lru_cache(maxsize=1)
-def _sources() -> str:
-    """A digest of all sources that lower and print kernels."""
-    return digest_of_files(*(f"{folder}/**/*.py" for folder in ("ir", "graph", "codegen", "kernels")))
+@lru_cache(maxsize=2)
+def _sources(chain: bool) -> str:
+    """A digest of all sources that lower and print kernels; those of a chain also choose the schedules of its regions."""
+    folders = ("ir", "graph", "codegen", "kernels", *(("partition", "selection") if chain else ()))
+    return digest_of_files(*(f"{folder}/**/*.py" for folder in folders), *(("hardware/calibration/*.json",) if chain else ()))
 
 
 def digest_of_files(*patterns: str) -> str:
@@ -118,9 +120,10 @@ def digest_of_files(*patterns: str) -> str:
     return found.hexdigest()
 
 
-def generator(machine: Machine) -> str:
-    """Twenty hexadecimal digits that change with everything that generated code for the machine may depend on besides problem and schedule."""
-    return hashlib.sha256(f"{_sources()} {machine.digest}".encode()).hexdigest()[:20]
+def generator(machine: Machine, chain: bool = False) -> str:
+    """Twenty hexadecimal digits that change with everything that generated code of a region, or of a chain, for the machine may depend on besides
+    problem and schedule."""
+    return hashlib.sha256(f"{_sources(chain)} {machine.digest}".encode()).hexdigest()[:20]
 
 
 def code_of(lowered: Lowered) -> str:

@@ -1,6 +1,6 @@
 """Records: every measurement of a candidate with everything that it depends on, in one SQLite file.
 
-A measurement is never changed; measuring again adds another. Files of JSON lines transfer records between machines.
+A measurement is never changed; measuring again adds another, and the latest counts. Files of JSON lines transfer records between machines.
 
 Problems with the user's own file (`default_path`) never fail a compilation: if it is damaged it is renamed, and if it cannot be read it is ignored; a
 warning says which. A file that was named explicitly is never moved, and any problem with it is an error.
@@ -60,8 +60,10 @@ class Records:
                 self._connection = self._opened(write)
 
     def _opened(self, write: bool) -> sqlite3.Connection | None:
-        """A connection to the user's own file, which others may be setting aside."""
+        """A connection to the user's own file, which others may be setting aside; None for reading if nothing was ever recorded."""
         try:
+            if not write and not self.path.exists():
+                return None
             with staying(self.path, WRITE_SECONDS if write else READ_SECONDS):
                 return connected(self.path, write)
         except OSError as error:
@@ -109,6 +111,16 @@ class Records:
             )
             return self._connection.total_changes - before
 
+    def forget(self, machine: str = "", region: str = "", before: str = "", failures: bool = False) -> int:
+        """Deletes the measurements to which all that is given applies, and returns their number: of machines and of regions whose names begin so,
+        older than a date in the format of `measurement.now`, and only those that failed or were wrong."""
+        condition = "substr(machine, 1, length(?)) = ? AND substr(region, 1, length(?)) = ? AND (? = '' OR date < ?)"
+        condition += " AND status != 'measured'" if failures else ""
+        assert self._connection is not None
+        with errors_of(self.path), transaction(self._connection):
+            arguments = (machine, machine, region, region, before, before)
+            return self._connection.execute(f"DELETE FROM measurements WHERE {condition}", arguments).rowcount
+
     def all(self) -> Iterator[Measurement]:
         """Every measurement, by date."""
         yield from self._select("ORDER BY date, identity")
@@ -118,12 +130,10 @@ class Records:
         return list(self._select("WHERE region = ? AND machine = ? AND mode = ? ORDER BY date, identity", region, machine, mode))
 
     def standing(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
-        """One measurement for each schedule and code, fastest first. Of several, the one with the most replays counts, and of these the latest."""
+        """One measurement for each schedule and code, fastest first: the latest, since what was measured again is measured with more replays."""
         kept: dict[tuple[str, str], Measurement] = {}
-        for entry in self.of(region, machine, mode):
-            key = (entry.schedule, entry.code)
-            if key not in kept or kept[key].count <= entry.count:
-                kept[key] = entry
+        for entry in sorted(self.of(region, machine, mode), key=lambda entry: (entry.date, entry.count)):
+            kept[entry.schedule, entry.code] = entry
         return sorted(kept.values(), key=lambda entry: (entry.seconds, entry.schedule, entry.code))
 
     def _select(self, condition: str, *arguments: str) -> Iterator[Measurement]:

@@ -24,6 +24,7 @@ from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage
 from tilewright.kernels.registry import schedule_types
+from tilewright.partition.chain_kernel import StripSchedule
 
 _TYPES: Mapping[str, type] = MappingProxyType(
     {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache, LibraryCall, View)}
@@ -100,6 +101,11 @@ def _type_of(name: str) -> type | None:
     return _TYPES.get(name) or schedule_types().get(name)
 
 
+def _schedule_types() -> Mapping[str, type]:
+    """The types of schedules by name: those of regions, and that of chains."""
+    return {**schedule_types(), StripSchedule.__name__: StripSchedule}
+
+
 def schedule_text(schedule: Any) -> str:
     """One line of JSON with the schedule's type and every parameter; equal schedules have equal texts."""
     return json.dumps({"type": type(schedule).__name__, **{field.name: getattr(schedule, field.name) for field in fields(schedule)}})
@@ -112,14 +118,14 @@ def schedule_of(text: str) -> Any:
         ValueError, KeyError, TypeError: if the text is not a schedule, or its schema or a parameter no longer exists.
     """
     content = json_of(text)
-    kind = schedule_types()[content.pop("type")]
+    kind = _schedule_types()[content.pop("type")]
     return kind(**{name: tuple(item) if isinstance(item, list) else item for name, item in content.items()})
 
 
 def least_parameters(name: str) -> Mapping[str, int]:
     """The minimum value of each parameter of the schedule type `name` in any space. It is 0 if the default is 0 (feature off) or the parameter is a
     boolean, otherwise 1. Empty for an unknown type."""
-    known = schedule_types().get(name)
+    known = _schedule_types().get(name)
     return {} if known is None else _least(known)
 
 

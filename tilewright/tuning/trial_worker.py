@@ -45,7 +45,7 @@ from tilewright.runtime.library import prepared as prepared_call
 from tilewright.runtime.library import viewed
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
-from tilewright.runtime.verify import TOLERANCES, errors
+from tilewright.runtime.verify import TOLERANCES, errors, narrow_tolerance
 from tilewright.tuning import serialisation
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.workers import Fatal, Message, serve
@@ -254,8 +254,8 @@ class Server:
         assert self.problem is not None
         loaded = self.load(message["program"], message["mode"])
         tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
-        if any(value.dtype == "bf16" for value in self.problem.values.values()):  # in that case packed constants are rounded too
-            tolerance = max(tolerance, TOLERANCES["bf16"])
+        # tile products round packed constants too
+        tolerance = max(tolerance, narrow_tolerance(value.dtype for value in self.problem.values.values()))
         try:
             self.once(loaded)
             error = self.error(0)

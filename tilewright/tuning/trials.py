@@ -7,8 +7,8 @@ import queue
 import shutil
 import statistics
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,9 @@ GIVE_UP = 4.0
 """Ratio to the best time above which a candidate is timed only once."""
 FINALISTS, NEAR = 4, 1.1
 """Maximum number of candidates of a problem that are measured again in turns, and their maximum time relative to the best."""
+FAR = 2.0
+"""A candidate is measured again if its measured time over its predicted one differs by more than this factor from what is usual in its region: models
+are wrong alike for similar candidates, and other work on the machine delays one of them."""
 ROUNDS = 9
 AHEAD = 4
 """Maximum candidates per compiling process that are compiled but not yet measured."""
@@ -44,11 +47,12 @@ COMPILER = ("-m", "tilewright.tuning.compile_worker")
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate of a problem; `key` is for the caller's use."""
+    """One candidate of a problem; `key` is for the caller's use. `predicted_seconds`: 0 without a prediction."""
 
     problem: Problem
     schedule: Any
     key: Hashable = None
+    predicted_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ class Trials:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-compile")
         self._devices = [MeasuringProcess(machine, device, measurer, seed, trial_seconds) for device in devices]
         self._numbers = itertools.count()  # `next` is atomic, also with several threads
+        self.compiled: Callable[[], object] = lambda: None
+        """Called by `measure` on a CPU whenever a candidate has been compiled, since it measures none before."""
 
     def __enter__(self) -> Trials:
         return self
@@ -162,7 +168,7 @@ class Trials:
 
     def measure(self, jobs: Iterable[Job], mode: str = "cold", finals: bool = False) -> Iterator[Outcome]:
         """Outcomes in order of completion. `jobs` is read in the caller's thread, as far ahead as the compilers need work. With `finals`, candidates
-        near the best of their problem have a second outcome, which is `final`.
+        near the best of their problem, and those far from their predictions, have a second outcome, which is `final`.
 
         Raises:
             TargetNotPresent, KernelFailed, CompilerMissing: if a process cannot start.
@@ -218,17 +224,12 @@ class Trials:
             own = list(same)
             group = _Group(own[0].problem)
             compiled = [self._pool.submit(self._compile, job) for job in own]
-            wait(compiled)
+            for _ in as_completed(compiled):
+                self.compiled()
             for job, future in zip(own, compiled, strict=True):
                 group.add(job, future)
             group.close()
-            groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
-            groups.put(group)
-            groups.put(None)
-            results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
-            _serve_groups(self._devices[0], groups, results, mode, finals)
-            while not results.empty():
-                yield _outcome_of(results.get())
+            yield from _served(self._devices[0], group, mode, finals)
 
     def remeasure(self, jobs: Sequence[Job], rounds: int = ROUNDS, mode: str = "cold") -> list[Outcome]:
         """Measures jobs of one problem again, in turns on the first GPU: each round times every candidate, so that drift affects all equally.
@@ -301,38 +302,60 @@ def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str
     """Body of a GPU's thread: handles one problem after another, and its candidates as they are compiled."""
     try:
         while (group := groups.get()) is not None:
-            finalists: list[tuple[Outcome, Message]] = []
-            best = float("inf")
-            for job, future in group:
-                if future.cancelled():
-                    return
-                compiled = future.result()
-                answer = compiled if "error" in compiled else device.trial(job.problem, compiled["program"], mode, GIVE_UP * best)
-                outcome = _outcome(job, compiled, answer, mode, device)
-                best = min(best, outcome.seconds)
+            for outcome in _served(device, group, mode, finals):
                 results.put(outcome)
-                ranked = sorted([*finalists, (outcome, compiled)], key=lambda entry: entry[0].seconds)
-                finalists = _finalists(ranked) if finals else []
-                for entry in ranked:
-                    if entry not in finalists:
-                        shutil.rmtree(entry[1]["folder"], ignore_errors=True)
-            if len(finalists) > 1:
-                answer = device.remeasure(group.problem, [compiled["program"] for _, compiled in finalists], ROUNDS, mode)
-                for (outcome, _), times in zip(finalists, answer.get("times", ()), strict=False):
-                    results.put(replace(outcome, timing=Timing.of(times), final=True))
-            for _, compiled in finalists:
-                shutil.rmtree(compiled["folder"], ignore_errors=True)
     except BaseException as error:  # re-raised in the caller's thread
         results.put(error)
 
 
+def _served(device: MeasuringProcess, group: _Group, mode: str, finals: bool) -> Iterator[Outcome]:
+    """The outcomes of a problem's candidates as they are compiled, and then those of the finalists."""
+    measured: list[tuple[Outcome, Message]] = []
+    best = float("inf")
+    for job, future in group:
+        if future.cancelled():
+            return
+        compiled = future.result()
+        answer = compiled if "error" in compiled else device.trial(job.problem, compiled["program"], mode, GIVE_UP * best)
+        outcome = _outcome(job, compiled, answer, mode, device)
+        best = min(best, outcome.seconds)
+        yield outcome
+        if finals and outcome.timing:
+            measured.append((outcome, compiled))
+        else:
+            shutil.rmtree(compiled["folder"], ignore_errors=True)
+    finalists = _finalists(sorted(measured, key=lambda entry: entry[0].seconds))
+    if finalists:
+        answer = device.remeasure(group.problem, [compiled["program"] for _, compiled in finalists], ROUNDS, mode)
+        for (outcome, _), times in zip(finalists, answer.get("times", ()), strict=False):
+            yield replace(outcome, timing=Timing.of(times), stopped=False, final=True)
+    for _, compiled in measured:
+        shutil.rmtree(compiled["folder"], ignore_errors=True)
+
+
 def _finalists(ranked: Sequence[tuple[Outcome, Message]]) -> list[tuple[Outcome, Message]]:
-    """The measured candidates that are near the first. If it is a library's, the fastest of ours is among them, however slow: a library replaces it
-    only if it is faster in turns with it."""
-    measured = [entry for entry in ranked if entry[0].timing]
-    near = [entry for entry in measured[:FINALISTS] if entry[0].seconds <= NEAR * measured[0][0].seconds]
-    ours = [entry for entry in measured if not isinstance(entry[0].job.schedule, LibrarySchedule)]
-    return near if not ours or any(entry in near for entry in ours) else [*near, ours[0]]
+    """Those of some measured candidates, fastest first, that are measured again. If the first is a library's, the fastest of ours is among them,
+    however slow: a library replaces it only if it is faster in turns with it."""
+    ours = next((place for place, (outcome, _) in enumerate(ranked) if not isinstance(outcome.job.schedule, LibrarySchedule)), None)
+    places = doubtful([outcome.seconds for outcome, _ in ranked], [outcome.job.predicted_seconds for outcome, _ in ranked])
+    if ours:
+        places = sorted({0, ours, *places})
+    return [ranked[place] for place in places]
+
+
+def doubtful(seconds: Sequence[float], predicted: Sequence[float]) -> list[int]:
+    """Which candidates of a problem are to be measured again, in turns with the first: those near the first, if there are others, and those far from
+    their predictions (`FAR`). The first is far also if it differs that much from its own prediction, since it decides. `seconds`: ascending;
+    `predicted`: 0 where there is no prediction, which is never far."""
+    near = [place for place, own in enumerate(seconds[:FINALISTS]) if own <= NEAR * seconds[0]]
+    ratios = {place: own / expected for place, (own, expected) in enumerate(zip(seconds, predicted, strict=True)) if expected}
+    usual = statistics.median(ratios.values()) if ratios else 1.0
+    far = [place for place, ratio in ratios.items() if _differs(ratio, usual) or (place == 0 and _differs(ratio, 1.0))]
+    return sorted({0, *far, *near}) if far or len(near) > 1 else []
+
+
+def _differs(ratio: float, usual: float) -> bool:
+    return not 1 / FAR <= ratio / usual <= FAR
 
 
 def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: MeasuringProcess) -> Outcome:

@@ -5,10 +5,10 @@ Recorded candidates are not measured again, so interrupted tuning resumes where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,24 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
+from tilewright.ir.space import Candidate, Comparison
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.bounds import lower_bound
-from tilewright.kernels.registry import library, lower
+from tilewright.kernels.registry import library
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.plan import Chooser, plan_program
+from tilewright.partition.chain_kernel import StripSchedule
+from tilewright.partition.chains import Judge, Strips, lower, parts_of
+from tilewright.partition.plan import Chooser, Recorded, plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
+from tilewright.stages import Stages
 from tilewright.tuning import serialisation
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.code_choice import reads_code
 from tilewright.tuning.measurement import Measurement, measurement_of
 from tilewright.tuning.problems import code_of, generator, key_of
 from tilewright.tuning.records import Records, default_path
-from tilewright.tuning.trials import FINALISTS, NEAR, ROUNDS, TUNING_MODE, Job, Outcome, Trials
+from tilewright.tuning.trials import ROUNDS, TUNING_MODE, Job, Outcome, Trials, doubtful
 
 Report = Callable[[int, int, Outcome | None], None]
 """Called as report(done, total, outcome)."""
@@ -44,21 +48,22 @@ OUTSIDE = "recorded, and no candidate of this region"
 
 @dataclass(frozen=True)
 class Tuned:
-    """Number of problems and of their candidates: `known` were already in the records, and the lower bounds of `bounded_out` exceed the best recorded
-    time."""
+    """Number of problems and of their candidates: `known` were already in the records, the lower bounds of `bounded_out` exceed the best recorded
+    time, and `repeated` were measured again in turns."""
 
     problems: int
     known: int
     measured: int
     failed: int
     bounded_out: int = 0
+    repeated: int = 0
 
 
 def distinct_problems(
-    graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL
+    graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL, stages: Stages | None = None
 ) -> list[Problem]:
-    """The distinct problems of a graph in execution order: those of single regions, also where regions run in chains; without parts of loops, which
-    depend on the loop's step."""
+    """The distinct problems of a graph in execution order: those of single regions, and of chains that are predicted to gain or to lose little;
+    without parts of loops, which depend on the loop's step."""
     found: dict[str, Problem] = {}
 
     def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
@@ -66,7 +71,11 @@ def distinct_problems(
             found.setdefault(key_of(problem), problem)
         return choose(problem, machine, threads, numerics)
 
-    plan_program(graph, machine, threads, collect, precision, numerics, chains=False)
+    def with_parts(chain: Problem, machine: Machine, threads: int) -> None:
+        for problem in (*parts_of(chain), chain):
+            found.setdefault(key_of(problem), problem)
+
+    plan_program(graph, machine, threads, collect, precision, numerics, recorded=with_parts, stages=stages)
     return list(found.values())
 
 
@@ -89,7 +98,7 @@ def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
     know the version of PyTorch's libraries, which the names of their code state."""
     try:
         schedule = serialisation.schedule_of(entry.schedule)
-        if entry.generator == generator(machine) and type(schedule) is not library(machine).schedule:
+        if entry.generator == generator(machine, problem.region.kind == "chain") and type(schedule) is not library(machine).schedule:
             return True
         return current_code(problem, schedule, machine) == entry.code
     except (ValueError, KeyError, TypeError):  # the schema or a parameter no longer exists
@@ -103,10 +112,14 @@ def from_records(records: Records | None, numerics: Numerics = USUAL, models: Ch
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
+        standing = records.standing(key_of(problem), recorded_as(machine, threads)) if records is not None else []
+        choice = decided(problem, machine, threads, ranking, standing)
+        notes = (*choice.notes, *library_notes(problem, machine, ranking, standing))
+        return replace(choice, notes=notes, comparison=with_records(choice.comparison, problem, machine, standing))
+
+    def decided(problem: Problem, machine: Machine, threads: int, ranking: Ranking, standing: Sequence[Measurement]) -> Choice:
         failed: dict[str, list[Measurement]] = {}
         outside = 0
-        standing = records.standing(key_of(problem), recorded_as(machine, threads)) if records is not None else []
-        notes = library_notes(problem, machine, ranking, standing)
         for entry in standing:
             if entry.status != "measured":
                 failed.setdefault(entry.schedule, []).append(entry)
@@ -114,18 +127,61 @@ def from_records(records: Records | None, numerics: Numerics = USUAL, models: Ch
             choice = recorded_choice(entry, ranking)
             outside += choice is None
             if choice is not None and is_current(problem, entry, machine):
-                return replace(choice, measured_seconds=entry.seconds, notes=notes)
+                return replace(ranking.compared(choice), measured_seconds=entry.seconds)
         rejected = {**ranking.rejected, OUTSIDE: outside} if outside else ranking.rejected
-        if not failed:
-            found = models(problem, machine, threads) if models is not None else ranking.first()
-            return replace(found, rejected=rejected, notes=notes)
+        if not failed and models is not None:
+            return replace(models(problem, machine, threads), rejected=rejected)
         for choice in ranking:
             known = failed.get(serialisation.schedule_text(choice.schedule), ())
             if not any(is_current(problem, entry, machine) for entry in known):
-                return replace(choice, rejected=rejected, notes=notes)
-        return replace(ranking.first(), rejected=rejected, notes=notes)
+                return replace(ranking.compared(choice), rejected=rejected)
+        return replace(ranking.compared(ranking.first()), rejected=rejected)
 
     return chosen
+
+
+def with_records(comparison: Comparison, problem: Problem, machine: Machine, standing: Sequence[Measurement]) -> Comparison:
+    """The comparison with the recorded times of the candidates that were not chosen."""
+
+    def measured(other: Candidate) -> float | None:
+        its = (entry for entry in standing if entry.status == "measured" and entry.description == other.schedule)
+        return next((entry.seconds for entry in its if is_current(problem, entry, machine)), None)
+
+    return replace(comparison, others=tuple(replace(other, measured_seconds=measured(other)) for other in comparison.others))
+
+
+def recorded_chains(records: Records | None) -> Recorded:
+    """Finds the fastest recorded strips of chains whose code is still the same."""
+
+    def found(chain: Problem, machine: Machine, threads: int) -> tuple[StripSchedule, float] | None:
+        for entry in records.standing(key_of(chain), recorded_as(machine, threads)) if records is not None else ():
+            if entry.status == "measured" and is_current(chain, entry, machine):
+                schedule = serialisation.schedule_of(entry.schedule)
+                if isinstance(schedule, StripSchedule):
+                    return schedule, entry.seconds
+        return None
+
+    return found
+
+
+def strips_of(chain: Problem, machine: Machine, threads: int, numerics: Numerics = USUAL) -> list[Strips]:
+    """The strips that a chain can be cut into, those predicted fastest first."""
+    direct = replace(numerics, winograd=False)
+    ranked = Judge(machine, threads, numerics).ranked(chain, [choose(part, machine, threads, direct).seconds for part in parts_of(chain)])
+    return [] if isinstance(ranked, str) else ranked
+
+
+def expectations(
+    problem: Problem, machine: Machine, threads: int, standing: Sequence[Measurement], numerics: Numerics = USUAL
+) -> tuple[str, dict[str, float]]:
+    """The schedule that the models take for fastest, and the predicted seconds of those recorded schedules that are candidates (0 without a
+    prediction), all as texts."""
+    if problem.region.kind == "chain":
+        strips = {serialisation.schedule_text(strips.schedule): strips.seconds for strips in strips_of(problem, machine, threads, numerics)}
+        return next(iter(strips), ""), strips
+    ranking = rank(problem, machine, threads, numerics)
+    recorded = {entry.schedule: recorded_choice(entry, ranking) for entry in standing}
+    return serialisation.schedule_text(ranking.first().schedule), {text: choice.predicted for text, choice in recorded.items() if choice is not None}
 
 
 def library_notes(problem: Problem, machine: Machine, ranking: Ranking, standing: Sequence[Measurement]) -> tuple[str, ...]:
@@ -152,9 +208,9 @@ def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
 
 
 @contextmanager
-def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = USUAL) -> Iterator[Chooser]:
-    """The chooser for the machine: by records if there are any, otherwise by the models. Without a path, the user's records are used if they exist.
-    `numerics`: the kinds of rounding that are allowed.
+def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = USUAL) -> Iterator[tuple[Chooser, Recorded]]:
+    """The chooser for the machine, and what was measured of chains: by records if there are any, otherwise by the models. Without a path, the user's
+    records are used if they exist. `numerics`: the kinds of rounding that are allowed.
 
     Raises:
         UnsupportedOption: if there is no file at the path.
@@ -164,10 +220,10 @@ def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = 
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     models = remembered(numerics, reads_code(machine))
     if not place.exists():
-        yield from_records(None, numerics, models) if numerics.vendor else models
+        yield from_records(None, numerics, models) if numerics.vendor else models, recorded_chains(None)
         return
     with Records(path, write=False) as records:
-        yield from_records(records, numerics, models)
+        yield from_records(records, numerics, models), recorded_chains(records)
 
 
 def tune(
@@ -178,54 +234,75 @@ def tune(
     *,
     threads: int = 1,
     numerics: Numerics = USUAL,
+    again: bool = False,
     report: Report | None = None,
+    compiled: Callable[[int, int], None] | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
-    """Measures the `trials` best predicted candidates of each problem, those of libraries if `numerics` allows them, and those near the best again in
-    turns; each is recorded immediately.
-    Candidates whose lower bound exceeds the best recorded time are skipped. `numerics`: the kinds of rounding that are allowed. `threads`: threads of
-    a CPU. `start` creates the processes if there is something to measure; by default for GPU 0, or for this CPU.
+    """Measures the `trials` best predicted candidates of each problem, those of libraries if `numerics` allows them, and again in turns those near
+    the best and those far from their predictions; each is recorded immediately. Candidates whose lower bound exceeds the best recorded time are
+    skipped.
+
+    `numerics`: the kinds of rounding that are allowed. `threads`: threads of a CPU. `again`: measures what is recorded too; the new times count.
+    `compiled` is called, on a CPU, with the number of candidates compiled so far, and of all that have to be. `start` creates the processes if
+    there is something to measure; by default for GPU 0, or for this CPU.
 
     Raises:
         TargetNotPresent: if something has to be measured and the machine is not here.
     """
     bounded_out, place = 0, recorded_as(machine, threads)
-    wanted: list[tuple[Problem, Any]] = []
-    strange: dict[str, set[str]] = {}
+    wanted: list[Job] = []
+    predictions: dict[str, dict[str, float]] = {}
 
     def standing(problem: Problem) -> list[Measurement]:
         """The standing measurements of the problem's candidates; recorded schedules that are not candidates are never lowered."""
         found = records.standing(key_of(problem), place)
-        return [entry for entry in found if entry.status == "measured" and entry.schedule not in strange[key_of(problem)]]
+        return [entry for entry in found if entry.status == "measured" and entry.schedule in predictions[key_of(problem)]]
+
+    def left(problem: Problem) -> list[Measurement]:
+        return _left(problem, machine, standing(problem), predictions[key_of(problem)])
 
     for problem in problems:
+        if problem.region.kind == "chain":
+            ranked = strips_of(problem, machine, threads, numerics)
+            predictions[key_of(problem)] = {serialisation.schedule_text(strips.schedule): strips.seconds for strips in ranked}
+            before = {entry.schedule for entry in records.standing(key_of(problem), place)} if again else set()
+            chosen_strips = (*ranked[:trials], *(strips for strips in ranked[trials:] if serialisation.schedule_text(strips.schedule) in before))
+            wanted += [Job(problem, strips.schedule, predicted_seconds=strips.seconds) for strips in chosen_strips]
+            continue
         ranking = rank(problem, machine, threads, numerics)
-        strange[key_of(problem)] = {entry.schedule for entry in records.standing(key_of(problem), place) if recorded_choice(entry, ranking) is None}
-        first = np.argsort(ranking.seconds, kind="stable")[:trials]
-        promising = first[may_beat(ranking, machine, _fastest(problem, machine, standing(problem)))[first]]
-        wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
-        wanted += [(problem, choice.schedule) for choice in ranking.library]
+        recorded = [choice for entry in records.standing(key_of(problem), place) if (choice := recorded_choice(entry, ranking)) is not None]
+        places = np.argsort(ranking.seconds, kind="stable")[:trials]
+        first = [ranking.choice(int(position)) for position in places]
+        predictions[key_of(problem)] = {serialisation.schedule_text(choice.schedule): choice.predicted for choice in (*recorded, *first)}
+        fastest = float("inf") if again else _fastest(problem, machine, standing(problem))
+        promising = [choice for choice, may in zip(first, may_beat(ranking, machine, fastest)[places], strict=True) if may]
         bounded_out += len(first) - len(promising)
-    jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records, place)]
+        chosen = {choice.schedule: choice for choice in (*promising, *ranking.library, *(recorded if again else ()))}
+        wanted += [Job(problem, choice.schedule, predicted_seconds=choice.predicted) for choice in chosen.values()]
+    jobs = [job for job in wanted if again or not _is_known(job.problem, job.schedule, machine, records, place)]
     tell = report or (lambda done, total, outcome: None)
-    known, measured, failed = len(wanted) - len(jobs), 0, 0
+    known, measured, failed, repeated = len(wanted) - len(jobs), 0, 0, 0
     tell(known, len(wanted), None)
-    if jobs or any(_finalists(problem, machine, standing(problem)) for problem in problems):
+    if jobs or any(map(left, problems)):
         with (start or (lambda: Trials(machine, threads=threads)))() as processes:
-            done = known
+            done, built = known, count(1)
+            processes.compiled = lambda: compiled(next(built), len(jobs)) if compiled is not None else None
             for outcome in processes.measure(jobs, TUNING_MODE, finals=True):
                 records.add([measurement_of(outcome, machine, place)])
+                repeated += outcome.final
                 if not outcome.final:
                     done += 1
                     measured += outcome.status == "measured"
                     failed += outcome.status != "measured"
                     tell(done, len(wanted), outcome)
-            for problem in problems:  # finalists left by an interrupted run, or close to the best of an earlier one
-                finalists = [Job(problem, serialisation.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, standing(problem))]
-                if finalists:
-                    again = processes.remeasure(finalists, mode=TUNING_MODE)
-                    records.add(measurement_of(outcome, machine, place) for outcome in again if outcome.timing)
-    return Tuned(len(problems), known, measured, failed, bounded_out)
+            for problem in problems:  # left by an interrupted run, or close to the best of an earlier one
+                unsettled = [Job(problem, serialisation.schedule_of(entry.schedule)) for entry in left(problem)]
+                if unsettled:
+                    outcomes = [outcome for outcome in processes.remeasure(unsettled, mode=TUNING_MODE) if outcome.timing]
+                    records.add(measurement_of(outcome, machine, place) for outcome in outcomes)
+                    repeated += len(outcomes)
+    return Tuned(len(problems), known, measured, failed, bounded_out, repeated)
 
 
 def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
@@ -249,11 +326,10 @@ def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Record
     return any(is_current(problem, entry, machine) for entry in found)
 
 
-def _finalists(problem: Problem, machine: Machine, standing: Iterable[Measurement]) -> list[Measurement]:
-    """The fastest candidates of a problem, if several are close and at least one was measured only roughly; otherwise empty."""
-    first = list(islice(standing, FINALISTS))
-    near = [entry for entry in first if entry.seconds <= NEAR * first[0].seconds]
-    if all(entry.count >= ROUNDS for entry in near):
+def _left(problem: Problem, machine: Machine, standing: Sequence[Measurement], predicted: Mapping[str, float]) -> list[Measurement]:
+    """The candidates of a problem to measure again in turns, if at least one of them was measured only roughly; otherwise empty."""
+    places = doubtful([entry.seconds for entry in standing], [predicted[entry.schedule] for entry in standing])
+    if all(standing[place].count >= ROUNDS for place in places):
         return []
-    current = [entry for entry in near if is_current(problem, entry, machine)]
-    return current if len(current) > 1 and any(entry.count < ROUNDS for entry in current) else []
+    current = [entry for entry in (standing[place] for place in places) if is_current(problem, entry, machine)]
+    return current if any(entry.count < ROUNDS for entry in current) else []

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.intrinsics.amx import TILE_CHANNELS
+from tilewright.codegen.intrinsics.amx import FACTOR, TILE_CHANNELS
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.amx.counts import step_bytes
 from tilewright.kernels.cpu.amx.space import CpuAmxFacts
+from tilewright.kernels.cpu.contraction.estimate import copy_seconds
+from tilewright.kernels.cpu.contraction.space import CONSTANT
 
 LOAD_CYCLES = 8.0
 """Cycles of a tile load that hits level 1 (TILELOADD)."""
@@ -59,12 +62,14 @@ def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machin
     results = (counts.result_bytes + facts.epilogue_bytes) / threads
     scattered = np.where((candidates["pixels_first"] == 0) & (panels * channel_parts > 1), fitted.strided, 1.0)
     streamed = a_share * a_passes + b_share * b_passes + results * scattered
+    copy = copy_seconds(facts.b_bytes / size_of(FACTOR), facts.b, machine, threads) if facts.b != CONSTANT else 0.0
     return Estimate(
         {
             "products": products / machine.clock_hz,
             "beyond level 2": streamed / supply,
             "epilogue": blocks * panels * epilogue / machine.clock_hz,
             "memory": np.full(len(pixels), facts.b_bytes / machine.memory_bandwidth),
+            **({"copy of B": np.full(len(pixels), copy)} if copy else {}),
             "dispatch": np.full(len(pixels), machine.dispatch_seconds),
         },
         overlapped=("beyond level 2", "memory"),

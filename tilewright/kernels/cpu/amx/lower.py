@@ -60,6 +60,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
 from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxFacts, CpuAmxSchedule
 from tilewright.kernels.cpu.common import accumulated, wide_epilogue
+from tilewright.kernels.cpu.contraction.second_factor import how_b_lies
 from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
@@ -153,6 +154,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
         b_bytes,
         touched,
         _wide(form, machine.vector_lanes()) is None,
+        how_b_lies(problem, found, n),
     )
     return form, facts
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.codegen.intrinsics.amx import TILE_CHANNELS, TILE_PIXELS, TILES
 from tilewright.kernels.columns import product_of, reject
+from tilewright.kernels.cpu.contraction.space import CONSTANT
 
 FLAGS = ("over_rows", "pixels_first")
 CHUNK = 32
@@ -24,7 +25,8 @@ class CpuAmxFacts:
     reduction has `steps` iterations outside its innermost `depth` adjacent elements; a tile covers `chunk` of these.
 
     `row_pixels`: distance between rows of A in pixels, if tiles may continue past the end of a row; otherwise 0. `a_bytes`, `b_bytes`: each factor
-    read once; `epilogue_bytes`: everything else that is read; `single_stores`: results are not contiguous along N."""
+    read once; `epilogue_bytes`: everything else that is read; `single_stores`: results are not contiguous along N. `b`: how B is stored, as in
+    `CpuContractionFacts`; unless it is CONSTANT, it is copied into panels first."""
 
     outer: int
     rows: int
@@ -38,6 +40,7 @@ class CpuAmxFacts:
     b_bytes: int
     epilogue_bytes: int = 0
     single_stores: bool = False
+    b: str = CONSTANT
 
     def run(self, over_rows: np.ndarray | int) -> np.ndarray:
         """Length in pixels of a run that tiles divide: one row, or all rows and the gaps between them."""

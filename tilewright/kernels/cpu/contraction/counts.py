@@ -14,7 +14,7 @@ def contraction_counts(facts: CpuContractionFacts, candidates: Columns, machine:
     """Level 2 supplies A once per panel if panels are outermost, otherwise once, and B's panel once per tile if it does not stay in level 1."""
     level2 = b_reads(facts, candidates, machine) + facts.a_bytes * a_passes(facts, candidates, machine)
     points = facts.outer * facts.rows * facts.columns
-    results = float(facts.element_bytes) * (facts.images or points) * facts.n
+    results = float(facts.result_bytes) * (facts.images or points) * facts.n
     flops = 2.0 * points * facts.n * facts.r + facts.row_operations
     return counted(len(level2), flops, facts.a_bytes + facts.b_bytes + facts.epilogue_bytes, results, level2)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
@@ -28,8 +29,10 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
     tile_rows, columns, vectors, order = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"], candidates["order"]
     tile = tile_rows * columns
 
+    widened = facts.element_bytes < size_of(DEFAULT_FLOAT)  # each vector of B is converted, on the ports of multiply-adds
+
     def cycles(pixels: np.ndarray) -> np.ndarray:
-        multiply_adds = pixels * vectors / machine.fma_ports
+        multiply_adds = (pixels + widened) * vectors / machine.fma_ports
         loads = (pixels + vectors) / machine.load_ports
         return overlapping(machine, multiply_adds, loads, np.full_like(multiply_adds, machine.fma_latency_cycles))
 
@@ -68,7 +71,7 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
     result_bytes = 0.0 if facts.images else counts.result_bytes
     scattered = (order == 0) & (panels > 1) & ((facts.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
     line = machine.caches[0].line_bytes
-    panel_results = vectors * lanes * float(facts.element_bytes)
+    panel_results = vectors * lanes * float(facts.result_bytes)
     # a line that two panels share is moved for each
     in_lines = result_bytes * ceil_divided(panel_results, line) * line / panel_results
     row_vectors = facts.row_operations / lanes / machine.fma_ports / threads
@@ -97,8 +100,8 @@ def shared_lines(facts: CpuContractionFacts, candidates: Columns, machine: Machi
     in the line of the next one's first."""
     last, line = machine.caches[-1], machine.caches[0].line_bytes
     panels = panels_of(facts, candidates, machine)
-    boundary = ceil_divided(panels, threads) * candidates["vectors"] * machine.vector_lanes() * facts.element_bytes
-    apart = (boundary % line == 0) & (facts.n * facts.element_bytes % line == 0)
+    boundary = ceil_divided(panels, threads) * candidates["vectors"] * machine.vector_lanes() * facts.result_bytes
+    apart = (boundary % line == 0) & (facts.n * facts.result_bytes % line == 0)
     shared = (candidates["order"] == ORDERS.index("n")) & (panels > 1) & (threads > 1) & ~apart & (facts.images == 0)
     cycles = cpu_calibration(machine).contraction.shared_line * last.latency_cycles
     return np.where(shared, facts.outer * facts.rows * facts.columns * cycles / machine.clock_hz, 0.0)
@@ -106,16 +109,21 @@ def shared_lines(facts: CpuContractionFacts, candidates: Columns, machine: Machi
 
 def _copied(facts: CpuContractionFacts, panel: np.ndarray, machine: Machine, threads: int) -> np.ndarray:
     """Seconds of the kernel that copies B into panels; 0 if no copy is needed."""
-    fitted = cpu_calibration(machine).contraction
-    cycles = fitted.copy_cycles_along_n if facts.b == ALONG_N else fitted.copy_cycles_across_n
-    seconds = facts.b_bytes / facts.element_bytes * cycles / threads / machine.clock_hz + machine.dispatch_seconds
+    seconds = copy_seconds(facts.b_bytes / facts.element_bytes, facts.b, machine, threads)
     return np.where((facts.b == ALONG_N) & (facts.n % panel == 0), 0.0, seconds)
+
+
+def copy_seconds(elements: float, lies: str, machine: Machine, threads: int) -> float:
+    """Seconds of a kernel that copies this number of elements of B, which lie along N or across it, into panels."""
+    fitted = cpu_calibration(machine).contraction
+    cycles = fitted.copy_cycles_along_n if lies == ALONG_N else fitted.copy_cycles_across_n
+    return elements * cycles / threads / machine.clock_hz + machine.dispatch_seconds
 
 
 def stored_between(facts: CpuContractionFacts, machine: Machine, threads: int) -> dict[str, float]:
     """Cost of a separate kernel for the rows of a contraction's result, beyond its arithmetic, as named terms in seconds. The result is written and
     read back (through L2 if the threads' caches can hold it), and one more parallel region starts."""
-    moved = 2.0 * facts.element_bytes * facts.outer * facts.rows * facts.columns * facts.n
+    moved = 2.0 * facts.result_bytes * facts.outer * facts.rows * facts.columns * facts.n
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
     if moved / 2 <= 0.5 * level_2.bytes * min(threads, machine.processors):

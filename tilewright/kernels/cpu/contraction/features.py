@@ -27,7 +27,7 @@ def contraction_features(facts: CpuContractionFacts, candidates: Columns, machin
     a_row = facts.a_bytes / (facts.outer * facts.rows)
     a, b = read_by_thread(facts.a_bytes, facts.b_bytes, shared & (tasks > 1), threads)
     panel_bytes = float(facts.element_bytes) * facts.r * panel
-    results = float(facts.element_bytes) * facts.outer * facts.rows * facts.columns * facts.n
+    results = float(facts.result_bytes) * facts.outer * facts.rows * facts.columns * facts.n
     problem = {
         "problem outer": np.log2(facts.outer), "problem rows": np.log2(facts.rows), "problem columns": np.log2(facts.columns),
         "problem panels": np.log2(facts.n / lanes), "problem r": np.log2(facts.r), "problem b": (CONSTANT, ALONG_N, ACROSS_N).index(facts.b),

@@ -43,14 +43,13 @@ SHORT = 8
 
 def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
     """The extents that the schedule's choice depends on."""
-    region, layouts = problem.region, problem.layouts
-    # elements count with the width of the multiplied type: the models were fitted that way and do not cover narrower storage
-    element = size_of(nest.dtype)
+    region, layouts, values = problem.region, problem.layouts, problem.values
+    element = size_of(nest.dtype)  # of B: it is packed in the multiplied type
     images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
     outer = images * prod(axis.extent or 0 for axis in nest.serial)
     rows = nest.rows.extent or 0 if nest.rows is not None else 1
     a_values = {load.buffer for load in loads(nest.found.a)}
-    a_bytes = element * sum(layouts[name].own_size for name in a_values if name in layouts)
+    a_bytes = sum(size_of(values[name].dtype) * layouts[name].own_size for name in a_values if name in layouts)
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
     operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
     others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
@@ -66,9 +65,10 @@ def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
         operations,
         images if nest.final is not None else 0,
         how_b_lies(problem, nest.found, nest.n),
-        element * sum(layouts[name].own_size for name in others),
+        sum(size_of(values[name].dtype) * layouts[name].own_size for name in others),
         coefficient(nest.offset, nest.n) != 1,
         element,
+        size_of(values[region.outputs[0]].dtype),
     )
 
 
@@ -208,10 +208,11 @@ class _Tile:
     def _prefetch(self, step: Expr) -> list[Statement]:
         """Prefetches the next panel while the tiles of one panel are computed: each tile fetches its share, one cache line per step."""
         steps_of_tile = self.nest.found.size_r
-        line_of = LINE_BYTES // size_of(self.nest.found.b.dtype)
+        element = size_of(self.b.dtype)
+        line_of = LINE_BYTES // element
         lines = self.schedule.panel * steps_of_tile // line_of
         tiles = self.tile.extent or 1
-        large = self.b.layout is not None and self.b.layout.size * size_of(self.nest.found.b.dtype) > self.prefetched_bytes
+        large = self.b.layout is not None and self.b.layout.size * element > self.prefetched_bytes
         if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % line_of:
             return []
         shares = min(tiles, self.schedule.panel // line_of)

@@ -1,16 +1,28 @@
-"""The schema of sums of products in register tiles."""
+"""The schemas of sums of products in register tiles: with weights packed in float32, or in their 16-bit type."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import NARROW_FLOATS, size_of
 from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.kernels.cpu.contraction.counts import contraction_counts
 from tilewright.kernels.cpu.contraction.estimate import contraction_estimate
 from tilewright.kernels.cpu.contraction.features import contraction_features
 from tilewright.kernels.cpu.contraction.joining import join_decision
 from tilewright.kernels.cpu.contraction.lower import contraction_facts, lower_contraction
 from tilewright.kernels.cpu.contraction.nest import Nest, flat_nest
-from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, CpuContractionSchedule, cpu_contraction_space, schedule_of
+from tilewright.kernels.cpu.contraction.space import (
+    CONSTANT,
+    CpuContractionFacts,
+    CpuContractionSchedule,
+    CpuNarrowSchedule,
+    cpu_contraction_space,
+    schedule_of,
+)
 from tilewright.kernels.schema import Form, Schema
 
 
@@ -32,4 +44,31 @@ CONTRACTION = Schema(
     features=lambda facts, candidates, machine, options: contraction_features(facts, candidates, machine, options.threads),
     joins=join_decision,
     scored=True,
+)
+
+
+def match_narrow(problem: Problem, machine: Machine) -> Form[CpuContractionFacts, Nest]:
+    """The form for constant weights of 16 bits of which each is used once: such products are bound by reading them. If a weight were used more often,
+    it would be widened again for each tile, while one packed in float32 is read again from a cache.
+
+    Raises:
+        Unsuitable: for other products.
+    """
+    form = match(problem, machine)
+    facts, stored = form.facts, problem.values[form.parts.found.b.buffer].dtype
+    if facts.b != CONSTANT or stored not in NARROW_FLOATS:
+        raise Unsuitable("the second factor is no constant of 16 bits")
+    if facts.outer * facts.rows * facts.columns != 1:
+        raise Unsuitable("weights are used more than once")
+    scale = size_of(stored) / facts.element_bytes
+    return Form(replace(facts, b_bytes=int(facts.b_bytes * scale), element_bytes=size_of(stored)), form.parts)
+
+
+def narrow_schedule(axes: Mapping[str, int], machine: Machine) -> CpuNarrowSchedule:
+    plain = schedule_of(machine.vector_lanes(), **axes)
+    return CpuNarrowSchedule(plain.tile_rows, plain.tile_columns, plain.vectors, plain.lanes, plain.order)
+
+
+NARROW_WEIGHTS = replace(
+    CONTRACTION, name="narrow weights", schedule=CpuNarrowSchedule, match=match_narrow, made=narrow_schedule, features=None, joins=None
 )

@@ -20,18 +20,19 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Region, Storage
-from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, CpuContractionSchedule
+from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, CpuContractionSchedule, CpuNarrowSchedule
 from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 
 @dataclass(frozen=True)
 class SecondFactor:
-    """Where the kernel reads B: element `offset` of `buffer`, over the contraction's axes. `layout` is given if the buffer is a new one in panels,
-    which `kernels` and `calls` fill first (both empty for a constant)."""
+    """Where the kernel reads B: element `offset` of `buffer`, over the contraction's axes, stored as `dtype`. `layout` is given if the buffer is a
+    new one in panels, which `kernels` and `calls` fill first (both empty for a constant)."""
 
     buffer: str
     offset: Expr
+    dtype: str
     layout: Layout | None = None
     storage: Mapping[str, Storage] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
@@ -58,19 +59,21 @@ def second_factor(
     problem: Problem, found: Contraction, n: Var, leading: Sequence[Var], schedule: CpuContractionSchedule, machine: Machine
 ) -> SecondFactor:
     """B as the schedule's kernel reads it. `leading`: the axes of B other than the reduction axes and `n`, its innermost axis."""
+    stored = problem.values[found.b.buffer].dtype
+    dtype = stored if isinstance(schedule, CpuNarrowSchedule) else found.b.dtype
     extent, panel = n.extent or 0, schedule.panel
     if extent % panel == 0 and how_b_lies(problem, found, n) == ALONG_N:
         flat = flatten(found.b, problem.layouts)
         assert isinstance(flat, Load)
         unit_axes: dict[Var, Expr] = {axis: index_const(0) for axis in (*found.batch, *found.n) if axis.extent == 1}
-        return SecondFactor(found.b.buffer, substitute(flat.index[0], unit_axes))
+        return SecondFactor(found.b.buffer, substitute(flat.index[0], unit_axes), stored)
     name = f"{found.b.buffer}@{problem.region.name}"
     axes = (*leading, *found.r, n)
     sizes = tuple(axis.extent or 0 for axis in axes)
-    layout, value = packed_panels(sizes, len(leading), panel), Value(name, sizes, found.b.dtype)
+    layout, value = packed_panels(sizes, len(leading), panel), Value(name, sizes, dtype)
     view = operand_view(found.b, problem.values[found.b.buffer].shape, axes) if found.b.buffer in problem.constants else None
     if view is not None:
-        return SecondFactor(name, layout.offset(axes), layout, {name: Storage(value, layout, found.b.buffer, view)})
+        return SecondFactor(name, layout.offset(axes), dtype, layout, {name: Storage(value, layout, found.b.buffer, view)})
     number, lane = Var("panel", -(-extent // panel)), Var("lane", panel)
     place = number * panel + lane
     element = substitute(found.b, {n: place})
@@ -80,7 +83,7 @@ def second_factor(
     copy = Region(name, "map", (), (step,), (found.b.buffer,), (name,))
     storage = {name: Storage(value, layout)}
     lowered = lower_map(replace(problem.with_storage(storage), region=copy), LoopSchedule(schedule.lanes))
-    return SecondFactor(name, layout.offset(axes), layout, storage, lowered.kernels, lowered.calls)
+    return SecondFactor(name, layout.offset(axes), dtype, layout, storage, lowered.kernels, lowered.calls)
 
 
 def depends_on(found: Contraction, axes: Sequence[Var]) -> tuple[Var, ...]:

@@ -17,11 +17,12 @@ CONSTANT, ALONG_N, ACROSS_N = "constant", "along n", "across n"
 class CpuContractionFacts:
     """Facts that the choice depends on: the two innermost M extents (rows may be 1), the product of all others, N and the reduction's size.
 
-    `a_bytes`, `b_bytes`: bytes of each factor, read once. Vectors hold float32. `whole_rows`: reductions over N follow in the same kernel, so a tile
-    must hold all of N; `row_operations` counts their arithmetic and that of the maps between them. `images`: number of images if a sum over the
-    pixels of each image follows (a thread then owns one panel of one image), otherwise 0. `b`: how the second factor is stored; CONSTANT is packed at
-    compile time, ALONG_N is read in place if panels divide N and copied otherwise, ACROSS_N is copied. `epilogue_bytes`: everything else that is
-    read; `single_stores`: results are not contiguous along N."""
+    `a_bytes`, `b_bytes`: bytes of each factor, read once. `element_bytes`, `result_bytes`: bytes of one packed element of B and of one result.
+    Vectors hold float32. `whole_rows`: reductions over N follow in the same kernel, so a tile must hold all of N; `row_operations` counts their
+    arithmetic and that of the maps between them. `images`: number of images if a sum over the pixels of each image follows (a thread then owns one
+    panel of one image), otherwise 0. `b`: how the second factor is stored; CONSTANT is packed at compile time, ALONG_N is read in place if panels
+    divide N and copied otherwise, ACROSS_N is copied. `epilogue_bytes`: everything else that is read; `single_stores`: results are not contiguous
+    along N."""
 
     outer: int
     rows: int
@@ -37,6 +38,7 @@ class CpuContractionFacts:
     epilogue_bytes: int = 0
     single_stores: bool = False
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    result_bytes: int = size_of(DEFAULT_FLOAT)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,14 @@ class CpuContractionSchedule:
 
     def __str__(self) -> str:
         return f"tile {self.tile_rows}x{self.tile_columns} pixels by {self.vectors}x{self.lanes} channels, {self.order} outermost"
+
+
+@dataclass(frozen=True)
+class CpuNarrowSchedule(CpuContractionSchedule):
+    """The same tiles, with B packed in its 16-bit type; its vectors are widened when they are loaded."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, weights of 16 bits"
 
 
 ORDERS = ("n", "m")

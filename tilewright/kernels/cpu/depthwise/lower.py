@@ -24,7 +24,7 @@ from tilewright.codegen.common import bytes_touched
 from tilewright.graph.contraction import MULTIPLIED
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.dtypes import size_of
+from tilewright.ir.dtypes import computed_in, size_of
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, coefficient, index_const, rewrite, substitute, variables
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
@@ -78,9 +78,9 @@ def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, C
     step, final = region.steps[0], region.steps[-1]
     if region.kind != "window" or step.combiner != "sum" or len(step.bodies) != 1 or len(region.steps) > 2:
         raise Unsuitable(f"region {region.name} is not one sum with at most one map behind it")
-    stored = {values[name].dtype for name in (*region.inputs, *region.outputs) if name in values}
-    if len(stored) != 1 or not stored <= MULTIPLIED:
-        raise Unsuitable(f"region {region.name} has other types than {', '.join(sorted(MULTIPLIED))}: {', '.join(sorted(stored))}")
+    types = {computed_in(values[name].dtype) for name in (*region.inputs, *region.outputs) if name in values}
+    if len(types) != 1 or not types <= MULTIPLIED:
+        raise Unsuitable(f"region {region.name} computes with other types than {', '.join(sorted(MULTIPLIED))}: {', '.join(sorted(types))}")
     offset = problem.layouts[region.outputs[0]].offset(final.index)
     lane = storage_order(step.axes, offset)[-1:]
     packed, storage = packed_along(problem, lane)

@@ -17,7 +17,7 @@ from tilewright.kernels.cpu.rates import overlapping
 
 def few_queries_counts(facts: AttentionFacts, candidates: Columns, machine: Machine) -> Counts:
     """Keys and values are read once for each head."""
-    read = facts.batch * facts.element_bytes * facts.n * (facts.r + facts.d) + facts.q_bytes + facts.other_bytes
+    read = facts.batch * facts.stored_bytes * facts.n * (facts.r + facts.d) + facts.q_bytes + facts.other_bytes
     return counted(length(candidates), facts.flops, facts.read_bytes, facts.bytes_written, read)
 
 

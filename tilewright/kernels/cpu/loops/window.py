@@ -19,6 +19,7 @@ from types import MappingProxyType
 from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
 from tilewright.ir.computation import COMBINERS, Step
+from tilewright.ir.dtypes import computed_in
 from tilewright.ir.expr import TRUE, ZERO, Apply, Expr, Load, Var, as_lanes, coefficient, index_const, loads, rewrite, substitute, variables
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
 from tilewright.ir.layout import permuted
@@ -71,7 +72,8 @@ def packed_along(problem: Problem, lane: Sequence[Var]) -> tuple[Problem, dict[s
         shape = values[load.buffer].shape
         order = (*(dim for dim in range(len(shape)) if dim != known[0]), known[0])
         names[load.buffer] = packed = f"{load.buffer}@{region.name}"
-        storage[packed] = Storage(replace(values[load.buffer], name=packed), permuted(shape, order), load.buffer)
+        value = replace(values[load.buffer], name=packed, dtype=computed_in(values[load.buffer].dtype))
+        storage[packed] = Storage(value, permuted(shape, order), load.buffer)
 
     def renamed(node: Expr) -> Expr:
         return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) and node.buffer in names else node

@@ -17,7 +17,7 @@ def winograd_counts(facts: CpuWinogradFacts, candidates: Columns, machine: Machi
     blocks = ceil_divided(facts.tiles(candidates["output_tile"]), tiles) * ceil_divided(facts.outputs, panel)
     pixels = facts.images * facts.height * facts.width
     element = float(facts.element_bytes)
-    read = element * pixels * facts.channels + element * points * facts.channels * facts.outputs + facts.epilogue_bytes
+    read = float(facts.input_bytes) * pixels * facts.channels + element * points * facts.channels * facts.outputs + facts.epilogue_bytes
     again = element * blocks * points * facts.channels * (tiles + candidates["blocks"] * panel)
     flops = 2.0 * points * facts.tiles(candidates["output_tile"]) * facts.channels * facts.outputs
-    return counted(len(points), flops, read, element * pixels * facts.outputs, again)
+    return counted(len(points), flops, read, float(facts.result_bytes) * pixels * facts.outputs, again)

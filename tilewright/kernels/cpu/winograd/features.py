@@ -22,8 +22,8 @@ def winograd_features(facts: CpuWinogradFacts, candidates: Columns, machine: Mac
     filters = float(facts.element_bytes) * facts.channels * panel
     all_filters = filters * panels * (size + FILTER - 1) ** 2
     pixels = facts.images * facts.height * facts.width
-    image = float(facts.element_bytes) * pixels * facts.channels
-    results = float(facts.element_bytes) * pixels * facts.outputs
+    image = float(facts.input_bytes) * pixels * facts.channels
+    results = float(facts.result_bytes) * pixels * facts.outputs
     a, b = image / candidates["tile_parts"], all_filters / candidates["panel_parts"]
     problem = {
         "problem outer": np.log2(facts.images), "problem rows": np.log2(facts.height), "problem columns": np.log2(facts.width),

@@ -65,7 +65,8 @@ def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm,
         raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
     single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
     extents = extent_of(form.images), form.height, form.width, form.channels, form.outputs
-    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype))
+    stored = (size_of(problem.values[name].dtype) for name in (form.source.buffer, form.output))
+    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype), *stored)
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:

@@ -25,7 +25,8 @@ BLOCKS = (1, 2, 3, 4, 6, 8)
 @dataclass(frozen=True)
 class CpuWinogradFacts:
     """Extents of the output (`outputs`: its channels), channels of the input, and distinct bytes that the epilogue reads besides the sums.
-    `single_stores`: results are not contiguous along the output channels and are stored one by one."""
+    `single_stores`: results are not contiguous along the output channels and are stored one by one. `element_bytes` is for transformed values,
+    `input_bytes` and `result_bytes` for an element as it is stored."""
 
     images: int
     height: int
@@ -35,6 +36,8 @@ class CpuWinogradFacts:
     epilogue_bytes: int = 0
     single_stores: bool = False
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    input_bytes: int = size_of(DEFAULT_FLOAT)
+    result_bytes: int = size_of(DEFAULT_FLOAT)
 
     def tiles(self, output_tile: np.ndarray | int) -> np.ndarray:
         """Tiles of all images."""

@@ -39,11 +39,6 @@ def region_work(program: LoadableProgram, region: LoadableRegion) -> Work:
     return Work(flops, _bytes(program, [name for name in region.inputs if name not in region.outputs]), written)
 
 
-def program_work(program: LoadableProgram) -> Work:
-    """The sum over all regions."""
-    return sum((region_work(program, region) for region in program.regions), Work())
-
-
 def _bytes(program: LoadableProgram, names: Iterable[str]) -> int:
     stored = dict.fromkeys(name if name in program.storage else program.root(name) for name in names)
     return sum(program.bytes_of(name) if name in program.storage else program.graph.values[name].bytes for name in stored)

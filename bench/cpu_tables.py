@@ -1,0 +1,291 @@
+"""Tables of the documentation about CPUs: each function returns rows of cells, the header first."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from bench.cells import Rows, percent, power, results_of
+from bench.chains import summary
+from bench.common import RESULTS
+
+
+def outliers() -> Rows:
+    """Errors of Winograd's algorithm around outliers."""
+    found = results_of("winograd_numerics")
+    sizes = list(found[0]["beside an outlier of"])
+    rows = [["", "no outlier", *(f"outlier {power(float(size)).replace('.0', '')}" for size in sizes), "pixels spoilt by an infinity"]]
+    for entry in found:
+        errors = (power(entry["beside an outlier of"][size]) for size in sizes)
+        name = "PyTorch (oneDNN)" if entry["way"] == "PyTorch" else entry["way"]
+        rows.append([name, power(entry["usual"]), *errors, str(entry["pixels spoilt by an infinity"])])
+    return rows
+
+
+def code_scores() -> Rows:
+    """Scores of compiled code beside the models that see none."""
+    says = {"linear": "linear combination", "terms": "named terms", "models": "models"}
+    layers = results_of("cpu_score")
+    rows = [[f"mean of {len(layers)} layers", "rank correlation", "top-10 ratio", "loss", "loss among eight"]]
+    for way, name in says.items():
+        correlation, ratio, loss, eight = (
+            statistics.mean(layer[way][key] for layer in layers) for key in ("rank correlation", "top-10 ratio", "loss", "loss among 8")
+        )
+        rows.append([name, f"{correlation:.2f}", f"{ratio:.3f}", f"{percent(loss)} %", f"{percent(eight)} %"])
+    return rows
+
+
+def learned_on_cpus() -> Rows:
+    """What the forest makes of the order of the models, with and without data of the machine."""
+    says = {
+        "conv2d": "convolutions, all schedules", "winograd conv2d": "Winograd alone", "direct conv2d": "direct alone",
+        "depthwise": "depthwise", "batched product": "batched products",
+    }  # fmt: skip
+    means = [entry for entry in results_of("cpu_learned") if entry["layer"] == "all"]
+    rows = [["machine", "means of", "ranked by", "loss of the first", "median", "loss of ten", "top-10 ratio", "top-50 ratio"]]
+    for machine in dict.fromkeys(entry["machine"] for entry in means):
+        for kind, name in says.items():
+            for entry in means:
+                if (entry["machine"], entry["kind"]) != (machine, kind):
+                    continue
+                losses = (f"{percent(entry[key])} %" if key in entry else "" for key in ("loss", "median loss", "loss of ten"))
+                ratios = (f"{entry[key]:.3f}" if (key := f"ratio of {count}") in entry else "" for count in (10, 50))
+                rows.append([machine, f"{name} ({entry['layers']})", entry["ranked by"], *losses, *ratios])
+    return rows
+
+
+def calibrated_choices() -> Rows:
+    """Losses of first choices on CPUs by the facts that the models use."""
+    facts = ("assumed", "measured", "only level 3 measured", "all but level 3 measured")
+    names = {"conv2d": "convolutions", "depthwise": "depthwise", "batched product": "batched products"}
+    losses = {(row["kind"], row["ranked by"], row["facts"]): row for row in results_of("calibrated_choices")}
+    rows = [["mean loss of the first", "ranked by", *facts]]
+    for kind, name in names.items():
+        for ranked in ("models", "models and learned part"):
+            own = [losses[kind, ranked, fact] for fact in facts]
+            rows.append([f"{name} ({own[0]['layers']})" if ranked == "models" else "", ranked, *(f"{percent(row['loss'])} %" for row in own)])
+    return rows
+
+
+def milliseconds(seconds: float) -> str:
+    """With three digits at least."""
+    value = 1e3 * seconds
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
+def medians(name: str) -> dict[str, dict[str, float]]:
+    """Median seconds of each network by contender."""
+    found: dict[str, dict[str, float]] = {}
+    for entry in results_of(name):
+        if entry["median_seconds"] is not None:
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry["median_seconds"]
+    return found
+
+
+def networks() -> Rows:
+    """Milliseconds of networks, ours and others', where a file of a CPU has them."""
+
+    def cells(times: Mapping[str, float], *groups: Sequence[str]) -> list[str]:
+        least = (min((times[name] for name in group if name in times), default=None) for group in groups)
+        return ["–" if seconds is None else milliseconds(seconds) for seconds in least]
+
+    gpu, two, sixteen = (medians(name) for name in ("gpu_networks_h200", "cpu_networks_peers", "cpu_networks_16_threads"))
+    eager, others = ("eager", "eager_cl"), (("eager", "eager_cl", "inductor"), ("onnxruntime",), ("openvino",))
+    threads = (f"{name}, {count} threads" for count in (2, 16) for name in ("ours", "PyTorch", "onnxruntime", "OpenVINO"))
+    rows = [["ms", "ours, H200", "eager, H200", *threads]]
+    for name in dict.fromkeys((*two, *sixteen)):
+        on_cpu = (cells(times.get(name, {}), ("tilewright",), *others) for times in (two, sixteen))
+        rows.append([name, *cells(gpu.get(name, {}), ("tilewright",), eager), *itertools.chain(*on_cpu)])
+    return rows
+
+
+def speed_ups() -> Rows:
+    """The time of the best other contender over ours on CPUs."""
+    both = medians("cpu_networks_peers").keys() & medians("cpu_networks_16_threads").keys()
+    rows = [["CPU", "networks", "best peer / ours: geometric mean", "least"]]
+    for what, name, kept in (
+        ("2 threads", "cpu_networks_peers", None), ("2 threads, networks of both", "cpu_networks_peers", both),
+        ("16 threads, networks of both", "cpu_networks_16_threads", both), ("16 threads", "cpu_networks_16_threads", None),
+    ):  # fmt: skip
+        times = {network: own for network, own in medians(name).items() if kept is None or network in kept}
+        ratios = {network: min(own[peer] for peer in own if peer != "tilewright") / own["tilewright"] for network, own in times.items()}
+        least = min(ratios, key=lambda network: ratios[network])
+        rows.append([what, str(len(ratios)), f"{statistics.geometric_mean(ratios.values()):.2f}", f"{ratios[least]:.2f} ({least})"])
+    return rows
+
+
+def attention_native() -> Rows:
+    """Attention on a CPU: the first candidate of the models, the best of those measured, the plan without attention, PyTorch."""
+    rows = [["shape", "first choice, ms", "best of three", "regions apart", "PyTorch", "PyTorch / first choice"]]
+    for name in dict.fromkeys(entry["network"] for entry in results_of("attention_native")):
+        measured = {e["contender"]: e["median_seconds"] for e in results_of("attention_native") if e["network"] == name}
+        own = [e["median_seconds"] for e in results_of("attention_native") if e["network"] == name and "predicted_seconds" in e]
+        theirs = min(measured["torch"], measured["torch math"])
+        cells = (1e3 * seconds for seconds in (own[0], min(own), measured["apart"], theirs))
+        rows.append([name, *(f"{cell:.3g}" for cell in cells), f"{theirs / own[0]:.2f}"])
+    return rows
+
+
+def recurrent() -> Rows:
+    """Recurrent layers on a CPU: one kernel for all steps, kernels of one step, and the fastest peer; by number of threads."""
+    rows = [["workload", "threads", "one kernel, ms", "kernels of one step", "PyTorch", "ONNX Runtime", "fastest other / one kernel"]]
+    entries = [entry for name in ("recurrent_1_thread", "recurrent_2_threads") for entry in results_of(name)]
+    ratios: dict[int, list[float]] = {}
+    for network, threads in dict.fromkeys((entry["network"], entry["threads"]) for entry in entries):
+        measured = {e["contender"]: e["median_seconds"] for e in entries if (e["network"], e["threads"]) == (network, threads)}
+        cells = [measured[name] for name in ("tilewright", "tilewright by steps", "eager", "onnxruntime")]
+        ratios.setdefault(threads, []).append(min(cells[2:]) / cells[0])
+        rows.append([network, str(threads), *(f"{1e3 * seconds:.3g}" for seconds in cells), f"{ratios[threads][-1]:.2f}"])
+    for threads, found in ratios.items():
+        rows.append(["**geometric mean**", str(threads), "", "", "", "", f"{statistics.geometric_mean(found):.2f}"])
+    return rows
+
+
+def chains() -> Rows:
+    """Chains of convolutions on a CPU in one kernel and in separate ones, and what the models made of them; by number of threads."""
+    rows = [["chain", "threads", "separate, us", "one kernel, us", "ratio", "predicted ratio", "decision"]]
+    for threads in (1, 2):
+        for entry in results_of(f"chains_{threads}"):
+            separate, merged = (entry["seconds"][name] for name in ("separate", "merged"))
+            ratio, predicted = separate / merged, entry["predicted"]["apart"] / entry["predicted"]["chain"]
+            wrong = entry["taken"] != (ratio > 1) and abs(ratio - 1) > 0.03
+            said = f"{'merged' if entry['taken'] else 'separate'}{', wrong' if wrong else ''}"
+            cells = (f"{1e6 * separate:.0f}", f"{1e6 * merged:.0f}", f"{ratio:.2f}", f"{predicted:.2f}")
+            rows.append([f"{entry['name']} ({entry['chain']})", str(threads), *cells, said])
+    return rows
+
+
+def chain_decisions() -> Rows:
+    """How well the gains of chains are predicted: of random ones drawn after the constants were fixed, and of networks."""
+    header = "chains, threads, number, merged, their gain, of these slower by 3 %, not merged but 3 % faster, sign right %"
+    rows = [[*header.split(", "), "beyond 3 %: number, sign right %", "rank correlation"]]
+    for name, text in (("chains_sealed", "random"), ("chains", "of networks")):
+        for threads in (1, 2):
+            said = summary(results_of(f"{name}_{threads}"))
+            found = [(e["taken"], e["seconds"]["separate"] / e["seconds"]["merged"]) for e in results_of(f"{name}_{threads}") if "seconds" in e]
+            lost, missed = sum(taken and gain < 0.97 for taken, gain in found), sum(not taken and gain > 1.03 for taken, gain in found)
+            cells = (str(said["chains"]), str(said["taken"]), f"{said['gain of taken']:.2f}", str(lost), str(missed))
+            signs = (percent(said["sign right"], 0), f"{said['beyond noise']}, {percent(said['sign right beyond noise'], 0)}")
+            rows.append([text, str(threads), *cells, *signs, f"{said['rank correlation']:.2f}"])
+    return rows
+
+
+def chained_networks() -> Rows:
+    """Networks on a CPU with chains and without."""
+    rows = [["network", "threads", "without chains, ms", "with chains, ms", "ratio", "chains of regions", "compiled, s"]]
+    for threads in (1, 2):
+        entries, ratios = results_of(f"fusion_{threads}"), []
+        for first, second in zip(entries[::2], entries[1::2], strict=True):
+            ratios.append(first["median_seconds"] / second["median_seconds"])
+            times = (f"{1e3 * entry['median_seconds']:.2f}" for entry in (first, second))
+            compiled = f"{first['seconds']:.1f}, {second['seconds']:.1f}"
+            counts = f"{second['chains']} of {second['regions']}"
+            rows.append([first["network"], str(threads), *times, f"{ratios[-1]:.2f}", counts, compiled])
+        rows.append(["**geometric mean**", str(threads), "", "", f"{statistics.geometric_mean(ratios):.2f}", "", ""])
+    return rows
+
+
+def chain_limits() -> Rows:
+    """The most that chains could save of networks by prediction."""
+    rows = [["network", "threads", "predicted without chains, ms", "most that chains could save, ms", "%"]]
+    for entry in results_of("fusion_limit"):
+        total, saved = entry["predicted_seconds"], entry["most_saved_seconds"]
+        rows.append([entry["network"], str(entry["threads"]), f"{1e3 * total:.2f}", f"{1e3 * saved:.2f}", percent(saved / total)])
+    return rows
+
+
+def half_networks() -> Rows:
+    """Networks in float16 and bfloat16 on this CPU: milliseconds, and the fastest other's time over ours."""
+    others = {"eager": "eager", "eager_cl": "eager, channels last", "inductor": "Inductor"}
+    rows = [["network, type", "threads", "ours, ms", *others.values(), "fastest other / ours"]]
+    for path in sorted(RESULTS.glob("half_*.json")):
+        entries = results_of(path.stem)
+        seconds = {entry["contender"]: entry["median_seconds"] for entry in entries}
+        own, times = seconds["tilewright"], [seconds.get(name) for name in others]
+        cells = ("" if time is None else f"{1e3 * time:.3g}" for time in (own, *times))
+        ratio = min(time for time in times if time is not None) / own
+        rows.append([entries[0]["network"], str(results_of(path.stem, "settings")["threads"]), *cells, f"{ratio:.2f}"])
+    return rows
+
+
+def compile_times() -> Rows:
+    """Seconds to compile for machines that are not there or have no data of their own, on two cores."""
+    rows = [["network", "target", "empty kernel cache, s", "besides PyTorch's export, s", "full cache, besides export, s"]]
+    for entry in (*results_of("compile_time_targets"), *results_of("compile_time_avx2")):
+        cold, warm = entry["cold"], entry["warm"]
+        seconds = (cold["compile"], cold["compile_besides_export"], warm["compile_besides_export"])
+        rows.append([entry["network"], entry["target"], *(f"{value:.1f}" for value in seconds)])
+    return rows
+
+
+def simulated_misses() -> Rows:
+    """Predicted cache misses of CPU kernels against those that cachegrind simulates."""
+    parts = {"layers": "schedules of layers", "network": "MobileNetV2"}
+    ways = {"predicted": "this model", "paper's rule": "the paper's rule (`bench/tuna_misses.py`)"}
+    rows = [["kernels", "level", "way", "median error", "nine in ten below", "largest", "rank correlation", "within layers"]]
+    for entry in results_of("cache_misses", "settings")["summary"]:
+        errors = [f"{percent(entry[key])} %" for key in ("median error", "error of nine in ten at most", "largest error")]
+        within = entry.get("mean rank correlation within layers")
+        cells = [parts[entry["of"]], f"L{entry['level']}", ways[entry["way"]], *errors, f"{entry['rank correlation']:.3f}"]
+        rows.append([*cells, "" if within is None else f"{within:.2f}"])
+    return rows
+
+
+def scheduled_loops() -> Rows:
+    """Cycles of inner loops by our list scheduling against llvm-mca."""
+    rows = [["target", "loops", "median error", "ours / llvm-mca, 5 % to 95 %", "rank correlation"]]
+    for entry in results_of("pipeline_check", "settings")["figures"]:
+        loops = entry["all"]
+        least, *_, most = loops["ours / theirs, quantiles 5 25 50 75 95"]
+        ratio = f"{least:.2f} to {most:.2f}"
+        rows.append([entry["target"], str(loops["loops"]), f"{percent(loops['median error'])} %", ratio, f"{loops['rank correlation']:.3f}"])
+    return rows
+
+
+def onnx_cases() -> Rows:
+    """ONNX's node tests: what computes them."""
+    says = {"our kernels": "wholly by our kernels", "partly others": "partly", "refused": "refused", "wrong": "wrong"}
+    found = results_of("onnx_node_tests")
+    counted = sum(entry["counted"] for entry in found)
+    rows = [["computed", "cases counted", "share", "others", "counted cases, by operator"]]
+    for outcome, words in says.items():
+        here = [entry for entry in found if entry["outcome"] == outcome]
+        cases = [entry for entry in here if entry["counted"]]
+        names = [name for entry in cases for name in (entry["detail"].split(", ") if outcome == "partly others" else entry["operators"][:1])]
+        listed = ", ".join(f"{name} {count}" for name, count in sorted(Counter(names).items())) if outcome != "our kernels" else ""
+        rows.append([words, str(len(cases)), f"{percent(len(cases) / counted)} %", str(len(here) - len(cases)), listed or "–"])
+    return rows
+
+
+def generation() -> Rows:
+    """Steps of text generation, from the tenth on, against eager PyTorch."""
+    rows = [["loop", "eager, ms a step", "Tilewright, ms a step", "times faster", "at the slowest step", "longest step, ms"]]
+    for entry in results_of("generation"):
+        times = (entry[key] for key in ("eager_ms", "tilewright_ms", "speed_up", "least_speed_up_of_a_step", "longest_step_ms"))
+        rows.append([entry["loop"], *(f"{value:.3g}" for value in times)])
+    return rows
+
+
+CPU_TABLES = (
+    generation,
+    outliers,
+    code_scores,
+    learned_on_cpus,
+    calibrated_choices,
+    networks,
+    speed_ups,
+    attention_native,
+    recurrent,
+    chains,
+    chain_decisions,
+    chained_networks,
+    chain_limits,
+    half_networks,
+    compile_times,
+    onnx_cases,
+    simulated_misses,
+    scheduled_loops,
+)

@@ -1,0 +1,74 @@
+"""float16 and bfloat16 networks on this CPU: Tilewright, eager PyTorch and Inductor, all in that type, in one process.
+
+    python -m bench.half --threads 1 --name half_1_thread
+    python -m bench.half resnet18 --types bfloat16 --threads 2
+
+The network and its inputs are converted by `.to(dtype)`; `eager_cl` has channels-last weights and images. Each contender is checked against PyTorch
+in float64 on the rounded weights before it is timed, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from bench.common import Outcome, compare, write_results
+from bench.cpu_networks import OURS, ours, table_of
+from tilewright import zoo
+from tilewright.tuning.peers import PEERS
+
+NETWORKS = ("resnet18", "mobilenet_v2", "vit_b_16", "bert_base")
+TYPES = ("bfloat16", "float16")
+AGAINST = ("eager", "eager_cl", "inductor")
+TOLERANCE = 0.2
+"""Largest error relative to the largest output: BERT's in bfloat16 are 0.06 in eager PyTorch."""
+
+
+def converted(name: str, dtype: torch.dtype, batch: int, seed: int) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
+    """The network with example inputs, and once more with others."""
+    module, inputs = zoo.build(name, batch, seed)
+    module = module.to(dtype)
+    torch.manual_seed(seed + 1)
+    for values in (inputs, zoo.NETWORKS[name].example_inputs(batch)):
+        yield module, tuple(x.to(dtype) if x.is_floating_point() else x for x in values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NETWORK", help="zoo networks")
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--against", default=",".join(AGAINST))
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.1, help="least time of one turn in one round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="half", help="the result file's name in bench/results")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    names = [OURS, *options.against.split(",")]
+    contenders = [ours() if name == OURS else PEERS[name] for name in names]
+    console = Console(width=160)
+    results: list[Outcome] = []
+    for network in options.networks:
+        for dtype in options.types.split(","):
+            (module, inputs), (_, fresh) = converted(network, getattr(torch, dtype), options.batch, options.seed)
+            found = compare(f"{network} {dtype}", module, inputs, fresh, contenders, TOLERANCE, options.rounds, options.seconds)
+            for outcome in found:
+                if outcome.reason and outcome.status != "unavailable":
+                    console.print(f"{outcome.network}, {outcome.contender}: {outcome.status}: {outcome.reason}", markup=False)
+            results += found
+            path = write_results(options.name, vars(options), results)
+            del module
+            gc.collect()
+    console.print(table_of(results, names, f"CPU, batch {options.batch}, {options.threads} threads"))
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,395 @@
+"""Executables whose sizes differ from call to call: programs by size, their bounds and guards, threads, eviction, errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from torch import nn
+
+import tilewright
+from tilewright.errors import ExecutableClosed, InvalidInput, InvalidModel, NotCompiled, TilewrightError, UnsupportedOption
+from tilewright.frontend.symbolic import SymbolicProgram
+from tilewright.frontend.torch_export import exported, tensors_of
+from tilewright.runtime.dynamic import DynamicExecutable
+
+AUTO, DYNAMIC = torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC
+
+
+class Attention(nn.Module):
+    """A layer whose sizes appear in products, sums, softmax, reshapes, constants and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, int]:
+        batch, length, _ = x.shape
+        q, k, v = self.project(self.norm(x)).view(batch, length, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        scores = (q @ k.transpose(-1, -2) / length**0.5 + bias[:length]).masked_fill(~causal, -1e9)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch * length, 16)
+        return torch.cat([mixed, x.reshape(-1, 16)]), length * 2
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+@pytest.fixture(scope="module")
+def attention() -> tuple[Attention, DynamicExecutable]:
+    torch.manual_seed(0)
+    module = Attention().eval()
+    dynamic = {"x": {0: "batch", 1: "length"}, "bias": {0: "most", 1: "length"}}
+    return module, tilewright.compile(module, (torch.randn(2, 5, 16), torch.randn(5, 5)), dynamic=dynamic, wait=True, programs=4)
+
+
+@settings(max_examples=12, deadline=None)
+@given(batch=st.integers(1, 5), length=st.integers(2, 9))
+def test_every_size_is_right(attention: tuple[Attention, DynamicExecutable], batch: int, length: int) -> None:
+    module, executable = attention
+    x, bias = torch.randn(batch, length, 16), torch.randn(length, length)
+    with torch.no_grad():
+        wanted = module.double()(x.double(), bias.double())
+        module.float()
+    got = executable(x, bias)
+    torch.testing.assert_close(got[0].double(), wanted[0], atol=1e-5, rtol=1e-5)
+    assert got[1] == wanted[1]
+    assert len(executable.sizes) <= 4
+    assert executable.sizes[-1]["batch"] == batch
+
+
+def test_sizes_of_zero_and_one_are_exported_for_themselves() -> None:
+    run = Function(lambda x, y: x.squeeze(0) * 2 + (3 if x.shape[0] == 1 else 0) + y.sum(0))
+    executable = tilewright.compile(run, (torch.randn(1, 4), torch.randn(1, 4)), dynamic=[[{0: "a"}, {0: "b"}]], wait=True)
+    for a, b in ((1, 1), (3, 2), (1, 5), (4, 1), (0, 3), (2, 0)):
+        x, y = torch.randn(a, 4), torch.randn(b, 4)
+        torch.testing.assert_close(executable(x, y), run(x, y))
+
+
+def test_programs_share_weights() -> None:
+    module = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()).eval()
+    executable = tilewright.compile(module, torch.randn(4, 32), dynamic={"input": {0: "batch"}}, wait=True)
+    programs = [executable.program(torch.randn(n, 32)) for n in (4, 4 * 9, 1)]
+    weights = [{id(tensor) for tensor in program.image.program.graph.constants.values()} for program in programs]
+    assert weights[0]
+    assert weights[0] == weights[1] == weights[2]
+    packed: list[set[int]] = []
+    for program in programs[:2]:
+        engine = program._engine
+        assert engine is not None
+        packed.append({id(tensor) for tensor in engine.buffers.constants.values()})
+    assert packed[0] & packed[1]
+
+
+def test_the_programs_used_longest_ago_are_closed() -> None:
+    executable = tilewright.compile(nn.ReLU(), torch.randn(2, 3), dynamic={"input": {0: "batch"}}, wait=True, programs=2)
+    own = executable.program(torch.randn(2, 3))
+    oldest = executable._programs[((2,), False)].executable
+    executable(torch.randn(3, 3))
+    assert not oldest._closed
+    executable(torch.randn(4, 3))
+    assert executable.sizes == ({"batch": 3}, {"batch": 4})
+    assert oldest._closed
+    own(torch.randn(2, 3))  # a program that was handed out stays
+    executable(torch.randn(2, 3))
+    assert executable.sizes == ({"batch": 4}, {"batch": 2})
+
+
+def test_an_evicted_program_is_closed_after_its_last_call() -> None:
+    executable = tilewright.compile(nn.ReLU(), torch.randn(2, 3), dynamic={"input": {0: "batch"}}, wait=True, programs=1)
+    program = executable._taken(((2,), False))
+    assert program is not None
+    executable(torch.randn(3, 3))
+    assert program.evicted
+    assert not program.executable._closed
+    program.executable(torch.randn(2, 3))
+    executable._release(program)
+    assert program.executable._closed
+
+
+def test_threads_with_different_sizes() -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval()
+    executable = tilewright.compile(module, torch.randn(2, 8), dynamic={"input": {0: "batch"}}, wait=0.05, programs=2)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            with torch.no_grad():
+                for _ in range(40):
+                    x = torch.randn(int(torch.randint(1, 6, (), generator=generator)), 8, generator=generator)
+                    torch.testing.assert_close(executable(x), module(x))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def slow(executable: DynamicExecutable, started: threading.Event, go_on: threading.Event) -> None:
+    """Makes the executable's builds wait."""
+    make = executable._builds._make
+
+    def waiting(key: Any) -> Any:
+        started.set()
+        go_on.wait()
+        return make(key)
+
+    executable._builds._make = waiting
+
+
+def test_calls_run_eager_while_a_program_is_built() -> None:
+    calls = []
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(type(x))
+            return x.relu() + 1
+
+    module = Counted()
+    executable = tilewright.compile(module, torch.randn(2, 3), dynamic={"x": {0: "batch"}}, wait=0)
+    started, go_on = threading.Event(), threading.Event()
+    slow(executable, started, go_on)
+    calls.clear()
+    x = torch.randn(5, 3)
+    for _ in range(2):
+        torch.testing.assert_close(executable(x), x.relu() + 1)
+    assert calls == [torch.Tensor] * 2
+    started.wait()
+    go_on.set()
+    executable._builds.request(((5,), False)).done.wait()
+    calls.clear()
+    torch.testing.assert_close(executable(x), x.relu() + 1)
+    assert not calls
+    assert {"batch": 5} in executable.sizes
+
+
+def test_what_cannot_be_built_warns_once_and_runs_eager() -> None:
+    module = nn.ReLU()
+    executable = tilewright.compile(module, torch.randn(2, 3), dynamic={"input": {0: "batch"}})
+
+    def failing(key: Any) -> Any:
+        raise InvalidModel("it is too large", "use less")
+
+    executable._builds._make = failing
+    x = torch.randn(5, 3)
+    with pytest.warns(NotCompiled, match="batch = 5 run eagerly.*too large"):
+        torch.testing.assert_close(executable(x), x.relu())
+    torch.testing.assert_close(executable(x), x.relu())  # warnings are errors here
+    with pytest.raises(InvalidModel, match="too large"):
+        executable.program(x)
+    executable._eager = None
+    with pytest.raises(InvalidModel, match="too large"):
+        executable(x)
+
+
+def test_parameters_that_changed_are_not_mixed() -> None:
+    module = nn.Linear(3, 3).eval()
+    executable = tilewright.compile(module, torch.randn(2, 3), dynamic={"input": {0: "batch"}}, wait=0)
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        wanted = module(x)
+        module.weight.zero_()
+    assert executable.is_stale(module)
+    torch.testing.assert_close(executable(x), wanted)
+
+
+def test_buffers_that_calls_change_are_those_of_all_sizes() -> None:
+    class Counter(nn.Module):
+        total: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total += x.sum(0)
+            return self.total * 2
+
+    def calls(run: Any) -> list[torch.Tensor]:
+        return [run(torch.full((n, 4), float(n))) for n in (2, 3, 2, 5)]
+
+    wanted = calls(Counter())
+    executable = tilewright.compile(Counter(), torch.zeros(2, 4), dynamic={"x": {0: "batch"}})
+    torch.testing.assert_close(calls(executable), wanted)
+    program = torch.export.export(Counter(), (torch.zeros(2, 4),), dynamic_shapes=({0: DYNAMIC},))
+    torch.testing.assert_close(calls(tilewright.compile(program, torch.zeros(2, 4), dynamic=True)), wanted)
+
+
+def test_guards_name_what_does_not_hold() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] % 2 == 0 and x.shape[0] > 3:
+            x = x + 1
+        return x + y
+
+    executable = tilewright.compile(Function(function), (torch.randn(4, 3), torch.randn(4, 3)), dynamic=[[{0: "batch"}, {0: AUTO}]], wait=True)
+    for a, b, message in ((5, 5, "requires .batch % 2. == 0, and batch = 5"), (6, 8, r"\[batch, 3\] = \[6, 3\]"), (2, 2, "batch is 2.* 4 and more")):
+        with pytest.raises(InvalidInput, match=message):
+            executable(torch.randn(a, 3), torch.randn(b, 3))
+    with pytest.raises(InvalidInput, match="has no size batch"):
+        executable(3, torch.randn(4, 3))
+    with pytest.raises(InvalidInput, match="requires gradients"):
+        executable(torch.randn(8, 3, requires_grad=True), torch.randn(8, 3))
+    assert executable.sizes[0] == {"batch": 4}
+
+
+def test_equal_names_are_equal_sizes() -> None:
+    executable = tilewright.compile(
+        Function(lambda x, y: (x.sum(0), y.sum(0))), (torch.randn(4, 3), torch.randn(4, 3)), dynamic=[[{0: "n"}, {0: "n"}]], wait=True
+    )
+    executable(torch.randn(5, 3), torch.randn(5, 3))
+    with pytest.raises(InvalidInput, match="both are called n"):
+        executable(torch.randn(5, 3), torch.randn(6, 3))
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "error", "message"),
+    [
+        ({"z": {0: "n"}}, UnsupportedOption, "inputs are input"),
+        ({"input": {5: "n"}}, UnsupportedOption, "2 dimensions"),
+        ({"input": "n"}, UnsupportedOption, "2 dimensions"),
+        ({"input": {0: 2.5}}, UnsupportedOption, "dimension of input"),
+        ({}, UnsupportedOption, "names no sizes"),
+        ({"input": {0: None}}, InvalidModel, "no size"),
+        ({"input": {1: "channels"}}, InvalidModel, "these sizes free: You marked .*leave that size out"),
+    ],
+)
+def test_dynamic_that_does_not_fit(dynamic: Any, error: type[TilewrightError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tilewright.compile(nn.Linear(3, 4), torch.randn(2, 3), dynamic=dynamic)
+
+
+def test_options_and_the_rest_of_its_life(tmp_path: Path) -> None:
+    for options in ({"wait": -1}, {"wait": "no"}, {"programs": 0}, {"programs": 2.0}):
+        with pytest.raises(UnsupportedOption):
+            tilewright.compile(nn.ReLU(), torch.randn(2, 3), dynamic=True, **options)
+    executable = tilewright.compile(nn.ReLU(), torch.randn(2, 3), dynamic=True)
+    with pytest.raises(UnsupportedOption, match="executable.program"):
+        executable.save(tmp_path / "a.zip")
+    executable.program(torch.randn(7, 4)).save(tmp_path / "a.zip")
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(tilewright.load(tmp_path / "a.zip")(x), x.relu())
+    assert executable.verify(x).passed
+    assert executable.profile(x, repetitions=2).regions
+    assert "sizes of" in repr(executable)
+    assert str(executable.plan)
+    executable.close()
+    executable.close()
+    for use in (lambda: executable(x), lambda: executable.program(x), lambda: executable.plan):
+        with pytest.raises(ExecutableClosed):
+            use()
+
+
+def test_python_numbers_may_be_free() -> None:
+    run = Function(lambda x, n: x[:n] * n)
+    executable = tilewright.compile(run, (torch.randn(8, 3), 4), dynamic=[[None, "n"]], wait=True)
+    x = torch.randn(8, 3)
+    for n in (4, 6, 2):
+        torch.testing.assert_close(executable(x, n), run(x, n))
+    with pytest.raises(InvalidInput, match="no size n"):
+        executable(x, x)
+
+
+def test_keywords_and_nested_inputs() -> None:
+    class Nested(nn.Module):
+        def forward(self, pair: Any, *, table: dict[str, torch.Tensor], scale: float = 2.0) -> torch.Tensor:
+            return torch.cat([pair[0], pair[1], table["a"]]) * scale
+
+    dynamic = {"pair": [{0: "a"}, None], "table": {"a": {0: "b"}}}
+    inputs, keywords = ((torch.randn(2, 3), torch.randn(4, 3)),), {"table": {"a": torch.randn(3, 3)}}
+    executable = tilewright.compile(Nested(), inputs, example_keywords=keywords, dynamic=dynamic, wait=True)
+    pair, table = (torch.randn(5, 3), torch.randn(4, 3)), {"a": torch.randn(6, 3)}
+    torch.testing.assert_close(executable(pair, table=table, scale=2.0), torch.cat([*pair, table["a"]]) * 2)
+    with pytest.raises(InvalidInput):
+        executable(pair, table=table, scale=3.0)
+
+
+def test_exported_programs() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    program = torch.export.export(module, (torch.randn(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch", max=9)},))
+    executable = tilewright.compile(program, torch.randn(4, 3), dynamic=True)
+    for n in (4, 2, 1, 9):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(executable(x), module(x).detach())
+    with pytest.raises(InvalidInput, match="10, and the model was exported for 0 to 9"):
+        executable(torch.randn(10, 3))
+    own = tilewright.compile(program, dynamic=True)
+    assert [list(sizes.values()) for sizes in own.sizes] == [[2]], "the example inputs of the program"
+    fixed = tilewright.compile(program, torch.randn(4, 3))
+    torch.testing.assert_close(fixed(torch.ones(4, 3)), module(torch.ones(4, 3)).detach())
+
+
+def test_onnx_models() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Expand", ["one", "s"], ["e"])]
+    nodes += [helper.make_node("Concat", ["m", "e"], ["y"], axis=1)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3]), helper.make_tensor_value_info("one", TensorProto.FLOAT, ["batch", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [3, 5], list(range(15)))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    executable = tilewright.compile(model, (torch.randn(2, 3), torch.randn(2, 1)), dynamic=True)
+    for n in (2, 5, 1):
+        x, one = torch.randn(n, 3), torch.randn(n, 1)
+        wanted = torch.cat([x @ torch.arange(15.0).view(3, 5), one.expand(n, 3)], 1)
+        torch.testing.assert_close(executable(x, one), wanted)
+    with pytest.raises(InvalidInput, match=r"\[batch, 1\]"):
+        executable(torch.randn(3, 3), torch.randn(4, 1))
+    with pytest.raises(InvalidInput, match="pass example_inputs"):
+        tilewright.compile(model, dynamic=True)
+    assert isinstance(model, onnx.ModelProto)
+
+
+def test_a_program_is_read_once() -> None:
+    """Binding changes nothing of the program: the same sizes give the same graph, and other sizes only other extents."""
+    module = Attention().eval()
+    inputs = torch.randn(3, 6, 16), torch.randn(6, 6)
+    program = SymbolicProgram(exported(module, inputs, None, {0: {0: AUTO, 1: AUTO}, 1: {0: AUTO, 1: AUTO}}), tensors_of(module))
+    sizes = dict(zip(program.names, program.key(inputs), strict=True))
+    first = program.bind(tuple(sizes.values()))
+    other = program.bind(tuple(n + 1 for n in sizes.values()))
+    again = program.bind(tuple(sizes.values()))
+    assert str(first.graph) == str(again.graph) != str(other.graph)
+    assert [node.operator for node in first.graph.nodes] == [node.operator for node in other.graph.nodes]
+
+
+def test_builds_at_the_end_of_a_process(tmp_path: Path) -> None:
+    """A process that ends while a program is built ends cleanly."""
+    import subprocess
+    import sys
+
+    text = """
+import torch, tilewright
+e = tilewright.compile(torch.nn.Linear(3, 3).eval(), torch.randn(2, 3), dynamic={"input": {0: "n"}}, wait=0)
+with torch.no_grad():
+    for n in range(3, 9):
+        e(torch.randn(n, 3))
+"""
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert time.perf_counter() > start

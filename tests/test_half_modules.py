@@ -1,0 +1,238 @@
+"""float16 and bfloat16 modules on CPUs: computed by kernels, in float32 inside, whatever instructions the target has."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import tilewright
+from tests.compiled import poison
+from tests.interpreted import run_program
+from tests.random_graphs import NOISE, RandomCase, _magnitude, _spread, random_case
+from tests.test_bf16_models import model_cases
+from tilewright import zoo
+from tilewright.frontend.imported import unsupported
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware import host_cpu, machine
+from tilewright.hardware.machine import Machine
+from tilewright.partition.plan import plan_program
+from tilewright.tuning.peers import export_onnx
+
+TYPES = [torch.bfloat16, torch.float16]
+EACH_TYPE = pytest.mark.parametrize("dtype", TYPES, ids=["bf16", "f16"])
+AVX2, AVX512 = machine("x86-avx2"), machine("x86-avx512")
+TARGETS = [target for target in ("native", "x86-avx512", "x86-avx2") if target == "native" or set(machine(target).isa) <= set(host_cpu().isa)]
+
+
+class Casts(nn.Module):
+    """Explicit casts to both types, which round even where a kernel keeps everything."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rounded = (x * 3).half().float()
+        return rounded + 1, (x - 1).bfloat16().float() * 2, (x * 3).half() == rounded.half(), (x * 7).half().bfloat16()
+
+
+class Unusual(nn.Module):
+    """Operators that select, count, move and compare 16-bit values."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        padded = nn.functional.pad(x, (1, 2), value=-1.5)
+        return (
+            x.argmax(-1), x.amax(0), torch.cat([x, padded], -1), x.flip(0), x > x.mean(), x.masked_fill(x < 0, float("-inf")), x.cumsum(-1),
+            x.to(torch.int32), torch.where(x > 0, x, 2.0), (x * torch.arange(6)).clamp(-3, 3), x.new_full((2, 3), 0.1), x.std(-1), x[..., 1::2],
+        )  # fmt: skip
+
+
+class Decoding(nn.Module):
+    """One query of each head."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def other_cases() -> list[tuple[nn.Module, Sequence[torch.Tensor]]]:
+    torch.manual_seed(0)
+    embedding = nn.Sequential(nn.Embedding(20, 16), nn.GRU(16, 16, batch_first=True))
+    return [
+        (nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.ConvTranspose2d(16, 4, 2, 2)), (torch.randn(2, 3, 14, 15),)),
+        (nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 10), nn.Softmax(-1)), (torch.randn(6, 24),)),
+        (nn.Sequential(nn.Conv1d(8, 8, 3, padding=1, groups=8), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv1d(8, 12, 1)), (torch.randn(2, 8, 19),)),
+        (embedding, (torch.randint(20, (2, 5)),)),
+        (Unusual(), (torch.randn(5, 4, 6),)),
+        (Decoding(), (torch.randn(2, 4, 1, 32), torch.randn(2, 4, 70, 32), torch.randn(2, 4, 70, 32))),
+    ]  # fmt: skip
+
+
+CASES = [*model_cases(), *other_cases()]
+
+
+def in_type(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+
+
+def assert_as_good_as_eager(module: nn.Module, inputs: Sequence[torch.Tensor], found: object) -> None:
+    """No more than twice the error of PyTorch in the same type against float64, or two units of rounding of the largest result; types as in PyTorch."""
+    with torch.no_grad():
+        exact = tree_leaves(copy.deepcopy(module).double()(*in_type(inputs, torch.float64)))
+        eager = tree_leaves(module(*inputs))
+    for ours, theirs, wanted in zip(tree_leaves(found), eager, exact, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        if not theirs.is_floating_point():
+            assert torch.equal(ours, theirs)
+            continue
+        finite = theirs.isfinite()
+        assert torch.equal(ours.isfinite(), finite)
+        difference, scale = ((x.double() - wanted)[finite].abs().max() for x in (ours, theirs)), wanted[finite].abs().max()
+        error, allowed = (float(d / scale) for d in difference)
+        assert error <= max(2 * allowed, 2 * torch.finfo(theirs.dtype).eps), (error, allowed)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_modules_are_as_good_as_pytorch(number: int, dtype: torch.dtype) -> None:
+    module, inputs = copy.deepcopy(CASES[number][0]).to(dtype).eval(), in_type(CASES[number][1], dtype)
+    for target in TARGETS:
+        executable = tilewright.compile(module, inputs, target, threads=2)
+        poison(executable)
+        assert not [row for row in executable.plan.rows if row.kind == "torch"]
+        assert_as_good_as_eager(module, inputs, executable(*inputs))
+        if not any(row.kind == "loop" for row in executable.plan.rows):
+            verified = executable.verify(*inputs)
+            assert verified.first_wrong is None, str(verified)
+
+
+@pytest.mark.slow
+@EACH_TYPE
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert_base"])
+def test_networks_are_as_good_as_pytorch(name: str, dtype: torch.dtype) -> None:
+    module, inputs = zoo.build(name)
+    module, inputs = module.to(dtype), in_type(inputs, dtype)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for compiled in (tilewright.compile(module, inputs), torch.compile(module, backend="tilewright")):
+            assert_as_good_as_eager(module, inputs, compiled(*inputs))
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("target", TARGETS)
+def test_weights_that_are_used_once_stay_16_bits(target: str, dtype: torch.dtype) -> None:
+    module = nn.Sequential(nn.Linear(96, 200), nn.ReLU(), nn.Linear(200, 37)).to(dtype).eval()
+    for rows in (1, 3):
+        inputs = (torch.randn(rows, 96).to(dtype),)
+        executable = tilewright.compile(module, inputs, target)
+        poison(executable)
+        assert_as_good_as_eager(module, inputs, executable(*inputs))
+        packed = {storage.value.dtype for storage in executable.image.program.storage.values() if storage.source is not None and "@" in storage.value.name}
+        on_tiles = any("amx" in row.schedule for row in executable.plan.rows)
+        assert packed == ({"f32"} if rows > 1 and not on_tiles else {"bf16" if dtype is torch.bfloat16 else "f16"})
+
+
+def test_explicit_casts_round() -> None:
+    x = torch.randn(333)
+    found = tilewright.compile(Casts(), (x,))(x)
+    for ours, theirs in zip(found, Casts()(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@EACH_TYPE
+def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.autocast("cpu", dtype=dtype):
+                y = torch.softmax(self.norm(self.first(x)), -1)
+                return self.last(y), y
+
+    module, inputs = Regions().eval(), (torch.randn(6, 32),)
+    executable = tilewright.compile(module, inputs)
+    assert not [row for row in executable.plan.rows if row.kind == "torch"]
+    assert_as_good_as_eager(module, inputs, executable(*inputs))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert_as_good_as_eager(module, inputs, torch.compile(module, backend="tilewright")(*inputs))
+
+
+def unaffected(case: RandomCase) -> bool:
+    """Whether rounding to 16 bits changes no integer and no truth value of the case."""
+    return all(value.is_float for value in case.values)
+
+
+def check_random(seed: int, dtype: torch.dtype, target: str) -> None:
+    """A random graph in the type: errors as allowed in float32, in proportion to the unit of rounding. The generator's bounds are for inputs and
+    weights as they are, so both are rounded before the reference is computed."""
+    case = random_case(seed)
+    if not unaffected(case):
+        return
+    module, inputs = case.module.to(dtype), in_type(case.inputs, dtype)
+    with torch.no_grad():
+        exact = tree_leaves(copy.deepcopy(module).double()(*in_type(inputs, torch.float64)))
+    executable = tilewright.compile(module, inputs, target)
+    poison(executable)
+    unit = torch.finfo(dtype).eps
+    for ours, wanted, number in zip(tree_leaves(executable(*inputs)), exact, case.outputs, strict=True):
+        value = case.values[number]
+        assert ours.dtype == dtype and ours.shape == wanted.shape
+        error, allowed = float((ours.double() - wanted).abs().max()), unit * (2 * _magnitude(wanted) + 4 * _spread(value) / NOISE) + 1e-3 * unit
+        assert error <= allowed, f"{case}\n{error} > {allowed}"
+
+
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES), target=st.sampled_from(TARGETS))
+@settings(max_examples=12, deadline=None)
+def test_random_graphs(seed: int, dtype: torch.dtype, target: str) -> None:
+    check_random(seed, dtype, target)
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("target", [AVX2, AVX512, machine("xeon-sapphire-rapids"), machine("neoverse-n1")], ids=lambda m: m.name)
+@pytest.mark.parametrize("number", [3, 6])
+def test_the_interpreter_runs_the_same_kernels(number: int, target: Machine, dtype: torch.dtype) -> None:
+    module, inputs = copy.deepcopy(CASES[number][0]).to(dtype).eval(), in_type(CASES[number][1], dtype)
+    graph, _ = simplify(import_module(module, inputs).graph)
+    assert not unsupported(graph)
+    results, faults = run_program(plan_program(graph, target, 1), {name: array_of(x) for name, x in zip(graph.inputs, inputs, strict=True)})
+    assert not faults
+    found = [torch.from_numpy(results[name].copy()) for name in graph.outputs]
+    assert_as_good_as_eager(module, inputs, [x.view(dtype) if x.dtype == torch.uint16 else x for x in found])
+
+
+@EACH_TYPE
+def test_on_a_gpu_they_run_through_pytorch(dtype: torch.dtype) -> None:
+    module, inputs = nn.Linear(8, 8).to(dtype), (torch.randn(2, 8).to(dtype),)
+    with pytest.warns(UserWarning, match="computes with"):
+        executable = tilewright.compile(module, inputs, "h200")
+    assert {row.kind for row in executable.plan.rows} == {"torch"}
+
+
+@EACH_TYPE
+def test_artifacts_keep_the_types(dtype: torch.dtype, tmp_path: Path) -> None:
+    module, inputs = copy.deepcopy(CASES[0][0]).to(dtype).eval(), in_type(CASES[0][1], dtype)
+    executable = tilewright.compile(module, inputs)
+    executable.save(tmp_path / "model.zip")
+    assert torch.equal(tilewright.load(tmp_path / "model.zip")(*inputs), executable(*inputs))
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("number", [0, 1, 6])
+def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    module, inputs = copy.deepcopy(CASES[number][0]).to(dtype).eval(), in_type(CASES[number][1], dtype)
+    executable = tilewright.compile(export_onnx(module, inputs, str(tmp_path)))
+    assert not [row for row in executable.plan.rows if row.kind == "torch"]
+    assert_as_good_as_eager(module, inputs, executable(*inputs))

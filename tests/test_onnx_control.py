@@ -1,0 +1,159 @@
+"""ONNX's If, Loop and Scan against NumPy, and loops that never end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tilewright
+from tests.onnx_models import evaluated
+from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
+from tilewright.frontend.onnx_import import import_onnx
+
+FLOAT = TensorProto.FLOAT
+
+
+def info(name: str, shape: Any = None, kind: int = FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model_of(nodes: list[Any], inputs: list[Any], outputs: list[Any], **weights: np.ndarray) -> onnx.ModelProto:
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def scan(state: list[int], step: list[int], **attributes: Any) -> onnx.ModelProto:
+    """h' = tanh(h + x w), with w from around the body; results h' and h' x."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "w"], ["p"]), helper.make_node("Add", ["h", "p"], ["q"]), helper.make_node("Tanh", ["q"], ["new"]),
+            helper.make_node("Mul", ["new", "x"], ["out"]),
+        ],
+        "body", [info("h", state), info("x", step)], [info("new", state), info("out", step)],
+    )  # fmt: skip
+    node = helper.make_node("Scan", ["h0", "xs"], ["last", "ys"], body=body, num_scan_inputs=1, **attributes)
+    double = helper.make_node("Add", ["v", "v"], ["w"])
+    return model_of([double, node], [info("h0", state), info("xs", None), info("v", step)], [info("last", state), info("ys", None)])
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+@given(axis=st.integers(-3, 2), out=st.integers(-3, 2), backwards=st.integers(0, 1), length=st.integers(1, 5))
+@settings(max_examples=15)
+def test_scan(direction: int, axis: int, out: int, backwards: int, length: int) -> None:
+    shape = [3, 4]
+    generator = np.random.default_rng(length)
+    xs = np.moveaxis(generator.standard_normal((length, *shape), np.float32), 0, axis)
+    model = scan(shape, shape, scan_input_axes=[axis], scan_output_axes=[out], scan_input_directions=[direction], scan_output_directions=[backwards])
+    v, state = generator.standard_normal(shape, np.float32), np.zeros(shape, np.float32)
+    tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in (state, xs, v)]
+    wanted = []
+    for x in np.moveaxis(xs, axis, 0)[:: -1 if direction else 1]:  # the reference evaluator knows neither directions nor axes
+        state = np.tanh(state + x * 2 * v)
+        wanted.append(state * x)
+    last, ys = evaluated(model, tensors)[0](*tensors)
+    np.testing.assert_allclose(last, state, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ys, np.moveaxis(np.stack(wanted[:: -1 if backwards else 1]), 0, out), rtol=1e-5, atol=1e-6)
+
+
+def test_a_scan_is_compiled() -> None:
+    generator = np.random.default_rng(1)
+    h, v = (generator.standard_normal((3, 40), np.float32) for _ in range(2))
+    model, inputs = scan([3, 40], [3, 40]), (h, generator.standard_normal((7, 3, 40), np.float32), v)
+    wanted = ReferenceEvaluator(model).run(None, dict(zip(("h0", "xs", "v"), inputs, strict=True)))
+    tensors = tuple(map(torch.from_numpy, inputs))
+    for got, want in zip(tilewright.compile(model, tensors, "native")(*tensors), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def loop(trip: int) -> onnx.ModelProto:
+    """Rows that grow: s' = concat(s, x + i), until i + 1 == 4; results are s and the sums of x + i."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Cast", ["i"], ["f"], to=FLOAT), helper.make_node("Add", ["x", "f"], ["row"]),
+            helper.make_node("Concat", ["s", "row"], ["grown"], axis=0), helper.make_node("ReduceSum", ["row"], ["total"], keepdims=0),
+            helper.make_node("Less", ["i", "three"], ["on"]),
+        ],
+        "body", [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("s", None)],
+        [info("on", [], TensorProto.BOOL), info("grown", None), info("total", [])],
+    )  # fmt: skip
+    node = helper.make_node("Loop", ["m", "", "x"], ["y", "sums"], body=body)
+    return model_of([node], [info("x", [1, 5])], [info("y", None), info("sums", None)], m=np.array(trip, np.int64), three=np.array(3, np.int64))
+
+
+@pytest.mark.parametrize("trip", [1, 3, 100])
+def test_a_loop_is_unrolled(trip: int) -> None:
+    x = np.random.default_rng(trip).standard_normal((1, 5), np.float32)
+    tensor = torch.from_numpy(x)
+    y, sums = tilewright.compile(loop(trip), tensor, "native")(tensor) if trip == 3 else evaluated(loop(trip), [tensor])[0](tensor)
+    rows = np.concatenate([x + i for i in range(min(trip, 4))])
+    np.testing.assert_allclose(y, np.concatenate([x, rows]), rtol=1e-6)
+    np.testing.assert_allclose(sums, rows.sum(1), rtol=1e-5)
+
+
+def test_the_number_of_iterations_may_be_an_input() -> None:
+    model = loop(2)
+    del model.graph.initializer[0]
+    model.graph.input.append(info("m", [], TensorProto.INT64))
+    inputs = [torch.ones(1, 5), torch.tensor(3)]
+    assert evaluated(model, inputs)[0](*inputs)[0].shape == (4, 5)
+    with pytest.raises(UnsupportedOperator, match="its number of iterations depends on the values of the input m: pass example_inputs"):
+        import_onnx(model)
+
+
+def test_a_loop_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.frontend.onnx_import._MOST_INLINED", 500)
+    body = helper.make_graph([], "body", [info("i", [], 7), info("c", [], 9), info("s", [3])], [info("c", [], 9), info("s", [3])])
+    for first in ("m", ""):
+        node = helper.make_node("Loop", [first, "", "x"], ["y"], body=body)
+        with pytest.raises(TilewrightError, match="more than 500 nodes") as caught:
+            import_onnx(model_of([node], [info("x", [3])], [info("y", [3])], m=np.array(1 << 62, np.int64)))
+        assert isinstance(caught.value, InvalidModel) and "\n" not in str(caught.value)
+
+
+def test_a_condition_on_data_is_refused() -> None:
+    body = helper.make_graph(
+        [helper.make_node("ReduceSum", ["s"], ["t"], keepdims=0), helper.make_node("Less", ["t", "t"], ["on"])],
+        "body", [info("i", [], 7), info("c", [], 9), info("s", [30])], [info("on", [], 9), info("s", [30])],
+    )  # fmt: skip
+    node = helper.make_node("Loop", ["m", "", "x"], ["y"], body=body)
+    with pytest.raises(UnsupportedOperator, match="its condition is computed from the model's inputs"):
+        import_onnx(model_of([node], [info("x", [30])], [info("y", [30])], m=np.array(3, np.int64)), [torch.ones(30)])
+
+
+def test_a_branch_in_a_loop_in_a_scan() -> None:
+    """The branch is chosen by the iteration's number; the scan's body reads a value from around it."""
+    branches = {
+        "then_branch": helper.make_graph([helper.make_node("Add", ["s", "x"], ["a"])], "then", [], [info("a", [4])]),
+        "else_branch": helper.make_graph([helper.make_node("Mul", ["s", "v"], ["b"])], "else", [], [info("b", [4])]),
+    }
+    inner = helper.make_graph(
+        [helper.make_node("Equal", ["i", "one"], ["even"]), helper.make_node("If", ["even"], ["new"], **branches), helper.make_node("Identity", ["c"], ["on"])],
+        "loop", [info("i", [], 7), info("c", [], 9), info("s", [4])], [info("on", [], 9), info("new", [4])],
+    )  # fmt: skip
+    body = helper.make_graph(
+        [helper.make_node("Loop", ["three", "", "h"], ["next"], body=inner), helper.make_node("Identity", ["next"], ["out"])],
+        "scan", [info("h", [4]), info("x", [4])], [info("next", [4]), info("out", [4])],
+    )  # fmt: skip
+    node = helper.make_node("Scan", ["h0", "xs"], ["last", "ys"], body=body, num_scan_inputs=1)
+    constants = {"one": np.array(1, np.int64), "three": np.array(3, np.int64)}
+    model = model_of([node], [info("h0", [4]), info("xs", [5, 4]), info("v", [4])], [info("last", [4]), info("ys", [5, 4])], **constants)
+    generator = np.random.default_rng(2)
+    h, xs, v = (generator.standard_normal(s, np.float32) for s in ((4,), (5, 4), (4,)))
+    state, wanted = h, []
+    for x in xs:
+        for i in range(3):
+            state = state + x if i == 1 else state * v
+        wanted.append(state)
+    tensors = [torch.from_numpy(a) for a in (h, xs, v)]
+    last, ys = tilewright.compile(model, tuple(tensors), "native")(*tensors)
+    np.testing.assert_allclose(last, state, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ys, np.stack(wanted), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,116 @@
+"""Progress and times of a compilation, and how the command line shows them."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import nn
+
+import tilewright
+from tilewright import cli_compile, cli_output
+from tilewright.cli import main
+from tilewright.stages import STAGES, Stages
+from tilewright.text import stacked
+
+
+def test_time_inside_a_stage_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    stages = Stages()
+    with stages.stage("partition"):
+        now[0] += 1
+    now[0] += 100  # between stages
+    with stages.stage("code generation"):
+        now[0] += 2
+        for _ in range(2):
+            with stages.stage("choice"):
+                now[0] += 10
+        now[0] += 4
+        with pytest.raises(KeyError), stages.stage("choice"):
+            now[0] += 1
+            raise KeyError
+    assert stages.seconds == {"partition": 1, "code generation": 6, "choice": 21}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    return nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 1)), (torch.randn(1, 8, 12, 12),)
+
+
+def test_progress_counts_candidates_and_kernels(model: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    said: list[tuple[str, int, int]] = []
+    start = time.perf_counter()
+    executable = tilewright.compile(*model, threads=1, progress=lambda *state: said.append(state))
+    took = time.perf_counter() - start
+    assert list(dict.fromkeys(stage for stage, _, _ in said)) == ["export", "partition", "choice", "compile", "packing"]
+    ranked = [done for stage, done, total in said if stage == "choice" and total == 0]
+    assert ranked == sorted(ranked) and ranked[-1] >= sum(row.space.generated for row in executable.plan.rows) > 0
+    built = [(done, total) for stage, done, total in said if stage == "compile"]
+    assert built[-1] == (len(executable.image.program.kernels),) * 2
+    assert set(executable.compile_seconds) == set(STAGES) - {"measure"}
+    assert sum(executable.compile_seconds.values()) <= took and min(executable.compile_seconds.values()) >= 0
+
+
+def test_measured_candidates_are_counted(model: tuple[nn.Module, tuple[torch.Tensor, ...]], tmp_path: Path) -> None:
+    said: list[tuple[str, int, int]] = []
+    executable = tilewright.compile(*model, threads=1, trials=2, records=tmp_path / "records.sqlite", progress=lambda *state: said.append(state))
+    measured = [(done, total) for stage, done, total in said if stage == "measure"]
+    assert measured == [(done, measured[0][1]) for done in range(len(measured))] and len(measured) > 2
+    assert executable.compile_seconds["measure"] > 0
+
+
+def test_compile_says_what_took_how_long(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cli_output, "PIPE_COLUMNS", 80)
+    monkeypatch.setattr(cli_compile, "SHOWN_SECONDS", 0.0)
+    assert main(["compile", "zoo:lenet5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("compiled in "))
+    text = " ".join(lines[start:])
+    assert "PyTorch and the model " in text and "export " in text and "compile " in text and text.index("export") < text.index("compile ")
+    assert all(len(line) <= 80 for line in lines) and "hottest: " in lines[3]
+
+
+@pytest.mark.parametrize("command", [["verify", "zoo:lenet5"], ["bench", "zoo:lenet5", "--against", "eager,nothing-like-this"], ["targets"], ["targets", "h200", "--sources"],
+                                     ["bench", "zoo:lenet5", "--against", "eager", "--rounds", "2", "--seconds", "0.001"]])  # fmt: skip
+def test_tables_fit_80_columns(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_output, "PIPE_COLUMNS", 80)
+    code = main(command)
+    printed = capsys.readouterr()
+    assert (code == 2) == ("nothing-like-this" in command[-1])
+    assert all(len(line) <= 80 for line in printed.out.splitlines()), printed.out
+
+
+def test_the_display_counts_with_and_without_a_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(cli_output, "output_console", lambda error: Console(file=screen, force_terminal=True, width=80))
+    with cli_output.progress_bar("loading PyTorch") as show:
+        show("compiling kernels [1]", 3, 12)
+        time.sleep(0.3)
+        show("ranking candidates", 123456, 0)
+        time.sleep(0.3)
+    text = screen.getvalue()
+    assert "loading PyTorch" in text and "compiling kernels [1]" in text and "3/12" in text and "123,456" in text and "123,456/" not in text
+
+
+LENGTHS = st.lists(st.tuples(*[st.integers(1, 4), st.integers(1, 10), *[st.integers(1, 30)] * 5]), max_size=4)
+
+
+@given(LENGTHS, st.integers(80, 120))
+def test_a_wide_table_is_stacked(rows: list[tuple[int, ...]], width: int) -> None:
+    cells = [[letter * length for letter, length in zip("abcdefg", row, strict=True)] for row in rows]
+    headings = [f"column{number}" for number in range(7)]
+    lines = list(stacked(headings, cells, ("column1",), width, keys=2))
+    assert all(len(line) <= width for line in lines)
+    words = " ".join(lines).split()
+    assert all(words.count(cell) >= 1 for row in cells for cell in row) and all(heading in words for heading in headings)
+    unlimited = list(stacked(headings, cells, ("column1",), None, keys=2))
+    assert len(unlimited) == len(rows) + 1 and (lines == unlimited or max(map(len, unlimited)) > width)

@@ -1,0 +1,206 @@
+"""ONNX's control flow: `If` over a known condition takes a branch, `Loop` with a known number of iterations is unrolled, `Scan` becomes a loop over a
+body graph.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import axis_of
+from tilewright.frontend.onnx_proto import attributes_of
+from tilewright.frontend.reading import check_computed
+from tilewright.graph.builder import GraphBuilder
+from tilewright.ir.graph import Graph, Value
+
+Environment = MutableMapping[str, Any]
+"""Tensors by name: a Value, an array of known elements, None where an optional one is absent, or a mark for results of unsupported nodes."""
+
+
+class Reader(Protocol):
+    """What control flow needs of the importer."""
+
+    builder: GraphBuilder
+
+    def results_of(self, graph: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int) -> list[Any]: ...
+    def inside(self, builder: GraphBuilder, origins: Mapping[str, Value]) -> Reader: ...
+    def materialise(self, array: np.ndarray) -> Value: ...
+    def specialise(self, operand: Value, what: str) -> Unsupported: ...
+    def count_inlined(self, nodes: int) -> None: ...
+
+
+def control(
+    reader: Reader, node: onnx.NodeProto, operands: Sequence[Any], environment: Environment, opsets: Mapping[str, int], depth: int
+) -> Sequence[Any]:
+    """The results of an `If`, a `Loop` or a `Scan`. Raises Unsupported if they depend on data."""
+    bodies = {attribute.name: attribute.g for attribute in node.attribute if attribute.HasField("g")}
+    if node.op_type == "If":
+        return _branch(reader, operands[0], bodies, environment, opsets, depth)
+    if node.op_type == "Loop":
+        return _unrolled(reader, operands, bodies["body"], environment, opsets, depth)
+    return _scan(reader, node, operands, bodies["body"], environment, opsets, depth)
+
+
+CONTROL = frozenset({"If", "Loop", "Scan"})
+
+
+def _branch(
+    reader: Reader, condition: Any, bodies: Mapping[str, onnx.GraphProto], environment: Environment, opsets: Mapping[str, int], depth: int
+) -> Sequence[Any]:
+    """The branch that a known condition chooses."""
+    taken = "then_branch" if _known(reader, condition, "its condition").all() else "else_branch"
+    return reader.results_of(bodies[taken], ChainMap({}, environment), opsets, depth)
+
+
+def _known(reader: Reader, operand: Any, what: str) -> np.ndarray:
+    if isinstance(operand, Value):
+        raise reader.specialise(operand, what)
+    return np.asarray(operand)
+
+
+def _unrolled(
+    reader: Reader, operands: Sequence[Any], body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
+) -> Sequence[Any]:
+    """Every iteration's nodes one after another. States may change their shapes, and the number of iterations may depend on known states."""
+    most = None if operands[0] is None else int(_known(reader, operands[0], "its number of iterations").reshape(-1)[0])
+    condition = np.array(True) if operands[1] is None else operands[1]
+    states, count = list(operands[2:]), len(operands) - 2
+    stacked: list[list[Any]] = [[] for _ in body.output[1 + count :]]
+    iteration = 0
+    while (most is None or iteration < most) and _known(reader, condition, "its condition").all():
+        reader.count_inlined(max(len(body.node), 1))
+        given = [np.array(iteration, np.int64), condition, *states]
+        inner: Environment = ChainMap(dict(zip((i.name for i in body.input), given, strict=True)), environment)
+        condition, *results = reader.results_of(body, inner, opsets, depth)
+        states = results[:count]
+        for rows, row in zip(stacked, results[count:], strict=True):
+            rows.append(row)
+        iteration += 1
+    return [*states, *(_stacked(reader, rows) for rows in stacked)]
+
+
+def _stacked(reader: Reader, rows: Sequence[Any]) -> Any:
+    """One result of all iterations along a new first axis."""
+    if not rows:
+        raise Unsupported("a loop without iterations, whose results have no shape")
+    if all(isinstance(row, np.ndarray) for row in rows):
+        check_computed(sum(row.size for row in rows))
+        return np.stack(rows)
+    if not all(isinstance(row, (np.ndarray, Value)) for row in rows):
+        raise Unsupported("a loop whose results are no tensors")
+    values = [reader.materialise(row) if isinstance(row, np.ndarray) else row for row in rows]
+    if len({(value.shape, value.dtype) for value in values}) > 1:
+        raise Unsupported("a loop whose iterations have results of different shapes")
+    return reader.builder.concatenate([reader.builder.unsqueeze(value, 0) for value in values], 0)
+
+
+class _Captured(MutableMapping[str, Any]):
+    """The names that a body sees: its own, and those around it, whose values become inputs of the body when they are read."""
+
+    def __init__(self, own: dict[str, Any], around: Environment, builder: GraphBuilder) -> None:
+        self.own, self.around, self.builder = own, around, builder
+        self.outer: dict[str, Value] = {}  # input of the body -> the value around it
+        self._inputs: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.own:
+            return self.own[name]
+        found = self.around[name]
+        if not isinstance(found, Value):
+            return found
+        if found.name not in self._inputs:
+            inner = self.builder.input(found.name, found.shape, found.dtype)
+            self._inputs[found.name] = inner
+            self.outer[inner.name] = found
+        return self._inputs[found.name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.own[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self.around), **self.own})
+
+    def __len__(self) -> int:
+        return len({*self.around, *self.own})
+
+
+def _scan(
+    reader: Reader,
+    node: onnx.NodeProto,
+    operands: Sequence[Any],
+    body: onnx.GraphProto,
+    environment: Environment,
+    opsets: Mapping[str, int],
+    depth: int,
+) -> Sequence[Any]:
+    g, attributes = reader.builder, attributes_of(node)
+    values = [reader.materialise(v) if isinstance(v, np.ndarray) else v for v in operands]
+    scanned = attributes["num_scan_inputs"]
+    count = len(values) - scanned
+    states, sequences = values[:count], values[count:]
+    results = len(body.output) - count
+    axes, turned = (list(attributes.get(name) or [0] * scanned) for name in ("scan_input_axes", "scan_input_directions"))
+    for k, (x, axis, backwards) in enumerate(zip(sequences, axes, turned, strict=True)):
+        axis = axis_of(axis, len(x.shape))
+        x = g.op("flip", x, axes=(axis,)) if backwards else x
+        sequences[k] = g.permute(x, (axis, *(a for a in range(len(x.shape)) if a != axis)))
+    length = sequences[0].shape[0]
+    if not length or any(x.shape[0] != length for x in sequences):
+        raise Unsupported("a scan over sequences of different lengths, or of none")
+    graph, outer = _body(reader, body, states, sequences, environment, opsets, depth)
+    types = [_type(graph, name) for name in graph.outputs]
+    for state, (shape, dtype) in zip(states, types, strict=False):
+        if (state.shape, state.dtype) != (shape, dtype):
+            raise Unsupported("a scan whose state changes its shape or type")
+    types[count:] = [((length, *shape), dtype) for shape, dtype in types[count:]]
+    recipe = {"body": graph, "states": count, "sequences": scanned, "length": length, "reverse": False}
+    made = list(g.structural("scan", [*states, *sequences, *outer], types, recipe))
+    axes, turned = (list(attributes.get(name) or [0] * results) for name in ("scan_output_axes", "scan_output_directions"))
+    for k, (axis, backwards) in enumerate(zip(axes, turned, strict=True)):
+        y = made[count + k]
+        y = g.op("flip", y, axes=(0,)) if backwards else y
+        order = list(range(1, len(y.shape)))
+        order.insert(axis_of(axis, len(y.shape)), 0)
+        made[count + k] = g.permute(y, order)
+    return made
+
+
+def _type(graph: Graph, name: str) -> tuple[tuple[int, ...], str]:
+    return graph.values[name].shape, graph.values[name].dtype
+
+
+def _body(
+    reader: Reader,
+    body: onnx.GraphProto,
+    states: Sequence[Value],
+    sequences: Sequence[Value],
+    environment: Environment,
+    opsets: Mapping[str, int],
+    depth: int,
+) -> tuple[Graph, list[Value]]:
+    """The graph of one iteration, with inputs (states, slices of the sequences, values from around), and those values."""
+    b = GraphBuilder()
+    own: dict[str, Any] = {"": None}
+    for info, x in zip(body.input, (*states, *sequences), strict=True):
+        shape = x.shape if len(own) <= len(states) else x.shape[1:]
+        own[info.name] = b.input(info.name, shape, x.dtype)
+    names = _Captured(own, environment, b)
+    inside = reader.inside(b, MappingProxyType(names.outer))
+    outputs: list[Value] = []
+    for result in inside.results_of(body, names, opsets, depth):
+        if not isinstance(result, (np.ndarray, Value)):
+            raise Unsupported("a scan over a node that is not supported")
+        value = inside.materialise(result) if isinstance(result, np.ndarray) else result
+        if value.name in b.inputs or value.name in b.constants or value in outputs:
+            value = b.op("copy", value)
+        outputs.append(value)
+    return b.finish(outputs), list(names.outer.values())

@@ -1,0 +1,312 @@
+"""Models whose sizes may differ from call to call, of every kind that `compile` reads: each is bound to the sizes of a call as a graph of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tilewright.errors import InvalidInput, UnsupportedOption
+from tilewright.frontend.imported import Imported
+from tilewright.frontend.symbolic import NUMBER, SymbolicProgram
+from tilewright.frontend.torch_export import by_parameter, exported, tensors_of
+from tilewright.ir.dtypes import ON_CPU
+
+Key = tuple[int, ...]
+_HINTS = (torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC)
+
+
+class SizedModel(Protocol):
+    """A model with free sizes. Methods other than `bind` may be called by several threads at once."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the free sizes, in the order of a key."""
+        ...
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """For each free size the first dimension of an input that has it, or `NUMBER`."""
+        ...
+
+    def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Uninitialised inputs, (positional, keywords), of these sizes."""
+        ...
+
+    def key(self, leaves: Sequence[Any]) -> Key:
+        """The free sizes of a call with these inputs. Raises InvalidInput if an input has no such size."""
+        ...
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Raises InvalidInput, which says why, if the model has no program for these inputs."""
+        ...
+
+    def check_sizes(self, key: Key) -> None:
+        """Raises InvalidInput, which says why, if the model has no program for these sizes."""
+        ...
+
+    def is_special(self, key: Key) -> bool:
+        """Whether the model is another one for these sizes, because some are 0 or 1."""
+        ...
+
+    def is_affine(self, position: int) -> bool:
+        """Whether all sizes and numbers of the model are affine in the free size at this position of a key: two sizes determine the others."""
+        ...
+
+    def bind(self, key: Key) -> Imported:
+        """The model for these sizes, which were checked."""
+        ...
+
+
+class ModuleModel:
+    """A module, exported once with symbolic sizes of at least 2. An export takes a size of 0 or 1 for a constant, because broadcasting and squeezing
+    depend on it: the module is exported once more for each set of sizes that are 0 or 1.
+
+    Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: Sequence[Any],
+        keywords: Mapping[str, Any] | None,
+        dynamic: Any,
+        computed: frozenset[str] = ON_CPU,
+    ) -> None:
+        arguments = (tuple(inputs), dict(keywords or {}))
+        self._module = module
+        self._computed = computed
+        self._free, names = free_sizes(module, *arguments, dynamic)
+        positional, named = _enlarged(arguments, self._free)
+        self._names = names
+        self._base = SymbolicProgram(exported(module, positional, named, self._free), tensors_of(module), names, small=False, computed=computed)
+        self._special: dict[frozenset[tuple[int, int]], SymbolicProgram] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._base.names
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        return self._base.dimensions
+
+    def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._base.example(key)
+
+    def key(self, leaves: Sequence[Any]) -> Key:
+        return self._base.key(leaves)
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        if not self._small(self._base.key(leaves)):
+            self._base.check(leaves)
+
+    def check_sizes(self, key: Key) -> None:
+        if not self._small(key):
+            self._base.check_sizes(key)
+
+    def is_special(self, key: Key) -> bool:
+        return bool(self._small(key))
+
+    def is_affine(self, position: int) -> bool:
+        return self._base.is_affine(position)
+
+    def bind(self, key: Key) -> Imported:
+        small = self._small(key)
+        if not small:
+            return self._base.bind(key)
+        inputs, keywords = self._base.example(key)
+        family = frozenset((i, key[i]) for i in small)
+        if family not in self._special:
+            self._special[family] = self._exported_again(inputs, keywords, {(self._base.free[i].leaf, self._base.free[i].dim) for i in small})
+        program = self._special[family]
+        leaves = pytree.tree_leaves((inputs, keywords))
+        program.check(leaves)
+        return program.bind(program.key(leaves))
+
+    def _small(self, key: Key) -> list[int]:
+        """The free sizes that are 0 or 1 and that the export took for larger."""
+        return [i for i, (size, number) in enumerate(zip(self._base.free, key, strict=True)) if number < min(size.least, 2)]
+
+    def _exported_again(self, inputs: Sequence[Any], keywords: Mapping[str, Any], fixed: set[tuple[int, int]]) -> SymbolicProgram:
+        leaves = pytree.tree_leaves((inputs, keywords))
+        free: dict[int, Any] = {}
+        for leaf, dims in self._free.items():
+            if not isinstance(dims, dict):
+                free.update({} if (leaf, NUMBER) in fixed else {leaf: dims})
+                continue
+            # other dimensions may be tied to one that is fixed
+            left = {dim: torch.export.Dim.AUTO for dim in dims if (leaf, dim) not in fixed and leaves[leaf].shape[dim] > 1}
+            free.update({leaf: left} if left else {})
+        # while a module is exported its parameters are replaced, which no call of it in another thread may see
+        twin = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors_of(self._module).values()})
+        names = {place: name for place, name in self._names.items() if place not in fixed}
+        tensors = tensors_of(self._module)
+        return SymbolicProgram(exported(twin, inputs, keywords, free), tensors, names, small=False, like=self._base, computed=self._computed)
+
+
+def free_sizes(
+    module: torch.nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any], dynamic: Any
+) -> tuple[dict[int, Any], dict[tuple[int, int], str]]:
+    """What of a call's inputs is free: for leaves of (inputs, keywords) a `torch.export` dimension or hint for each free dimension (or one, for a
+    Python number), and the user's names for (leaf, dimension).
+
+    `dynamic` is True (every dimension that the module leaves free and whose example is at least 2), or as `dynamic_shapes` of `torch.export`, where a
+    text also names a dimension: {"x": {0: "batch"}}. Inputs that it leaves out are fixed. Raises UnsupportedOption if it does not fit."""
+    leaves, tree = pytree.tree_flatten((tuple(inputs), dict(keywords)))
+    if dynamic is True:
+        wide = {leaf: [dim for dim, size in enumerate(x.shape) if size > 1] for leaf, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+        return {leaf: dict.fromkeys(dims, torch.export.Dim.AUTO) for leaf, dims in wide.items() if dims}, {}
+    places = by_parameter(module, *pytree.tree_unflatten(range(len(leaves)), tree))
+    if isinstance(dynamic, (tuple, list)):
+        dynamic = dict(zip(places, dynamic, strict=False))
+    if not isinstance(dynamic, Mapping) or not dynamic:
+        raise UnsupportedOption(f"dynamic={dynamic!r} names no sizes", 'use True, or name dimensions of inputs: {"x": {0: "batch"}}')
+    unknown = [str(name) for name in dynamic if name not in places]
+    if unknown:
+        raise UnsupportedOption(f"dynamic names the inputs {', '.join(unknown)}", f"the inputs are {', '.join(places)}")
+    free: dict[int, Any] = {}
+    names: dict[tuple[int, int], str] = {}
+    for name, spec in dynamic.items():
+        for leaf, entry in _entries(places[name], spec, name):
+            value = leaves[leaf]
+            listed = _dimensions(entry, value, name)
+            chosen = {dim: hint for dim, (hint, _) in listed.items()}
+            names.update({(leaf, dim): text for dim, (_, text) in listed.items() if text})
+            if chosen:
+                free[leaf] = chosen if isinstance(value, torch.Tensor) else chosen[NUMBER]
+    return free, names
+
+
+def _entries(places: Any, spec: Any, name: str) -> Iterator[tuple[int, Any]]:
+    """Pairs (leaf, its entry) of a nested specification."""
+    if spec is None:
+        return
+    if isinstance(places, int):
+        yield places, spec
+        return
+    if isinstance(places, Mapping) and isinstance(spec, Mapping):
+        for key, entry in spec.items():
+            if key not in places:
+                raise UnsupportedOption(f"dynamic names {name}[{key!r}], which is no input", f"its keys are {', '.join(map(repr, places))}")
+            yield from _entries(places[key], entry, f"{name}[{key!r}]")
+        return
+    children = pytree.tree_leaves(places, is_leaf=lambda part: part is not places)
+    if not isinstance(spec, (tuple, list)) or len(spec) != len(children):
+        raise UnsupportedOption(f"dynamic gives {spec!r} for {name}, which has {len(children)} parts", "nest it as the inputs are")
+    for index, (part, entry) in enumerate(zip(children, spec, strict=True)):
+        yield from _entries(part, entry, f"{name}[{index}]")
+
+
+def _dimensions(entry: Any, value: Any, name: str) -> dict[int, tuple[Any, str]]:
+    """Free dimensions of one input: (dimension or hint for `torch.export`, the user's name)."""
+    if isinstance(value, torch.Tensor):
+        if isinstance(entry, (tuple, list)):
+            entry = dict(enumerate(entry))
+        if not isinstance(entry, Mapping) or not all(isinstance(dim, int) and -value.dim() <= dim < value.dim() for dim in entry):
+            raise UnsupportedOption(f"dynamic gives {entry!r} for {name}, a tensor of {value.dim()} dimensions", 'write {0: "batch"}')
+        listed = {dim % value.dim(): size for dim, size in entry.items()}
+    else:
+        listed = {NUMBER: entry}
+    result = {}
+    for dim, size in listed.items():
+        if isinstance(size, str):
+            result[dim] = (torch.export.Dim.DYNAMIC, size)
+        elif isinstance(size, torch.export.Dim) or size in _HINTS:
+            result[dim] = (size, getattr(size, "__name__", ""))
+        elif size is not None and size is not torch.export.Dim.STATIC and not isinstance(size, int):
+            raise UnsupportedOption(f"dynamic gives {size!r} for a dimension of {name}", "name it, or use torch.export.Dim")
+    return result
+
+
+def _enlarged(arguments: Any, free: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, with two entries where a free size is 0 or 1, which an export would take for a constant."""
+    leaves, tree = pytree.tree_flatten(arguments)
+    for leaf, dims in free.items():
+        value = leaves[leaf]
+        if isinstance(value, torch.Tensor):
+            for dim in dims:
+                if value.shape[dim] < 2:
+                    value = value.new_zeros([2 if k == dim else size for k, size in enumerate(value.shape)])
+            leaves[leaf] = value
+        else:
+            leaves[leaf] = max(value, 2)
+    positional, named = pytree.tree_unflatten(leaves, tree)
+    return positional, named
+
+
+class OnnxModel:
+    """An ONNX model whose inputs have dimensions without a size; it is read again for each set of sizes.
+
+    Raises InvalidModel for a damaged file."""
+
+    def __init__(self, source: Any, computed: frozenset[str] = ON_CPU) -> None:
+        self._computed = computed
+        from tilewright.frontend.onnx_file import load
+        from tilewright.frontend.onnx_pointwise import element_type
+
+        self._model = load(source)
+        known = {tensor.name for tensor in self._model.graph.initializer}
+        self._inputs = [info for info in self._model.graph.input if info.name not in known]
+        self._types = [element_type(info.type.tensor_type.elem_type) for info in self._inputs]
+        self._sizes: dict[str, tuple[int, int]] = {}
+        for leaf, info in enumerate(self._inputs):
+            for dim, size in enumerate(info.type.tensor_type.shape.dim):
+                if not size.HasField("dim_value"):
+                    self._sizes.setdefault(self._name(leaf, dim), (leaf, dim))
+
+    def _name(self, leaf: int, dim: int) -> str:
+        info = self._inputs[leaf]
+        return info.type.tensor_type.shape.dim[dim].dim_param or f"{info.name}.shape[{dim}]"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sizes)
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        return tuple(dim for _, dim in self._sizes.values())
+
+    def key(self, leaves: Sequence[Any]) -> Key:
+        for info, value in zip(self._inputs, leaves, strict=True):
+            if not isinstance(value, torch.Tensor) or value.dim() != len(info.type.tensor_type.shape.dim):
+                raise InvalidInput(f"input {info.name} is no tensor of {len(info.type.tensor_type.shape.dim)} dimensions", "pass such a tensor")
+        return tuple(leaves[leaf].shape[dim] for leaf, dim in self._sizes.values())
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        sizes = dict(zip(self._sizes, self.key(leaves), strict=True))
+        for leaf, value in enumerate(leaves):
+            expected = self._shape(leaf, sizes)
+            if list(value.shape) != expected:
+                relation = ", ".join(str(size.dim_value) if size.HasField("dim_value") else self._name(leaf, dim) for dim, size in self._dims(leaf))
+                raise InvalidInput(
+                    f"input {self._inputs[leaf].name}: expected the shape [{relation}] = {expected}, got {list(value.shape)}", "pass such a tensor"
+                )
+
+    def check_sizes(self, key: Key) -> None:
+        """Sizes of ONNX models have no conditions that are known."""
+
+    def is_special(self, key: Key) -> bool:
+        return False
+
+    def is_affine(self, position: int) -> bool:
+        return False  # not known: computations on shapes are evaluated
+
+    def _dims(self, leaf: int) -> list[tuple[int, Any]]:
+        return list(enumerate(self._inputs[leaf].type.tensor_type.shape.dim))
+
+    def _shape(self, leaf: int, sizes: Mapping[str, int]) -> list[int]:
+        return [size.dim_value if size.HasField("dim_value") else sizes[self._name(leaf, dim)] for dim, size in self._dims(leaf)]
+
+    def bind(self, key: Key) -> Imported:
+        from tilewright.frontend.onnx_import import import_onnx
+
+        shapes = [tensor.to("meta") for tensor in self.example(key)[0]]  # tensors without values, so that none is specialised
+        return import_onnx(self._model, shapes, self._computed)
+
+    def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        from tilewright.frontend.handlers import torch_dtype
+
+        sizes = dict(zip(self._sizes, key, strict=True))
+        return tuple(torch.empty(self._shape(leaf, sizes), dtype=torch_dtype(dtype)) for leaf, dtype in enumerate(self._types)), {}

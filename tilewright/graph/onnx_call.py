@@ -1,0 +1,103 @@
+"""ONNX nodes that the operator table does not cover, computed by ONNX Runtime where it is installed, else by ONNX's reference evaluator.
+
+Such a node is a `torch` node whose target is "onnx." and the operator's name. It calls `tilewright::onnx(Tensor[] inputs, str model) -> Tensor[]`,
+where `model` is a serialised ONNX model of that one node, in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+PREFIX = "onnx."
+REFUSED = frozenset(
+    "If Loop Scan SequenceMap ImageDecoder Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike "
+    "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer".split()
+)
+"""Operators that are not run: with subgraphs, of files and text, or random, of which two readings would differ."""
+_LARGEST_TEXT = 1 << 22  # bytes of a serialised node
+
+torch.library.define("tilewright::onnx", "(Tensor[] inputs, str model) -> Tensor[]")
+
+
+@torch.library.impl("tilewright::onnx", "CompositeExplicitAutograd")
+def _call(inputs: Sequence[torch.Tensor], model: str) -> list[torch.Tensor]:
+    _, names, types, run = _evaluator(model)
+    # `verify` passes floating-point numbers as float64 and takes them so
+    wide = any(x.dtype == torch.float64 and kind != np.float64 for x, kind in zip(inputs, types, strict=True))
+    arrays = [x.detach().cpu().numpy().astype(kind, copy=False) for x, kind in zip(inputs, types, strict=True)]
+    device = inputs[0].device if inputs else torch.device("cpu")
+    results = [torch.from_numpy(np.array(y)).to(device) for y in run(dict(zip(names, arrays, strict=True)))]
+    return [y.double() if wide and y.is_floating_point() else y for y in results]
+
+
+OPERATOR: Callable[..., Any] = torch.ops.tilewright.onnx.default
+
+
+def encoded(model: Any) -> str:
+    """An ONNX model of one node as text. Raises ValueError if it is too large."""
+    data = model.SerializeToString()
+    if len(data) > _LARGEST_TEXT:
+        raise ValueError(f"a node of {len(data):,} bytes")
+    return base64.b64encode(data).decode()
+
+
+def decoded(text: str) -> Any:
+    """The model that `encoded` wrote. Raises ValueError for any other text, a model of other than one node, and operators that are not run."""
+    import onnx
+
+    try:
+        model = onnx.load_from_string(base64.b64decode(text, validate=True))
+        onnx.checker.check_model(model)
+    except (binascii.Error, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise ValueError(f"it is no ONNX model: {str(error).splitlines()[0][:200]}") from error
+    except Exception as error:  # protocol buffers' own error, which is no ValueError
+        raise ValueError(f"it is no ONNX model: {type(error).__name__}") from error
+    nodes = model.graph.node
+    own = model.functions or any(a.HasField("g") or a.graphs for node in nodes for a in node.attribute)
+    if len(nodes) != 1 or nodes[0].domain or nodes[0].op_type in REFUSED or own:
+        raise ValueError("it is no model of one node that may be run")
+    return model
+
+
+def check_call(target: str, arguments: Sequence[tuple[str, Any]]) -> None:
+    """Raises ValueError unless the arguments of a node that a file names are inputs and a model of the target's operator."""
+    if len(arguments) != 2 or arguments[0][0] != "list" or arguments[1][0] != "value" or not isinstance(arguments[1][1], str):
+        raise ValueError(f"a call of {target} without an ONNX model")
+    model = decoded(arguments[1][1])
+    if model.graph.node[0].op_type != target.removeprefix(PREFIX) or len(model.graph.input) != len(arguments[0][1]):
+        raise ValueError(f"a call of {target} with the model of another operator")
+
+
+def runner_of(text: str) -> str:
+    """The name of what runs the node here: "ONNX Runtime" or "ONNX's reference evaluator"."""
+    return _evaluator(text)[0]
+
+
+_Evaluator = tuple[str, list[str], list[np.dtype], Callable[[dict[str, np.ndarray]], Any]]
+
+
+@lru_cache(maxsize=256)
+def _evaluator(text: str) -> _Evaluator:
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    model = decoded(text)
+    names = [info.name for info in model.graph.input]
+    types = [helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type) for info in model.graph.input]
+    try:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, torch.get_num_threads()
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return "ONNX Runtime", names, types, lambda given: session.run(None, given)
+    except Exception:  # it is not installed, or lacks the operator, its operator set or its types
+        evaluator = ReferenceEvaluator(model)
+        return "ONNX's reference evaluator", names, types, lambda given: evaluator.run(None, given)

@@ -1,0 +1,283 @@
+"""Predicts chains on a GPU: which tiles are fastest, with which schedules of their regions, and in what time (`partition.tile_kernel`).
+
+    seconds = launch + max(rounds * sum over the regions of (work * time of the region's part + turn), memory)
+
+The time of a part is what the region's schema predicts for it on a processor of which the block has a share: one of r resident blocks has 1/r of the
+throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2 or shared
+memory, so both are taken at the rate of level 2. rounds = ceil(blocks / (processors * r)): waves, with the tail. memory: the bytes that the chain
+reads and writes at least once, so that what it saves on inner results counts; rows that adjacent tiles both compute are in the parts. r follows from
+the shared memory and registers of all parts together. `work` and `turn` are fitted (`hardware.calibration.GpuChains`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf, prod
+
+import numpy as np
+
+from tilewright.hardware.calibration import GpuChains, gpu_chains
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.gpu.counts import LaunchCounts
+from tilewright.kernels.gpu.rates import bandwidth
+from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import Numerics
+from tilewright.partition.chains import Merge, cuts_of, dims_of, key_of
+from tilewright.partition.strips import Cut
+from tilewright.partition.tile_kernel import lower_tiles
+from tilewright.partition.tiles import Tiling
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Choice, Ranking
+
+THREADS = (64, 128, 256, 512)
+"""Threads per block that are considered."""
+SIZES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56, 64, 128)
+"""Rows of tiles along an axis that are considered if they divide it, besides all of them."""
+SHARES = (1, 2, 4)
+"""Resident blocks per processor that are considered."""
+RANKED = 4
+"""Tiles whose parts are ranked: those with the least work by their operations and traffic."""
+LOWERED = 6
+"""Predictions of a chain, from the fastest on, whose kernels are tried."""
+REGISTERS = 16
+"""Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
+
+
+@dataclass(frozen=True)
+class TileParts:
+    """What the time of a chain is composed of: `launch` and `memory` in seconds; `parts`, the seconds of all rounds of the parts as their schemas
+    predict them, and `turns`, the number of parts in these rounds."""
+
+    launch: float
+    memory: float
+    parts: float
+    turns: int
+
+    def seconds(self, constants: GpuChains, clock_hz: float) -> float:
+        """The predicted seconds of the chain."""
+        return self.launch + max(constants.work * self.parts + constants.turn * self.turns / clock_hz, self.memory)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a chain is computed: tiles of `sizes` rows along the dimensions `dims` of its result, by `threads` threads each, with the choices for its
+    regions' parts; the predicted seconds, and how they are composed."""
+
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    threads: int
+    choices: tuple[Choice, ...]
+    seconds: float
+    parts: TileParts
+
+    @property
+    def described(self) -> str:
+        return f"in tiles of {' x '.join(map(str, self.sizes))}"
+
+
+@dataclass
+class TileJudge:
+    """Predicts chains for a GPU; remembers what it predicted. `counted` is called with numbers of candidates that were ranked."""
+
+    machine: Machine
+    numerics: Numerics
+    counted: Callable[[int], object] = lambda count: None
+    rankings: dict[object, Ranking | str] = field(default_factory=dict)
+    tiles: dict[object, list[Tiles] | str] = field(default_factory=dict)
+    kernels: dict[object, Lowered | str] = field(default_factory=dict)
+
+    @cached_property
+    def constants(self) -> GpuChains:
+        """The machine's constants, or, where chains were asked for without any, those of the formulas alone."""
+        return gpu_chains(self.machine) or GpuChains(1.0, 0.0)
+
+    def best(self, problem: Problem, alone: Sequence[float]) -> Tiles | str:
+        """The best tiles of a canonical chain, or why there are none."""
+        found = self.ranked(problem, alone)
+        return found if isinstance(found, str) else found[0]
+
+    def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Tiles] | str:
+        """Tiles of a canonical chain, fastest first; see `best`. What its regions take alone is not needed."""
+        key = key_of(problem)
+        if key not in self.tiles:
+            try:
+                self.tiles[key] = self.predicted(problem)
+            except Unsuitable as reason:
+                self.tiles[key] = str(reason)
+        return self.tiles[key]
+
+    def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:
+        """The kernel of a canonical chain with the best tiles, or with the next best if these turn out to be impossible; or why there is none."""
+        key = key_of(problem)
+        if key not in self.kernels:
+            ranked = self.tiles[key]
+            assert merge.way is not None and not isinstance(ranked, str)
+            refusals: list[str] = []
+            for each in ranked[:LOWERED]:
+                try:
+                    self.kernels[key] = replace(self.lower(problem, each), predicted_seconds=each.seconds)
+                    return self.kernels[key]
+                except Unsuitable as reason:
+                    refusals.append(str(reason))
+            self.kernels[key] = "; ".join(dict.fromkeys(refusals))
+        return self.kernels[key]
+
+    def lower(self, problem: Problem, tiles: Tiles) -> Lowered:
+        """The kernel of a canonical chain. Raises Unsuitable like `lower_tiles`."""
+        tiling = Tiling(problem, cuts_of(problem, tiles.dims), tiles.sizes)
+        parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(tiles.choices)]
+        return lower_tiles(tiling, parts, tiles.threads, self.machine)
+
+    def predicted(self, problem: Problem) -> list[Tiles]:
+        """Tiles of a canonical chain by predicted time.
+
+        Raises:
+            Unsuitable: if it cannot be cut, or nothing fits into shared memory.
+        """
+        dims, cuts = cut_along(problem)
+        found: list[Tiles] = []
+        refusals = ["no tile with schedules of one block size fits into shared memory"]
+        for tiling in self.tilings(problem, cuts):
+            try:
+                found += self._ranked(tiling, dims)
+            except Unsuitable as reason:  # such as a part that is no sum of products any more
+                refusals.append(str(reason))
+        if not found:
+            raise Unsuitable("; ".join(dict.fromkeys(refusals)))
+        return sorted(found, key=lambda tiles: tiles.seconds)
+
+    def tilings(self, problem: Problem, cuts: tuple[Cut, ...]) -> list[Tiling]:
+        """The tiles with the least work that fit into shared memory."""
+        (output,) = problem.region.outputs
+        axes = []
+        for axis, _ in enumerate(cuts[-1].axes):
+            rows = cuts[-1].span(output, axis)
+            assert rows is not None
+            extent = problem.values[output].shape[rows.dim]
+            axes.append([size for size in dict.fromkeys((*SIZES, extent)) if size <= extent and extent % size == 0])
+        every = [Tiling(problem, cuts, sizes) for sizes in itertools.product(*axes)]
+        flops = [part.region.flops() for part in cuts]
+        fit: dict[float, Tiling] = {}  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
+        for tiling in every:
+            if tiling.shared_bytes < self.machine.shared_bytes_per_block:
+                fit.setdefault(self._work(tiling, flops), tiling)
+        return [tiling for _, tiling in sorted(fit.items(), key=lambda entry: entry[0])[:RANKED]]
+
+    def _work(self, tiling: Tiling, flops: Sequence[int]) -> float:
+        """Seconds of all rounds of tiles: operations at the peak rate, and what tiles read at that of level 2, without overlap. `flops`: of the whole
+        regions."""
+        processors = self.machine.processors
+        rounds = -(-tiling.blocks // processors)
+        seconds = 0.0
+        for part, windows, operations in zip(tiling.cuts, tiling.windows, flops, strict=True):
+            share = prod(window.count / window.extent for window in windows if window is not None)
+            seconds += operations * share * processors / self.machine.peak_flops["fp32"]
+            for name in part.region.inputs:
+                if name not in tiling.storage:
+                    spans = part.spans.get(name, ())
+                    cut = prod(
+                        rows.needed(window.count) / tiling.problem.values[name].shape[rows.dim]
+                        for rows, window in zip(spans, windows, strict=False)
+                        if rows is not None and window is not None
+                    )
+                    seconds += tiling.problem.values[name].bytes * cut * processors / self.machine.cache_bandwidth(2)
+        return rounds * seconds
+
+    def _ranked(self, tiling: Tiling, dims: tuple[int, ...]) -> list[Tiles]:
+        """The tiles with each number of threads and of resident blocks that is possible."""
+        found = []
+        for share in SHARES:
+            if share > 1 and tiling.blocks <= (share - 1) * self.machine.processors:
+                break
+            rankings = [self._ranking(tiling.part(number), share) for number in range(len(tiling.cuts))]
+            for threads in THREADS:
+                choices = [self._choice(ranking, threads, share, tiling.shared_bytes) for ranking in rankings]
+                known = [choice for choice in choices if choice is not None]
+                if len(known) == len(choices):
+                    parts = self._parts(tiling, [choice.seconds for choice in known], share)
+                    seconds = parts.seconds(self.constants, self.machine.clock_hz)
+                    found.append(Tiles(dims, tiling.sizes, threads, tuple(known), seconds, parts))
+        return found
+
+    def _parts(self, tiling: Tiling, seconds: Sequence[float], share: int) -> TileParts:
+        rounds = -(-tiling.blocks // (self.machine.processors * share))
+        problem = tiling.problem
+        moved = sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs))
+        return TileParts(self.machine.launch_seconds, moved / bandwidth(self.machine), rounds * sum(seconds), rounds * len(seconds))
+
+    def _ranking(self, part: Problem, share: int) -> Ranking:
+        """The candidates of a part on a share of a processor."""
+        key = (key_of(part), share)
+        if key not in self.rankings:
+            try:
+                numerics = replace(self.numerics, winograd=False, atomics=False, vendor=False)
+                self.rankings[key] = found = rank(part, shared_processor(self.machine, share), 1, numerics, learned=False)
+                self.counted(found.candidates)
+            except Unsuitable as reason:
+                self.rankings[key] = str(reason)
+        known = self.rankings[key]
+        if isinstance(known, str):
+            raise Unsuitable(known)
+        return known
+
+    def _choice(self, ranking: Ranking, threads: int, share: int, kept_bytes: int) -> Choice | None:
+        """The fastest candidate with that many threads per block whose resources leave room for as many blocks, beside the inner results."""
+        machine = self.machine
+        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes) - kept_bytes
+        registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
+        allowed = []
+        for part in ranking.parts:
+            assert isinstance(part.counts, LaunchCounts)
+            fits = (part.counts.threads == threads) & (part.counts.shared_bytes <= room) & (part.counts.registers <= registers)
+            allowed.append(fits & (part.candidates["split"] == 1) if "split" in part.candidates else fits)
+        seconds = np.where(np.concatenate(allowed), ranking.seconds, inf) if allowed else np.zeros(0)
+        return ranking.choice(int(np.argmin(seconds))) if np.isfinite(seconds).any() else None
+
+
+def shared_processor(machine: Machine, share: int) -> Machine:
+    """One processor of a GPU as one of `share` resident blocks sees it, whose data are in level 2 or closer."""
+    level_2 = machine.cache(2)
+    assert level_2 is not None
+    caches = tuple(replace(cache, bandwidth=cache.bandwidth / share) for cache in machine.caches)
+    rate = level_2.bandwidth * machine.clock_hz / share
+    return replace(
+        machine,
+        processors=1,
+        caches=caches,
+        blocks_per_processor=1,
+        launch_seconds=0.0,
+        memory_latency_cycles=level_2.latency_cycles,
+        memory_bandwidth=rate,
+        sustained_memory_bandwidth=rate,
+        shared_bytes_per_cycle=machine.shared_bytes_per_cycle / share,
+        schedulers_per_processor=max(machine.schedulers_per_processor // share, 1),
+        fp32_lanes_per_processor=machine.fp32_lanes_per_processor // share,
+        special_lanes_per_processor=max(machine.special_lanes_per_processor // share, 1),
+    )
+
+
+def cut_along(problem: Problem) -> tuple[tuple[int, ...], tuple[Cut, ...]]:
+    """The dimensions of a canonical chain's result along which all its regions can be cut together, and the cuts.
+
+    Raises:
+        Unsuitable: if it cannot be cut along any dimension, or some inner result cannot be.
+    """
+    dims: tuple[int, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    refusals: list[str] = []
+    for dim in dims_of(problem):
+        try:
+            cuts, dims = cuts_of(problem, tuple(sorted((*dims, dim)))), tuple(sorted((*dims, dim)))
+        except Unsuitable as reason:
+            refusals.append(str(reason))
+    if not dims:
+        raise Unsuitable("; ".join(dict.fromkeys(refusals)) or "its result has one element")
+    for part in cuts:
+        if not any(part.spans[part.result]):
+            raise Unsuitable(f"each tile needs all of {part.result}")
+    return dims, cuts

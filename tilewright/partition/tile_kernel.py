@@ -1,0 +1,229 @@
+"""One GPU kernel of several regions: a block computes a tile of the last result, and what it needs of the results before in shared memory.
+
+    block: for each region in order:
+               for each block of the region's kernel for its part of the tile:      (one after another, by all threads)
+                   part = region                                                   (in shared memory; the last one in global memory)
+               barrier
+
+The part of a region is a problem like any other (`partition.tiles`), and its code that of its schema with addresses moved by where the tile begins.
+All kernels have the same number of threads per block. Their shared buffers, and the parts that are not needed any more, have the same places
+(`codegen.cuda.shared_offsets`). Asynchronous copies from global memory are ordinary ones where the source is in shared memory.
+
+This is shared-memory-level fusion (DeepCuts, Jung et al., PLDI 2021, section 4.4; FCM, arXiv 2404.19331), for any regions that can be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+
+from tilewright.codegen.access import divide_linear
+from tilewright.codegen.assemble import assemble
+from tilewright.codegen.cuda import shared_bytes
+from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.expr import TRUE, ZERO, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads
+from tilewright.ir.intrinsic import moved
+from tilewright.ir.kernel import (
+    Allocate,
+    AtomicAdd,
+    Block,
+    Buffer,
+    For,
+    If,
+    Invoke,
+    Kernel,
+    Launch,
+    Let,
+    Statement,
+    Store,
+    block_variable,
+    expressions,
+    statements,
+    substitute_in,
+    thread_variable,
+)
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.partition.embedding import embedded
+from tilewright.partition.tiles import Shift, Tiling
+
+TILE, PART, BEGIN, ELEMENT = "chain_tile", "chain_part", "chain_begin", "chain_element"
+"""Variables of a chain's own code. They occur in the addresses of embedded kernels, so no schema may bind these names."""
+FILL_LANES = 4
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A region's kernel, the names of its arguments, and where its tile begins in each of them."""
+
+    kernel: Kernel
+    arguments: tuple[str, ...]
+    shifts: Mapping[str, Shift]
+
+
+def lower_tiles(tiling: Tiling, stages: Sequence[Lowered], threads: int, machine: Machine) -> Lowered:
+    """One kernel of the regions' kernels for their parts of a tile (`Tiling.part`), which have `threads` threads per block.
+
+    Raises:
+        Unsuitable: if a region needs several kernels, memory of its own or another block size, if its vectors would not be aligned, or if the parts
+            do not fit into shared memory.
+    """
+    launch = Launch((tiling.blocks, 1, 1), (threads, 1, 1))
+    tiles = [Var(f"{TILE}{axis}", count) for axis, count in enumerate(tiling.tiles)]
+    storage: dict[str, Storage] = {}
+    parts = [_stage(tiling, number, lowered, launch, tiles, storage) for number, lowered in enumerate(stages)]
+    places = divide_linear(block_variable(launch), tiling.tiles)
+    body = Block((*(Let(tile, place) for tile, place in zip(tiles, places, strict=True)), *_code(tiling, parts, launch)))
+    problem = tiling.problem.with_storage(storage)
+    said = "tiles of " + " x ".join(map(str, tiling.sizes)) + f" by {threads} threads: "
+    said += "; ".join(f"{part.region.kind} ({lowered.schedule})" for part, lowered in zip(tiling.cuts, stages, strict=True))
+    header = f"{described(problem)}\n{said}"
+    kernel, arguments = assemble("chain", body, problem, problem.region.outputs, header=header, launch=launch)
+    if (needed := shared_bytes(kernel)) > machine.shared_bytes_per_block:
+        raise Unsuitable(f"shared memory {needed} B > {machine.shared_bytes_per_block} B")
+    return Lowered(problem.region, said, (kernel,), (Call(kernel.name, arguments),), MappingProxyType(storage))
+
+
+def _stage(tiling: Tiling, number: int, lowered: Lowered, launch: Launch, tiles: Sequence[Var], storage: dict[str, Storage]) -> _Stage:
+    """A region's kernel with what it needs; constants packed for it are added to the storage."""
+    result = tiling.cuts[number].result
+    if len(lowered.kernels) != 1 or len(lowered.calls) != 1 or any(entry.source is None for entry in lowered.storage.values()):
+        raise Unsuitable(f"{result} takes {len(lowered.kernels)} kernels or memory of its own under {lowered.schedule}")
+    (kernel,), (call,) = lowered.kernels, lowered.calls
+    assert kernel.launch is not None
+    if kernel.scalars or kernel.cluster > 1 or kernel.launch.block != launch.block or kernel.launch.grid[1:] != (1, 1):
+        raise Unsuitable(f"the kernel of {result} has other blocks under {lowered.schedule}")
+    if any(isinstance(statement, AtomicAdd) for statement in statements(kernel.body)):
+        raise Unsuitable(f"{result} is summed by atomic additions under {lowered.schedule}")
+    shifts = {name: tiling.shift(number, name, tiles) for name in call.arguments if name not in lowered.storage}
+    arguments = []
+    for name in call.arguments:
+        if name in lowered.storage:
+            entry, shift = _sliced(tiling, number, lowered.storage[name], tiles)
+            name = f"{name}.{number}"
+            storage[name], shifts[name] = entry, shift
+        arguments.append(name)
+    for parameter, name in zip(kernel.parameters, arguments, strict=True):
+        if shifts[name].step % _widest(kernel, parameter.name):
+            raise Unsuitable(f"vectors of {name} are not aligned in all tiles under {lowered.schedule}")
+    return _Stage(kernel, tuple(arguments), shifts)
+
+
+def _sliced(tiling: Tiling, number: int, entry: Storage, tiles: Sequence[Expr]) -> tuple[Storage, Shift]:
+    """A packed constant with the parts of all tiles one after another, and where the tile's begins."""
+    assert entry.source is not None
+    slices = [(axis, *rest) for axis, *rest in tiling.slices(number, entry.source) if tiling.tiles[axis] > 1 or rest[1]]
+    if not slices:
+        return entry, Shift(ZERO, 0)
+    if entry.view is None or entry.matrix is not None:
+        raise Unsuitable(f"{entry.source} is transformed as a whole")
+    counts = tuple(tiling.tiles[axis] for axis, _, _ in slices)
+    sizes, strides, offset = entry.view
+    view = ((*counts, *sizes), (*(distance for _, distance, _ in slices), *strides), offset + sum(first for _, _, first in slices))
+    old, outer = entry.layout, len(counts)
+    order = (*((dim, 0) for dim in range(outer)), *((dim + outer, factor) for dim, factor in old.order))
+    layout = Layout((*counts, *old.shape), order, (*((0, 0),) * outer, *old.halo))
+    shift = ZERO
+    for (axis, _, _), stride in zip(slices, layout.strides[:outer], strict=True):
+        shift = shift + tiles[axis] * stride
+    return replace(entry, value=replace(entry.value, shape=layout.shape), layout=layout, view=view), Shift(shift, old.size)
+
+
+def _widest(kernel: Kernel, name: str) -> int:
+    """Elements of the widest vector that a kernel accesses in a buffer."""
+    found = [load.lanes for load in loads(*expressions(kernel.body)) if load.buffer == name]
+    for statement in statements(kernel.body):
+        if isinstance(statement, Store) and statement.buffer == name:
+            found.append(statement.value.lanes)
+        elif isinstance(statement, Invoke):
+            found += [operand.row for operand, place in statement.places if place.buffer == name]
+    return max(found, default=1)
+
+
+def _code(tiling: Tiling, parts: Sequence[_Stage], launch: Launch) -> list[Statement]:
+    """The regions in order, with barriers between."""
+
+    def until(number: int) -> list[Statement]:
+        """The regions up to one whose own result has its place already. What the one before stores is allocated inside, so that its place is free
+        afterwards."""
+        own = _blocks(tiling, parts, number)
+        if not number:
+            return own
+        return [Block((*_allocated(tiling, number - 1, launch), *until(number - 1), *own))]
+
+    return until(len(parts) - 1)
+
+
+def _allocated(tiling: Tiling, number: int, launch: Launch) -> list[Statement]:
+    """Allocates the storage of an inner result, and fills it if it has a halo."""
+    result = tiling.cuts[number].result
+    name = f"{result}.tile"
+    value, layout = tiling.problem.values[result], tiling.storage[result]
+    allocated = Allocate(Buffer(name, value.dtype, layout.size, "shared"))
+    if not layout.is_padded:
+        return [allocated]
+    outside = tiling.cuts[number + 1].fills.get(result, const(0, value.dtype))
+    cut = {rows.dim for rows in tiling.cuts[number].spans[result] if rows is not None}
+    if outside.value and any(any(halo) for dim, halo in enumerate(layout.halo) if dim not in cut):
+        raise Unsuitable(f"{result} is padded with {outside.value}, and with zeros")
+    lanes = FILL_LANES if value.dtype == FLOAT32 and layout.size % FILL_LANES == 0 else 1
+    rounds = -(-layout.size // (lanes * prod(launch.block)))
+    element = Var(ELEMENT, rounds)
+    place = (element * prod(launch.block) + thread_variable(launch)) * lanes
+    fill: Statement = Store(name, place, as_lanes(Const(outside.value, value.dtype), lanes))
+    if layout.size % (lanes * prod(launch.block)):
+        fill = If(compare("lt", place, index_const(layout.size)), fill)
+    # the first region stores before any other barrier
+    return [allocated, For(element, index_const(rounds), fill), *([block_barrier()] if number == 0 else [])]
+
+
+def _blocks(tiling: Tiling, parts: Sequence[_Stage], number: int) -> list[Statement]:
+    """The blocks of a region's kernel, one after another, and a barrier unless it is the last region."""
+    stage = parts[number]
+    kernel = stage.kernel
+    assert kernel.launch is not None
+    count = kernel.launch.grid[0]
+    places, begins = {}, list[Statement]()
+    for parameter, name in zip(kernel.parameters, stage.arguments, strict=True):
+        offset = stage.shifts[name].offset
+        if not isinstance(offset, (Const, Var)):
+            begin = Var(f"{BEGIN}{number}_{parameter.name}")
+            begins.append(Let(begin, offset))
+            offset = begin
+        places[parameter.name] = (f"{name}.tile" if name in tiling.storage else name, offset)
+    body = _copied(embedded(kernel, places, str(number)), frozenset(f"{name}.tile" for name in tiling.storage))
+    part = Var(f"{PART}{number}", count)
+    body = substitute_in(body, {block_variable(kernel.launch): part})
+    shared = any(isinstance(statement, Allocate) and statement.buffer.space == "shared" for statement in statements(body))
+    members = body.statements if isinstance(body, Block) else (body,)
+    last = number == len(parts) - 1
+    # the next block reuses the shared buffers
+    inside, after = shared and (count > 1 or not last), not shared and not last
+    loop = For(part, index_const(count), Block((*members, block_barrier()) if inside else members))
+    return [*begins, loop, *([block_barrier()] if after else [])]
+
+
+def _copied(root: Statement, tiles: frozenset[str]) -> Statement:
+    """The statement with asynchronous copies from a tile as loads and stores: these have taken place when others are awaited."""
+    if isinstance(root, Block):
+        return Block(tuple(_copied(member, tiles) for member in root.statements))
+    if isinstance(root, For):
+        return replace(root, body=_copied(root.body, tiles))
+    if isinstance(root, If):
+        return replace(root, then=_copied(root.then, tiles), otherwise=_copied(root.otherwise, tiles) if root.otherwise is not None else None)
+    if not isinstance(root, Invoke) or all(place.buffer not in tiles for _, place in root.places):
+        return root
+    if root.intrinsic.meaning is not moved or [operand.access for operand, _ in root.places] != ["begin", "read"]:
+        raise Unsuitable(f"{root.intrinsic.name} reads global memory")
+    (operand, target), (source, place) = root.places
+    guard = root.guard(source)
+    copy = Store(target.buffer, target.offset, Load(place.buffer, (place.offset,), operand.dtype, operand.row))
+    zeros = Store(target.buffer, target.offset, as_lanes(const(0, operand.dtype), operand.row))
+    return copy if guard == TRUE else If(guard, copy, zeros)
+
+

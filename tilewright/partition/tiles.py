@@ -1,0 +1,230 @@
+"""Tiles of a chain on a GPU: which rows of each region's result a block computes for its tile of the last one, and where they are stored.
+
+A tile of the last result has `sizes` rows along the axes of the chain, which divide its extents. What it needs of an inner result is a window along
+each axis. Windows are moved into the image, so that all tiles compute equally many rows and none that do not exist; the rows outside the image that a
+border tile reads are filled once in the halo of its storage. Adjacent tiles compute the rows that both need twice (overlapped tiling, `strips`).
+
+Worked example: a 3x3 convolution with padding 1 after another layer, 8 rows in tiles of 4. The first tile needs rows -1 to 4 of the layer, the second
+rows 3 to 8. Both windows have 6 rows: 0 to 5 and 2 to 7. The storage has one more row on either side: the first tile's begins at row -1, which is
+filled, the second tile's ends at row 8, which is filled too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import gcd, prod
+
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import ZERO, Expr, binary, index_const
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.partition.strips import Cut, Rows
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows of a region's result along one axis that each tile computes: `count` of `extent`. The last result's windows are its tiles, `tiles` in
+    number. An inner result's follow from those of its reader, which reads `rows`. From one tile to the next neither the first row nor its distance
+    from the wanted one decreases, so that the first and the last tile bound them."""
+
+    count: int
+    extent: int
+    tiles: int
+    reader: Window | None = None
+    rows: Rows = Rows(0)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of_reader(reader: Window, rows: Rows, extent: int) -> Window:
+        """The window of an inner result of that extent."""
+        return Window(min(rows.needed(reader.count), extent), extent, reader.tiles, reader, rows)
+
+    def wanted(self, tile: int) -> int:
+        """The first row that a tile's reader reads, which may not exist."""
+        return self.rows.stride * self.reader.first(tile) + self.rows.first if self.reader is not None else tile * self.count
+
+    def first(self, tile: int) -> int:
+        """The first row of a tile's window."""
+        return max(0, min(self.wanted(tile), self.extent - self.count))
+
+    def first_of(self, tile: Expr) -> Expr:
+        """`first` of a tile that is known at run time."""
+        if self.tiles == 1:
+            return index_const(self.first(0))
+        wanted = self._wanted_of(tile)
+        if self.wanted(self.tiles - 1) > self.extent - self.count:
+            wanted = binary("min", wanted, index_const(self.extent - self.count))
+        return binary("max", wanted, ZERO) if self.wanted(0) < 0 else wanted
+
+    def _wanted_of(self, tile: Expr) -> Expr:
+        return self.reader.first_of(tile) * self.rows.stride + self.rows.first if self.reader is not None else tile * self.count
+
+    def skipped_of(self, tile: Expr) -> Expr:
+        """Rows of the storage, halo included, before the first that a tile's reader reads."""
+        return self._wanted_of(tile) - self.first_of(tile) + self.halo[0] if self.tiles > 1 else index_const(self.skipped(0))
+
+    def skipped(self, tile: int) -> int:
+        return self.wanted(tile) - self.first(tile) + self.halo[0]
+
+    @cached_property
+    def halo(self) -> tuple[int, int]:
+        """Filled rows before and after those that are computed."""
+        if self.reader is None:
+            return 0, 0
+        least, most = (self.wanted(tile) - self.first(tile) for tile in (0, self.tiles - 1))
+        return max(0, -least), max(0, most + self.rows.needed(self.reader.count) - self.count)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How far the address of a part moves with the tile: `offset` elements, of which each tile's is a multiple of `step` (0: none moves)."""
+
+    offset: Expr
+    step: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A chain cut into tiles of `sizes` rows along its axes. `problem` is that of the chain, `cuts` its regions in order. The layout of a value in
+    `problem` is that which it would have in memory."""
+
+    problem: Problem
+    cuts: tuple[Cut, ...]
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def windows(self) -> tuple[tuple[Window | None, ...], ...]:
+        """For each region and axis the window of its result; None where it is not cut."""
+        last = self.cuts[-1]
+        found: list[tuple[Window | None, ...]] = [tuple(self._tiles(last, axis, size) for axis, size in enumerate(self.sizes))]
+        for producer, consumer in zip(self.cuts[-2::-1], self.cuts[:0:-1], strict=True):
+            found.insert(0, tuple(self._window(producer, consumer, axis, window) for axis, window in enumerate(found[0])))
+        return tuple(found)
+
+    def _tiles(self, last: Cut, axis: int, size: int) -> Window:
+        rows = last.span(last.result, axis)
+        assert rows is not None
+        extent = self.problem.values[last.result].shape[rows.dim]
+        return Window(size, extent, extent // size)
+
+    def _window(self, producer: Cut, consumer: Cut, axis: int, reader: Window | None) -> Window | None:
+        rows = consumer.span(producer.result, axis)
+        if rows is None or reader is None:
+            return None
+        return Window.of_reader(reader, rows, self.problem.values[producer.result].shape[rows.dim])
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """The number of tiles along each axis."""
+        return tuple(window.tiles for window in self.windows[-1] if window is not None)
+
+    @property
+    def blocks(self) -> int:
+        return prod(self.tiles)
+
+    @cached_property
+    def storage(self) -> Mapping[str, Layout]:
+        """The layout of the storage of each inner result: in the order that it would have in memory."""
+        return {part.result: self._stored(number) for number, part in enumerate(self.cuts[:-1])}
+
+    def _stored(self, number: int) -> Layout:
+        name = self.cuts[number].result
+        layout = self.problem.layouts[name]
+        shape, halo = list(layout.shape), list(layout.halo)
+        for rows, window in zip(self.cuts[number].spans[name], self.windows[number], strict=True):
+            if rows is not None and window is not None:
+                shape[rows.dim], halo[rows.dim] = window.count, window.halo
+        return Layout(tuple(shape), layout.order, tuple(halo))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the storage that is in use at once: what a region reads and what it stores."""
+        sizes = [self._bytes(name, layout) for name, layout in self.storage.items()]
+        return max(a + b for a, b in zip([0, *sizes], [*sizes, 0], strict=True))
+
+    def _bytes(self, name: str, layout: Layout) -> int:
+        return -(-layout.size * size_of(self.problem.values[name].dtype) // 16) * 16
+
+    def part(self, number: int) -> Problem:
+        """The problem of a tile of a region. Its layouts are those of a tile that begins as close to the start of the storage as keeps the alignment
+        of all tiles."""
+        part = self.cuts[number]
+        counts = [window.count if window is not None else 1 for window in self.windows[number]]
+        problem = part.tile(counts, self.problem, {**self.problem.layouts, **self.storage})
+        layouts = dict(problem.layouts)
+        for name in layouts:
+            for rows, begins in self._begins(number, name):
+                step = gcd(*begins)
+                if name not in self.problem.constants:
+                    before, after = layouts[name].outside(rows.dim)
+                    around = [layouts[name].outside(dim) for dim in range(len(layouts[name].shape))]
+                    around[rows.dim] = before + step, after - step
+                    layouts[name] = replace(layouts[name], around=tuple(around))
+        return replace(problem, layouts=layouts)
+
+    def shift(self, number: int, name: str, tiles: Sequence[Expr]) -> Shift:
+        """How far what a region reads or stores of a value lies from where the tile of `part` does."""
+        layout = self.storage.get(name) or self.problem.layouts[name]
+        strides, offset, step = layout.dense_strides() or (), ZERO, 0
+        for (rows, begins), begin in zip(self._begins(number, name), self._begin_of(number, name, tiles), strict=True):
+            skipped = 0 if name in self.problem.constants else gcd(*begins)
+            offset = offset + (begin - skipped) * strides[rows.dim]
+            step = gcd(step, *((each - skipped) * strides[rows.dim] for each in begins))
+        return Shift(offset, step)
+
+    def _axes(self, number: int, name: str) -> list[tuple[int, Rows, Window]]:
+        """The axes along which a value is cut, the rows that a region needs, and the region's window."""
+        spans = self.cuts[number].spans.get(name, ())
+        pairs = enumerate(zip(spans, self.windows[number], strict=False))
+        return [(axis, rows, window) for axis, (rows, window) in pairs if rows is not None and window is not None]
+
+    def _begins(self, number: int, name: str) -> list[tuple[Rows, list[int]]]:
+        """For each dimension along which a value is cut where in its storage each tile begins."""
+        found = []
+        for axis, rows, window in self._axes(number, name):
+            if name in self.storage:
+                begins = self._kept(name, number, axis)
+                found.append((rows, [begins.skipped(tile) for tile in range(window.tiles)] if begins is not None else [window.halo[0]]))
+            else:
+                first = rows.first + self._margin(name, rows.dim)
+                found.append((rows, [rows.stride * window.first(tile) + first for tile in range(window.tiles)]))
+        return found
+
+    def _begin_of(self, number: int, name: str, tiles: Sequence[Expr]) -> list[Expr]:
+        """`_begins` of the tile with these numbers."""
+        found: list[Expr] = []
+        for axis, rows, window in self._axes(number, name):
+            if name in self.storage:
+                begins = self._kept(name, number, axis)
+                found.append(begins.skipped_of(tiles[axis]) if begins is not None else index_const(window.halo[0]))
+            else:
+                found.append(window.first_of(tiles[axis]) * rows.stride + (rows.first + self._margin(name, rows.dim)))
+        return found
+
+    def _kept(self, name: str, number: int, axis: int) -> Window | None:
+        """The window of an inner result that a region reads; None if the region computes it."""
+        return None if self.cuts[number].result == name else self.windows[number - 1][axis]
+
+    def _margin(self, name: str, dim: int) -> int:
+        layout = self.problem.layouts[name]
+        return layout.halo[dim][0] + layout.outside(dim)[0]
+
+    def slices(self, number: int, name: str) -> list[tuple[int, int, int]]:
+        """Of a constant that a region reads, for each axis along which it is cut: the axis, the elements from one tile's part to the next in
+        row-major order, and those before the first.
+
+        Raises:
+            Unsuitable: if the parts have no regular distance.
+        """
+        strides = row_major(self.problem.values[name].shape).dense_strides() or ()
+        found = []
+        for axis, rows, window in self._axes(number, name):
+            firsts = [window.first(tile) for tile in range(window.tiles)]
+            distance = firsts[1] - firsts[0] if window.tiles > 1 else 0
+            if firsts != [firsts[0] + tile * distance for tile in range(window.tiles)]:
+                raise Unsuitable(f"the parts of {name} that tiles need have no regular distance")
+            found.append((axis, distance * rows.stride * strides[rows.dim], (firsts[0] * rows.stride + rows.first) * strides[rows.dim]))
+        return found

@@ -1,0 +1,324 @@
+"""``DynamicExecutable``: a compiled model whose sizes may differ from call to call. Each set of sizes has a program of its own.
+
+A call with sizes that have no program requests one, which a thread makes. Until it is there, such calls run eager, unless it is expected within the
+time that a call may wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from tilewright.errors import ExecutableClosed, NotCompiled, UnsupportedOption
+from tilewright.frontend.ranged import Ranges
+from tilewright.frontend.sized import Key, SizedModel
+from tilewright.graph.ranges import Frame
+from tilewright.runtime.builds import Build, Builds
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.plan import Plan
+from tilewright.runtime.profile import Profile
+from tilewright.runtime.signature import Signature
+from tilewright.runtime.verify import Verification
+
+MOST_PROGRAMS = 32
+"""Programs that are kept. Each has working memory of its own; weights are shared."""
+WAIT_SECONDS = 1.0
+"""How long a call with new sizes waits for its program."""
+
+
+Built = tuple[Executable, Frame | None]
+Served = tuple[Key, bool]
+"""The sizes that a program is made for, and whether it serves smaller ones too."""
+
+
+class _Program:
+    """The executable for one set of sizes, with the number of calls that use it now; one that was evicted is closed after the last of them. `frame`:
+    how it is called with smaller sizes."""
+
+    def __init__(self, executable: Executable, frame: Frame | None) -> None:
+        self.executable = executable
+        self.frame = frame
+        self.users = 0
+        self.evicted = False
+
+
+class DynamicExecutable:
+    """A model compiled for one machine, whose sizes may differ from call to call. Threads may call it at the same time.
+
+    Raises, when called:
+        InvalidInput: for sizes that the model does not allow, and as an Executable does.
+        ExecutableClosed: after `close`.
+        TilewrightError: as `compile`, for sizes that could not be compiled, if the model cannot run eager.
+    """
+
+    def __init__(
+        self,
+        model: SizedModel,
+        ranges: Ranges | None,
+        build: Callable[[Served], Built],
+        signature: Signature,
+        first: tuple[Served, Built],
+        eager: torch.nn.Module | None = None,
+        wait: float | bool = WAIT_SECONDS,
+        programs: int = MOST_PROGRAMS,
+    ) -> None:
+        """`build` compiles the program for checked sizes, and `first` is one of these programs. `ranges` rounds sizes up to those of programs that
+        serve several. `signature`: how the model is called. `eager` is the module that was compiled; without it calls wait. `wait`: seconds that a
+        call waits before it runs eager; True: as long as it takes. `programs`: the most that are kept."""
+        self.wait = wait
+        self.most_programs = programs
+        self._model = model
+        self._ranges = ranges
+        self._eager = eager
+        self._signature = signature
+        served, (self._first, _) = first
+        self._lock = threading.RLock()
+        self._programs: OrderedDict[Served, _Program] = OrderedDict()
+        self._failed: dict[Served, Exception] = {}
+        self._closed = False
+        self._builds: Builds[Served, _Program] = Builds(lambda served: self._keep(served, build(served)), programs)
+        # buffers of the module that calls change are the same for all sizes
+        self._writing: AbstractContextManager[Any] = threading.RLock() if signature.states else nullcontext()
+        self._keep(served, first[1])
+
+    # Calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self._signature.leaves(args, kwargs)
+        key = self._model.key(leaves)
+        served = self._served(key)
+        program = self._taken(served)
+        if program is None:
+            program = self._new(served, leaves)
+        if program is None:
+            with self._writing, torch.no_grad():
+                assert self._eager is not None
+                return self._eager(*args, **kwargs)
+        try:
+            with self._writing:
+                return program.executable(*args, **kwargs) if program.frame is None else self._framed(program, program.frame, key, leaves)
+        finally:
+            self._release(program)
+
+    def _served(self, key: Key) -> Served:
+        """What the program for these sizes is made for."""
+        rounded = self._ranges.rounded(key) if self._ranges is not None else None
+        return (key, False) if rounded is None else (rounded, True)
+
+    def _framed(self, program: _Program, frame: Frame, key: Key, leaves: Sequence[Any]) -> Any:
+        count = self._count(key)
+        result = program.executable(*self._padded(frame, count, leaves))
+        outputs, tree = pytree.tree_flatten(result)
+        return pytree.tree_unflatten(frame.cut(outputs, count), tree)
+
+    def _padded(self, frame: Frame, count: int, leaves: Sequence[Any]) -> list[Any]:
+        if not frame.fits(leaves, count):
+            self._model.check(leaves)
+        return frame.padded(leaves, count)
+
+    def _count(self, key: Key) -> int:
+        assert self._ranges is not None
+        return key[self._ranges.position]
+
+    def _taken(self, key: Served) -> _Program | None:
+        """The program of these sizes, in use until it is released."""
+        with self._lock:
+            if self._closed:
+                raise ExecutableClosed("this executable is closed", "compile it again")
+            program = self._programs.get(key)
+            if program is not None:
+                self._programs.move_to_end(key)
+                program.users += 1
+            return program
+
+    def _release(self, program: _Program) -> None:
+        with self._lock:
+            program.users -= 1
+            idle = program.evicted and not program.users
+        if idle:
+            program.executable.close()
+
+    def _new(self, key: Served, leaves: Sequence[Any]) -> _Program | None:
+        """The program of sizes that had none, in use; None if the call is to run eager meanwhile."""
+        self._model.check(leaves)
+        eager = self._eager is not None and all(map(_is_plain, leaves)) and getattr(forward_ad, "_current_level", -1) < 0
+        if eager and self._eager is not None and self._first.is_stale(self._eager):
+            eager = False  # it would compute with other parameters
+        if key in self._failed:
+            if not eager:
+                raise self._failed[key]
+            return None
+        while True:
+            build = self._builds.request(key)
+            patient = not eager or self.wait is True
+            if patient or self._builds.seconds <= self.wait:
+                build.done.wait(None if patient else float(self.wait))
+            if build.error is not None and self._gave_way(key):
+                return self._new(self._served(self._model.key(leaves)), leaves)
+            if build.error is not None:
+                self._fail(key, build.error, eager)
+                return None
+            program = self._taken(key)
+            if program is not None or not patient:
+                return program
+
+    def _gave_way(self, served: Served) -> bool:
+        """Whether sizes whose common program could not be built have programs of their own from now on: a table may hold fewer than the largest."""
+        key, several = served
+        if several and self._ranges is not None:
+            self._ranges.refuse(key)
+        return several
+
+    def _fail(self, key: Served, error: Exception, eager: bool) -> None:
+        with self._lock:
+            known = key in self._failed
+            self._failed[key] = error
+        if not eager:
+            raise error
+        if not known:
+            warnings.warn(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}", NotCompiled, stacklevel=4)
+
+    def _keep(self, key: Served, built: Built) -> _Program:
+        """Adds a program; those used longest ago give way to it."""
+        program = _Program(*built)
+        idle = []
+        with self._lock:
+            if self._closed:
+                idle.append(program)
+            else:
+                self._programs[key] = program
+                while len(self._programs) > self.most_programs:
+                    old = self._programs.popitem(last=False)[1]
+                    old.evicted = True
+                    idle += [] if old.users else [old]
+        for old in idle:
+            old.executable.close()
+        return program
+
+    # Everything else
+
+    @property
+    def signature(self) -> Signature:
+        """How it is called; the shapes are those of the example inputs."""
+        return self._signature
+
+    @property
+    def sizes(self) -> tuple[dict[str, int | range], ...]:
+        """The sizes that have a program, those used last at the end. A program that serves a range was made for the last size of it."""
+        with self._lock:
+            return tuple(self._sizes_of(served) for served in self._programs)
+
+    def _sizes_of(self, served: Served) -> dict[str, int | range]:
+        key, rounded = served
+        sizes: dict[str, int | range] = dict(zip(self._model.names, key, strict=True))
+        if rounded and self._ranges is not None:
+            name, last = self._model.names[self._ranges.position], self._count(key)
+            sizes[name] = range(self._ranges.first(last), last + 1)
+        return sizes
+
+    def program(self, *args: Any, **kwargs: Any) -> Executable:
+        """An executable of its own for the sizes of these inputs, which shares weights and kernels with this one; compiled now if need be.
+
+        Raises:
+            InvalidInput, TilewrightError: as a call.
+        """
+        leaves = self._signature.leaves(args, kwargs)
+        program = self._made((self._model.key(leaves), False), leaves)
+        try:
+            return program.executable.clone()
+        finally:
+            self._release(program)
+
+    def _made(self, served: Served, leaves: Sequence[Any]) -> _Program:
+        """A program in use, made now if need be."""
+        program = self._taken(served)
+        while program is None:
+            self._model.check(leaves)
+            build: Build[_Program] = self._builds.request(served)
+            build.done.wait()
+            if build.error is not None and self._gave_way(served):
+                return self._made(self._served(self._model.key(leaves)), leaves)
+            if build.error is not None:
+                raise build.error
+            program = self._taken(served)
+        return program
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program used last."""
+        with self._lock:
+            if self._closed:
+                raise ExecutableClosed("this executable is closed", "compile it again")
+            return next(reversed(self._programs.values())).executable.plan
+
+    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> Verification:
+        """As `Executable.verify`, for the program that a call with these inputs uses."""
+        leaves = self._signature.leaves(args, kwargs)
+        key = self._model.key(leaves)
+        program = self._made(self._served(key), leaves)
+        try:
+            with self._writing:
+                if program.frame is None:
+                    return program.executable.verify(*args, tolerance=tolerance, **kwargs)
+                return program.executable.verify(*self._padded(program.frame, self._count(key), leaves), tolerance=tolerance)
+        finally:
+            self._release(program)
+
+    def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
+        """As `Executable.profile`, for the program of these inputs' sizes."""
+        with self._writing:
+            return self.program(*args, **kwargs).profile(*args, repetitions=repetitions, **kwargs)
+
+    def is_stale(self, module: torch.nn.Module) -> bool:
+        """As `Executable.is_stale`: programs for new sizes have the parameters of the first one."""
+        return self._first.is_stale(module)
+
+    def save(self, path: Any) -> str:
+        """An artifact holds the program of one set of sizes: raises UnsupportedOption."""
+        raise UnsupportedOption("an executable for several sizes cannot be saved", "save the program of one: executable.program(*inputs).save(path)")
+
+    def __reduce__(self) -> str:
+        raise UnsupportedOption("an executable cannot be pickled", "compile the model in the other process")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"programs for {len(self._programs)} sizes of {', '.join(self._model.names)}"
+        return f"<DynamicExecutable: {state}>"
+
+    def close(self) -> None:
+        """Releases working memory and kernels once no call uses them; later calls raise. Closing twice is harmless."""
+        self._builds.close()
+        with self._lock:
+            self._closed = True
+            programs = list(self._programs.values())
+            self._programs.clear()
+            for program in programs:
+                program.evicted = True
+            idle = [program for program in programs if not program.users]
+        for program in idle:
+            program.executable.close()
+
+    def __enter__(self) -> DynamicExecutable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _described(self, served: Served) -> str:
+        numbers = ((name, f"{size[0]} to {size[-1]}" if isinstance(size, range) else size) for name, size in self._sizes_of(served).items())
+        return ", ".join(f"{name} = {number}" for name, number in numbers)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an input may be passed to PyTorch although an executable has not examined it."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    kind = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return kind and not (torch.is_grad_enabled() and value.requires_grad)

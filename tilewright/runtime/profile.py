@@ -1,0 +1,173 @@
+"""``Profile``: the measured time of each region within whole calls of an executable, as a table and as a trace for the viewers of browsers.
+
+Regions run in their order over the buffers of the executable, so that each finds the caches as its predecessors leave them. On a CPU the loop that
+calls the kernels reads the clock after each; on a GPU there are events between regions, which then run one after another. Calls without clocks are
+timed in turns with those, and the difference is part of the result.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.files import written
+from tilewright.runtime.loadable import LoadableProgram
+from tilewright.text import clipped
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one region, numbered from 0, did between two moments of a call, in seconds. A region with a library's operator has a second span for its
+    kernels."""
+
+    region: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class RegionProfile:
+    """One region; `number` is its place in the plan, from 1, and `seconds` has an entry per call. `predicted_seconds` is 0 without a prediction."""
+
+    number: int
+    name: str
+    kind: str
+    operators: tuple[str, ...]
+    schedule: str
+    kernels: tuple[str, ...]
+    predicted_seconds: float
+    seconds: tuple[float, ...]
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def quartile_seconds(self) -> tuple[float, float]:
+        """The first and the third quartile; both the median of fewer than two calls."""
+        return quartiles(self.seconds)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The regions that run something, in order of execution. `call_seconds` are those of calls without clocks between regions; they include the
+    allocation of results and not the checks of arguments. `timeline` is the call whose duration is the median. `str()` is a table of 80 columns."""
+
+    machine: str
+    regions: tuple[RegionProfile, ...]
+    call_seconds: tuple[float, ...]
+    timeline: tuple[Span, ...]
+
+    @property
+    def hottest(self) -> tuple[RegionProfile, ...]:
+        return tuple(sorted(self.regions, key=lambda region: -region.median_seconds))
+
+    @property
+    def times(self) -> Mapping[int, float]:
+        """The median seconds of each region by its number, for `Plan.with_times`."""
+        return {region.number: region.median_seconds for region in self.regions}
+
+    @property
+    def region_seconds(self) -> float:
+        """The median over calls of the sum of all regions."""
+        return statistics.median(map(sum, zip(*(region.seconds for region in self.regions), strict=True))) if self.regions else 0.0
+
+    @property
+    def outside_seconds(self) -> float:
+        """How much longer a call takes than its regions do; below zero if the clocks, or running regions one after another, cost more."""
+        return statistics.median(self.call_seconds) - self.region_seconds
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        whole = self.region_seconds or 1.0
+        yield f"{'':>3} {'region':19} {'kind':13} {'share':>7} {'us':>10} {'+-':>6} {'predicted':>10} {'ratio':>5}"
+        for region in self.hottest:
+            median, (low, high) = region.median_seconds, region.quartile_seconds
+            spread = f"{50 * (high - low) / median:.1f} %" if median else "-"
+            predicted = region.predicted_seconds
+            known = (f"{1e6 * predicted:,.1f}", f"{median / predicted:.2f}") if predicted else ("-", "-")
+            yield (
+                f"{region.number:>3} {clipped(region.name, 19):19} {region.kind:13} {100 * median / whole:>5.1f} % {1e6 * median:>10,.1f} "
+                f"{spread:>6} {known[0]:>10} {known[1]:>5}"
+            )
+        yield from self.summary_lines()
+
+    def summary_lines(self) -> Iterator[str]:
+        """How the times were taken, and how those of the regions add up to that of a call."""
+        low, high = quartiles(self.call_seconds)
+        call = statistics.median(self.call_seconds)
+        yield f"medians of {len(self.call_seconds)} calls; +-: half the interquartile range; ratio: us / predicted"
+        predicted = sum(region.predicted_seconds for region in self.regions)
+        yield f"{self.machine}: all regions {1e6 * self.region_seconds:,.1f} us, predicted {1e6 * predicted:,.1f} us"
+        yield f"calls without clocks {1e6 * call:,.1f} us (+- {50 * (high - low) / call:.1f} %)"
+        yield f"outside of regions {1e6 * self.outside_seconds:,.1f} us ({100 * self.outside_seconds / call:.1f} %)"
+
+    def trace(self) -> dict[str, Any]:
+        """The median call in the Chrome trace-event format, with a second row of the predicted times, each from where its region began.
+
+        Source: "Trace Event Format", Google, 2016.
+        """
+        by_number = {region.number: region for region in self.regions}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"tilewright, {self.machine}"}},
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "measured"}},
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "predicted"}},
+        ]
+        predicted_to = 0.0
+        for span in self.timeline:
+            region = by_number[span.region + 1]
+            common = {"ph": "X", "name": region.name, "cat": region.kind, "pid": 1, "ts": 1e6 * span.start}
+            events.append({**common, "tid": 1, "dur": 1e6 * span.seconds, "args": _arguments(region)})
+            if region.predicted_seconds and span.start >= predicted_to:
+                events.append({**common, "tid": 2, "dur": 1e6 * region.predicted_seconds})
+        return {"displayTimeUnit": "ns", "traceEvents": events}
+
+    def save_trace(self, path: str | Path) -> None:
+        """Writes `trace` as JSON, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+        with written(path) as file:
+            file.write(json.dumps(self.trace()).encode())
+
+
+def _arguments(region: RegionProfile) -> Mapping[str, Any]:
+    return {
+        "region": region.number,
+        "operators": ", ".join(region.operators),
+        "schedule": region.schedule,
+        "kernels": ", ".join(region.kernels),
+        "median us": 1e6 * region.median_seconds,
+        "predicted us": 1e6 * region.predicted_seconds,
+    }
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile; both the median of fewer than two values."""
+    if len(seconds) < 2:
+        return (statistics.median(seconds),) * 2
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, high
+
+
+def profile_of(program: LoadableProgram, machine: str, call_seconds: Sequence[float], calls: Sequence[Sequence[Span]]) -> Profile:
+    """The profile of a program on a machine, given the seconds of calls without clocks, and the spans of calls with them."""
+    ran = sorted({span.region for span in calls[0]})
+    seconds = {index: tuple(sum(span.seconds for span in call if span.region == index) for call in calls) for index in ran}
+    regions = []
+    for index in ran:
+        region = program.regions[index]
+        operators = tuple(program.nodes[name].operator_name for name in region.nodes)
+        kernels = tuple(dict.fromkeys(call.kernel for call in region.calls))
+        regions.append(
+            RegionProfile(index + 1, region.name, region.kind, operators, region.schedule, kernels, region.predicted_seconds, seconds[index])
+        )
+    middle = sorted(calls, key=lambda call: call[-1].end if call else 0.0)[(len(calls) - 1) // 2]
+    return Profile(machine, tuple(regions), tuple(call_seconds), tuple(middle))
