@@ -17,6 +17,7 @@ import itertools
 import multiprocessing
 import os
 import statistics
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -203,6 +204,8 @@ def fitted(rows: Sequence[Mapping[str, Any]], clock_hz: float) -> tuple[GpuChain
 
 
 def line(row: Mapping[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['name']} {row['chain']}: FAILED: {row['error']}"
     told = row["predicted"]
     if "seconds" not in row:
         return f"{row['name']} {row['chain']}: {told.get('reason', '')}"
@@ -235,8 +238,13 @@ def main() -> None:
         for text in all_ahead(list(problems.values()), constants, target.name):
             console.print(text)
         for name, links in problems.items():
-            rows.append({"name": name, "set": kind, **measured(links, constants, options.rounds, scratch)})
-            console.print(line(rows[-1]))
+            row: dict[str, Any] = {"name": name, "set": kind}
+            try:
+                row |= measured(links, constants, options.rounds, scratch)
+            except RuntimeError as error:  # said at the end as well; the other chains are still measured
+                row |= {"chain": str(links), "error": str(error)}
+            rows.append(row)
+            console.print(line(row))
         if kind == "random" and any("seconds" in row for row in rows):
             constants, mean = fitted(rows, target.clock_hz)
             console.print(f"fitted: {constants}; decisions of these take {mean:.3f} of the time of separate kernels")
@@ -246,6 +254,8 @@ def main() -> None:
         table.add_row(key, str(value) if key == "constants" else f"{value:.3g}")
     console.print(table)
     console.print(f"wrote {write_results(options.name, {**vars(options), **said}, rows)}")
+    if failed := [row["name"] for row in rows if "error" in row]:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -201,6 +201,9 @@ def test_modules_exported_by_pytorch(name: str, opset: int | None) -> None:
         model = onnx.load_from_string(file.getvalue())
     with torch.no_grad():
         want = module(x)
+    if (name, opset) == ("bilinear", 9):  # PyTorch writes Upsample 9, which cannot place pixels as the module does
+        runtime = pytest.importorskip("onnxruntime")
+        want = torch.from_numpy(runtime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: x.numpy()})[0])
     got = evaluate(import_onnx(model).graph, [x])[0]
     np.testing.assert_allclose(got, (want[0] if isinstance(want, tuple) else want).numpy(), rtol=1e-4, atol=1e-5)
 
