@@ -86,10 +86,18 @@ def git_commit(folder: Path = Path(__file__).parent) -> str:
         return "unknown"
 
 
+def _without_folder(argument: str) -> str:
+    """An argument of the command; of an absolute path, which is one machine's, the folder is left open."""
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    return "FOLDER" if path.is_dir() else f"FOLDER/{path.name}"
+
+
 def write_results(name: str, settings: Mapping[str, Any], results: Sequence[Outcome | Mapping[str, Any]]) -> Path:
     """Writes bench/results/NAME.json with everything needed to assess and reproduce the figures; returns its path."""
     document = {
-        "command": ["python", *sys.orig_argv[1:]],
+        "command": ["python", *map(_without_folder, sys.orig_argv[1:])],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": git_commit(),
         "machine": machine_description(),

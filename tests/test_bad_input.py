@@ -200,6 +200,19 @@ def test_threads_are_a_number(threads: Any) -> None:
     assert executable.threads == 1
 
 
+def test_arrays_are_no_tensors(doubled: Executable) -> None:
+    array: Any = torch.zeros(2, 3).numpy()
+    module = Function(torch.relu)
+    remedy = r"a numpy.ndarray; pass torch\.from_numpy\(array\)$"
+    for examples, place in ((array, ""), ((array,), r"\[0\]"), ((torch.zeros(1), [array]), r"\[1\]\[0\]")):
+        with pytest.raises(InvalidInput, match=f"^example_inputs{place} is {remedy}"):
+            tilewright.compile(module, examples)
+    with pytest.raises(InvalidInput, match=rf"^example_keywords\['x'\] is {remedy}"):
+        tilewright.compile(module, example_keywords={"x": array})
+    with pytest.raises(InvalidInput, match=remedy):
+        doubled(array)
+
+
 def test_what_is_no_input_and_no_target() -> None:
     inputs: Any
     target: Any

@@ -65,8 +65,10 @@ def test_only_right_contenders_are_timed() -> None:
 
 def test_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.orig_argv", ["/usr/bin/python3", "scripts/check.py", "run", str(tmp_path), "--data", str(tmp_path / "a.json"), "--name", "x"])
     path = common.write_results("trial", {"rounds": 2}, [Outcome("net", "eager", "measured", median_seconds=0.5)])
     document = json.loads(path.read_text())
     assert document["results"][0]["median_seconds"] == 0.5
+    assert document["command"] == ["python", "scripts/check.py", "run", "FOLDER", "--data", "FOLDER/a.json", "--name", "x"]
     assert document["machine"]["cpu"] and document["versions"]["torch"] == torch.__version__
     assert set(document) == {"command", "date", "commit", "machine", "versions", "settings", "results"}

@@ -95,9 +95,24 @@ def test_compile_explain_and_verify_an_artifact(tmp_path: Path, capsys: pytest.C
     assert "predicted" in page.read_text()
 
     assert main(["verify", artifact]) == 0
-    assert "agree with float64" in capsys.readouterr().out
+    assert "the 1 value agrees with float64" in capsys.readouterr().out
     assert main(["verify", artifact, "--tolerance", "0", "--all"]) == 1
     assert "first wrong: region" in capsys.readouterr().out
+
+
+def test_options_of_building_beside_an_artifact_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = str(tmp_path / "model.tilewright")
+    assert main(["compile", "sample_models:perceptron", "-o", artifact]) == 0
+    capsys.readouterr()
+    for command in (["explain"], ["verify"], ["verify", "--no-run"], ["profile"], ["explain", "--profile"]):
+        line = error_line(capsys, *command, artifact, "--precision", "bf16", "--no-winograd", "--input", "1x6")
+        assert f"{artifact} is an artifact" in line and "--input, --precision, --no-winograd; leave them out" in line
+    for command in (["explain"], ["explain", "--fusion"], ["verify", "--no-run"]):
+        assert "would use --threads; leave it out" in error_line(capsys, *command, "--threads", "2", artifact)
+    assert main(["verify", "--threads", "2", artifact]) == 0
+    capsys.readouterr()
+    assert "are artifacts" in error_line(capsys, "explain", artifact, "--against", artifact, "--batch", "2")
+    assert main(["explain", "sample_models:perceptron", "--against", artifact, "--batch", "2"]) == 0
 
 
 def test_commands_on_a_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +170,7 @@ def test_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     assert main(["verify", str(path)]) == 0
-    assert "agree with float64" in capsys.readouterr().out
+    assert "agrees with float64" in capsys.readouterr().out
     assert "no PyTorch module" in error_line(capsys, "bench", str(path))
     path.write_bytes(path.read_bytes()[:40])
     assert str(path.name) in error_line(capsys, "compile", str(path))

@@ -391,9 +391,10 @@ def test_kernels_are_planned_for_the_threads_that_run_them(monkeypatch: pytest.M
     """`torch.set_num_threads` decides, not the variable that set PyTorch's first number."""
     planned: list[Any] = []
 
-    def recording(*arguments: Any, threads: int | None = None, **keywords: Any) -> Any:
-        planned.append(threads)
-        return compile_model(*arguments, threads=threads, **keywords)
+    def recording(*arguments: Any, **keywords: Any) -> Any:
+        executable = compile_model(*arguments, **keywords)
+        planned.append(executable.threads)
+        return executable
 
     monkeypatch.setattr(dynamo, "compile_model", recording)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -24,6 +24,7 @@ from tilewright.report.page.connections import Match, connections, matched
 from tilewright.report.page.data import Subject
 from tilewright.report.page.drawing import HEIGHT, RISE, WIDTH, drawn
 from tilewright.report.page.html import embedded, page
+from tilewright.report.tables import comparison_lines
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.plan import plan_of
 
@@ -183,6 +184,28 @@ def test_regions_of_two_plans_match_by_operators() -> None:
     assert matched(first, first) == tuple(Match((number,), (number,)) for number in (1, 2, 3, 4))
 
 
+def test_two_plans_compared_as_text() -> None:
+    builder = ProgramBuilder({"x": (4,)})
+    for number in range(3):
+        builder.kernel("relu", (f"v{number - 1}" if number else "x",), f"v{number}", (4,), "")
+    whole = plan_of(loadable(builder.program(("v2",))), machine("native"))
+
+    def plan(*regions: tuple[str, float]) -> Any:
+        rows = (
+            replace(row, nodes=tuple((name, name, "") for name in names), predicted_seconds=seconds, measured_seconds=None)
+            for row, (names, seconds) in zip(whole.rows, regions, strict=True)
+        )
+        return replace(whole, rows=tuple(rows))
+
+    lines = list(comparison_lines(("a", plan(("b", 1e-6), ("cd", 3e-6), ("e", 5e-6))), ("z", plan(("b", 2e-6), ("c", 1e-6), ("d", 6e-6))), 80))
+    assert lines[0] == "first a, 9 us; second z, 9 us; first / second 1.00"
+    assert [line.split() for line in lines[2:]] == [
+        ["e", "3", "5", "us", "none", "-"],
+        ["c,", "d", "2", "2,", "3", "3", "us", "7", "us", "0.43"],
+        ["b", "1", "1", "1", "us", "2", "us", "0.50"],
+    ]
+
+
 # The command
 
 
@@ -193,8 +216,9 @@ def test_the_command_writes_the_page_beside_the_text(artifact: Path, tmp_path: P
     assert "regions" in out and out.endswith(f"page written to {file}\n")
     shown = data_of(file.read_text())["subjects"]
     assert [subject["name"] for subject in shown] == [str(artifact)] and not shown[0]["measured"] and shown[0]["timeline"] == []
-    assert main(["explain", str(artifact), "--against", str(artifact)]) == 2
-    assert "add --html" in capsys.readouterr().err
+    assert main(["explain", str(artifact), "--against", str(artifact)]) == 0
+    out = capsys.readouterr().out
+    assert f"first {artifact}, " in out and "first / second 1.00" in out
     assert main(["explain", str(artifact), "--profile"]) == 2
     assert "there is none here" in capsys.readouterr().err
 

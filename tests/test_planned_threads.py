@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil, prod
+from typing import Any
 
 import pytest
 import torch
@@ -27,14 +30,48 @@ def absent() -> list[str]:
 
 
 def test_whose_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # PyTorch has read it when it was loaded
     monkeypatch.delenv("TILEWRIGHT_THREADS", raising=False)
-    assert planned_threads(machine("native")) == planned_threads(machine("h200")) == 3
+    with pytorch_threads(3):
+        assert planned_threads(machine("native")) == planned_threads(machine("h200")) == 3
     for name in absent():
         assert planned_threads(machine(name)) == machine(name).processors
         assert planned_threads(machine(name), 5) == 5
     monkeypatch.setenv("TILEWRIGHT_THREADS", "7")
     assert {planned_threads(machine(name)) for name in ("native", *absent())} == {7}
+
+
+@contextmanager
+def pytorch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("first", "later"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("dynamic", [None, {"input": {0: "batch"}}])
+def test_a_plan_runs_with_the_threads_that_it_is_for(first: int, later: int, dynamic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that PyTorch has at compilation counts for planning and running, of programs for other sizes too, whatever it is changed to."""
+    planned: list[int] = []
+
+    def plan(graph: Any, target: Any, threads: int, *others: Any, **keywords: Any) -> Any:
+        planned.append(threads)
+        return plan_program(graph, target, threads, *others, **keywords)
+
+    monkeypatch.setenv("OMP_NUM_THREADS", str(later))
+    monkeypatch.delenv("TILEWRIGHT_THREADS", raising=False)
+    monkeypatch.setattr(sys.modules["tilewright.compile"], "plan_program", plan)
+    with pytorch_threads(first):
+        executable: Any = tilewright.compile(nn.Linear(4, 3).eval(), (torch.randn(2, 4),), dynamic=dynamic, wait=True)
+    with pytorch_threads(later):
+        for count in (2, 5) if dynamic else (2,):
+            x = torch.randn(count, 4)
+            executable(x)
+            assert (executable.program(x) if dynamic else executable).threads == first
+    assert set(planned) == {first}
 
 
 class Planned(Exception):

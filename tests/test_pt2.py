@@ -135,7 +135,7 @@ def test_nested_calls_and_regions(tmp_path: Path) -> None:
 def test_commands_draw_inputs_of_the_programs_types(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = exported(tmp_path / "m.pt2", Function(lambda i, x: nn.functional.embedding(i, x)), torch.tensor([[5, 7]]), torch.randn(8, 3))
     assert main(["verify", str(path)]) == 0
-    assert "agree with float64" in capfd.readouterr().out
+    assert "agrees with float64" in capfd.readouterr().out
 
 
 # Files that would run code

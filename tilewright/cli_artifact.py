@@ -33,6 +33,7 @@ def inspect(location: str, console: Console) -> int:
         InvalidArtifact: if loading on the artifact's machine would refuse it.
     """
     from tilewright.runtime.artifact import open_artifact
+    from tilewright.text import number_of
 
     opened = open_artifact(location)
     program, machine = opened.image.program, opened.image.machine
@@ -40,7 +41,8 @@ def inspect(location: str, console: Console) -> int:
     through = sorted({node.attributes["target"] for node in program.graph.nodes if node.operator == "torch"})
     console.print(f"digest {opened.digest}", soft_wrap=True)
     console.print(f"for {machine.name} ({machine.architecture}){f', a driver of CUDA {opened.driver} or newer' if opened.driver else ''}")
-    console.print(f"{len(program.kernels)} kernels in {len(opened.image.binaries)} binaries, which {calls} calls run")
+    files = number_of(len(opened.image.binaries), "compiled file")
+    console.print(f"{number_of(len(program.kernels), 'kernel')} in {files}, run by {number_of(calls, 'call')}")
     console.print(f"through PyTorch: {', '.join(through) or 'nothing'}")
     console.print("hashes, sizes, layouts, lifetimes, signature and binaries agree; nothing was mapped or run")
     return 0

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the chosen action; the exit code is WRONG_CODE if `check` finds a problem."""
     from rich.table import Table
 
-    from tilewright.text import scaled
+    from tilewright.text import number_of, scaled
     from tilewright.toolchain import default_cache
 
     cache = default_cache()
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         problems = cache.check()
         for problem in problems:
             console.print(problem, soft_wrap=True)
-        console.print(f"{len(problems)} problems in {cache.root}", soft_wrap=True)
+        console.print(f"{number_of(len(problems), 'problem')} in {cache.root}", soft_wrap=True)
         return WRONG_CODE if problems else 0
     if options.action == "prune":
         size = None if options.limit is None else int(options.limit * 1e6)
@@ -51,5 +51,5 @@ def run(options: argparse.Namespace, console: Console) -> int:
         table.add_row(target, kind, str(len(own)), scaled(sum(entry.bytes for entry in own), "B"))
     if groups:
         console.print(table)
-    console.print(f"{len(entries)} kernels, {scaled(sum(entry.bytes for entry in entries), 'B')} in {cache.root}", soft_wrap=True)
+    console.print(f"{number_of(len(entries), 'kernel')}, {scaled(sum(entry.bytes for entry in entries), 'B')} in {cache.root}", soft_wrap=True)
     return 0

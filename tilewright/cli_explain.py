@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tilewright.cli_model import MODEL_HELP, image_of, runnable
+from tilewright.cli_model import MODEL_HELP, check_subjects, image_of, runnable
 from tilewright.cli_output import progress_bar, quiet
 from tilewright.errors import UnsupportedOption
 from tilewright.files import check_output, written
@@ -33,15 +33,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fusion", action="store_true", help="the search for regions that run together, step by step, with the predicted times")
     parser.add_argument("--profile", action="store_true", help="measure each region on this machine, as `tilewright profile` does")
     parser.add_argument("--html", metavar="FILE", help="write a page for browsers: network, times, choices, and the code of all kernels")
-    parser.add_argument("--against", metavar="PATH|MODEL", help="on the page, compare with this artifact or model")
+    parser.add_argument("--against", metavar="PATH|MODEL", help="compare with this artifact or model, region by region; with --html also on the page")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Prints the explanation of an artifact, or of a model that is compiled first, and writes the page if requested."""
     if options.fusion and options.code is not None:
         raise UnsupportedOption("--fusion and --code are two explanations", "give one of them")
-    if options.against is not None and options.html is None:
-        raise UnsupportedOption("--against compares on a page", "add --html FILE")
+    used = ("threads",) if options.profile or options.html is not None or options.code is not None else ()
+    check_subjects(options, [subject for subject in (options.model, options.against) if subject is not None], used)
     if options.html is not None:
         check_output(options.html, options.model)
     subject = _subject(options)
@@ -54,8 +54,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
     else:
         text = _code(subject, options, console.width if console.is_terminal else None)
     console.print(text, soft_wrap=True)
+    subjects = [subject]
+    if options.against is not None:
+        from tilewright.report.tables import comparison_lines
+
+        subjects.append(_subject(argparse.Namespace(**{**vars(options), "model": options.against})))
+        console.print("")
+        for line in comparison_lines((subject.name, subject.plan), (subjects[1].name, subjects[1].plan), console.width):
+            console.print(line, soft_wrap=True)
     if options.html is not None:
-        subjects = [subject] if options.against is None else [subject, _subject(argparse.Namespace(**{**vars(options), "model": options.against}))]
         _write_page(subjects, options)
         console.print(f"page written to {options.html}", soft_wrap=True)
     return 0

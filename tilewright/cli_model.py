@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_options import add_numerics, whole
 from tilewright.cli_output import progress_bar, quiet
-from tilewright.errors import TargetNotPresent
+from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.stages import Progress
 
 if TYPE_CHECKING:
@@ -49,6 +50,20 @@ def is_artifact(text: str) -> bool:
     """Whether a command's subject is an artifact rather than a model."""
     path = Path(text)
     return path.suffix == ".zip" or (path.is_dir() and path.suffix not in (".onnx", ".pt2"))
+
+
+def check_subjects(options: argparse.Namespace, subjects: Sequence[str], used: Sequence[str] = ()) -> None:
+    """Rejects options of building if all subjects are artifacts, which are built already; those in `used` have a meaning for an artifact too."""
+    if not all(map(is_artifact, subjects)):
+        return
+    parser = argparse.ArgumentParser(add_help=False)
+    add_building_options(parser)
+    defaults = vars(parser.parse_args([]))
+    given = [f"--{name.replace('_', '-')}" for name, default in defaults.items() if name not in used and getattr(options, name) != default]
+    if given:
+        what = "is an artifact, which is compiled already" if len(subjects) == 1 else "are artifacts, which are compiled already"
+        cause = f"{' and '.join(subjects)} {what}: nothing here would use {', '.join(given)}"
+        raise UnsupportedOption(cause, f"leave {'it' if len(given) == 1 else 'them'} out, or name the model, to compile it with such options")
 
 
 def runs_on_gpu(target: str | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from tilewright.cli_model import MODEL_HELP, runnable
+from tilewright.cli_model import MODEL_HELP, check_subjects, runnable
 from tilewright.cli_options import seed, whole
 from tilewright.cli_output import progress_bar
 from tilewright.files import check_output
@@ -28,6 +28,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Runs an artifact, or a model that is compiled first, on this machine."""
     if options.trace is not None:
         check_output(options.trace, options.model)
+    check_subjects(options, [options.model], ("threads",))
     executable, arguments, keywords = runnable(options, options.seed)
     with progress_bar("measuring regions"):
         profile = executable.profile(*arguments, repetitions=options.repetitions, **keywords)

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tilewright import cli_artifact
-from tilewright.cli_model import MODEL_HELP, is_artifact, runnable
+from tilewright.cli_model import MODEL_HELP, check_subjects, is_artifact, runnable
 from tilewright.cli_options import WRONG_CODE, amount, seed
 from tilewright.cli_output import progress_bar
 from tilewright.errors import UnsupportedOption
@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Runs an artifact, or a model that is compiled first; the exit code is WRONG_CODE if a region is wrong."""
+    check_subjects(options, [options.model], () if options.no_run else ("threads",))
     if options.no_run:
         if not is_artifact(options.model):
             raise UnsupportedOption(f"--no-run looks at artifacts, and {options.model} is none", "leave it out")
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"the {shown} worst of {len(verification.values)} values; --all lists every one")
     first = verification.first_wrong
     if first is None:
-        console.print(f"all {len(verification.values)} values agree with float64")
+        console.print(f"{verification.agreement} with float64")
         return 0
     console.print(f"first wrong: region {first.region}, value {first.value}")
     return WRONG_CODE

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
+import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from tilewright.errors import InvalidInput, InvalidModel, KernelFailed, NotCompiled, UnknownTarget, UnsupportedOperator, UnsupportedOption, contained
 from tilewright.frontend.imported import Imported, through
@@ -122,8 +123,8 @@ def compile(
         vendor: True considers library kernels too, through PyTorch: oneDNN and BLAS on a CPU, cuDNN and cuBLAS on a GPU. Nothing predicts their
             times, so that one is chosen only if it was measured on this machine, with `trials` or earlier, and was the fastest.
         unsupported: "warn" runs unsupported operators through PyTorch and lists them once; "error" refuses the model.
-        threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS; else OMP_NUM_THREADS or the cores available, but all of a CPU's
-            cores if its code cannot run here).
+        threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS; else `torch.get_num_threads()` at this moment, but
+            all of a CPU's cores if its code cannot run here).
         progress: called as progress(stage, done, total) with a stage of `stages.STAGES`; total is 0 while it is not known.
         dynamic: None: the executable accepts the sizes of the example inputs. Otherwise the result is a `DynamicExecutable`, which accepts other
             sizes too: of the dimensions that are named ({"x": {0: "batch"}}, or `torch.export`'s dynamic_shapes), or with True of all that the model
@@ -139,6 +140,7 @@ def compile(
     if torch.get_default_device().type == "meta":
         raise InvalidInput("the default device is 'meta', whose tensors hold no values", 'compile outside of `with torch.device("meta")`')
     stages = Stages(progress)
+    _refuse_arrays(example_inputs, example_keywords)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
     if not isinstance(target, (str, Machine, type(None))):
@@ -148,7 +150,7 @@ def compile(
     check_precision(precision, machine)
     stages.report("export")
     numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor)
-    request = Request(module, machine, precision, trials, unsupported, threads, records, numerics, check)
+    request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check)
     if dynamic is None:
         with stages.stage("export"):
             imported = read(module, inputs, example_keywords, types_computed(machine))
@@ -211,7 +213,7 @@ class Request:
     precision: str
     trials: int
     unsupported: str
-    threads: int | None
+    threads: int
     records: str | Path | None
     numerics: Numerics
     check: bool
@@ -225,12 +227,12 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     if shared is not None:
         graph = replace(graph, constants=shared.constants(graph.constants))
     _report_unsupported(graph, request.unsupported)
-    count = planned_threads(machine, request.threads)
     if request.trials:
         with stages.stage("measure"):
-            measure(graph, machine, count, request.trials, request.records, stages.report, numerics, request.precision)
+            measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
     with chooser_for(machine, request.records, numerics) as (chooser, recorded):
-        program = plan_program(graph, machine, count, chooser, request.precision, numerics, remembered(numerics), recorded=recorded, stages=stages)
+        stored = remembered(numerics)
+        program = plan_program(graph, machine, request.threads, chooser, request.precision, numerics, stored, recorded=recorded, stages=stages)
     with stages.stage("compile"):
         program, binaries = build(program, machine, stages.report)
     live = module if isinstance(module, torch.nn.Module) else None
@@ -260,6 +262,14 @@ def _given(module: Any, inputs: Sequence[Any] | None, batch: int | None) -> tupl
             f"batch={batch!r} is given, and the model has its own inputs", 'give example_inputs of that batch, or a name such as "zoo:lenet5"'
         )
     return module, tuple(inputs or ())
+
+
+def _refuse_arrays(inputs: Any, keywords: Any) -> None:
+    """Raises InvalidInput for examples that are arrays of NumPy, which `torch.export` refuses less clearly."""
+    for name, examples in (("example_inputs", inputs), ("example_keywords", keywords)):
+        for path, leaf in tree_flatten_with_path(examples)[0]:
+            if isinstance(leaf, np.ndarray):
+                raise InvalidInput(f"{name}{keystr(path)} is {described(leaf)}", "pass torch.from_numpy(array)")
 
 
 def types_computed(machine: Machine) -> frozenset[str]:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from tilewright import settings
 from tilewright.compile import check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
@@ -295,8 +294,6 @@ class _CompiledGraph:
         options = {**self._options}
         if options.get("target") is None:
             options["target"] = default_target(inputs)
-        if options.get("threads") is None and settings.asked_threads() is None:
-            options["threads"] = torch.get_num_threads()  # kernels run on these, whatever the environment said before torch.set_num_threads
         try:
             # outside inference mode: tensors made in it have no versions, and export rejects them
             with torch.inference_mode(False), torch.no_grad():

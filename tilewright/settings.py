@@ -5,7 +5,7 @@
 | ``TILEWRIGHT_CACHE`` | folder of kernels and records | ``tilewright`` in ``$XDG_CACHE_HOME`` or ``~/.cache`` |
 | ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is installed |
 | ``TILEWRIGHT_COMPILE_SECONDS`` | seconds after which a compiler counts as hanging, and its kernel as one that does not compile | 300 |
-| ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``OMP_NUM_THREADS``, else the cores available |
+| ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``torch.get_num_threads()`` |
 | ``TILEWRIGHT_NATIVE`` | a CPU of the catalogue: plan and compile as if this CPU were that one | this CPU, as identified |
 | ``TILEWRIGHT_READ_CODE`` | 0: choose by the models alone where candidates' code would be compiled and analysed | 1 |
 | ``TILEWRIGHT_DEBUG`` | 1: keep the folders of failed builds, and log more | 0 |
@@ -91,32 +91,19 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads() -> int:
-    """Threads for which CPU code is planned.
-
-    Raises:
-        UnsupportedOption: if the variable is not a number of threads.
-    """
-    return asked_threads() or _number_of_threads("OMP_NUM_THREADS") or available_cores()
-
-
 def asked_threads() -> int | None:
     """Threads that the user requested for generated CPU code alone, or None.
 
     Raises:
-        UnsupportedOption: as `threads`.
+        UnsupportedOption: if the variable is not a number of threads.
     """
-    return _number_of_threads("TILEWRIGHT_THREADS")
-
-
-def _number_of_threads(variable: str) -> int | None:
-    text = os.environ.get(variable)
+    variable = "TILEWRIGHT_THREADS"
+    text = os.environ.get(variable, "").strip()
     if not text:
         return None
-    first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number per nesting level
-    if not (first.isascii() and first.isdigit() and len(first) < 10) or not 1 <= int(first) <= MOST_THREADS:
+    if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= MOST_THREADS:
         raise UnsupportedOption(f"{variable}={text!r} is no whole number from 1 to {MOST_THREADS}", f"unset {variable} or correct it")
-    return int(first)
+    return int(text)
 
 
 def read_code() -> bool:

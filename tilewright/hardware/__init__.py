@@ -67,15 +67,18 @@ def identified_machine(target: str | None = None) -> Machine:
 
 
 def planned_threads(target: Machine, asked: int | None = None) -> int:
-    """The threads for which CPU code is planned: those asked for, here or by TILEWRIGHT_THREADS; else those of this process (`settings.threads`), and
-    for a CPU whose code cannot run here one for each of its cores.
+    """The threads for which CPU code is planned, and with which it runs: those asked for, here or by TILEWRIGHT_THREADS; else PyTorch's
+    (`torch.get_num_threads()`), and for a CPU whose code cannot run here one for each of its cores.
 
     Raises:
         UnsupportedOption: where a variable is no number of threads.
     """
-    if target.is_gpu or is_present(target):
-        return asked or settings.threads()
-    return asked or settings.asked_threads() or target.processors
+    asked = asked or settings.asked_threads()
+    if asked is not None or not (target.is_gpu or is_present(target)):
+        return asked or target.processors
+    import torch  # late: the command line names targets without it
+
+    return torch.get_num_threads()
 
 
 def is_present(target: Machine) -> bool:

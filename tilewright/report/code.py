@@ -17,7 +17,7 @@ from tilewright.report.reasons import UNREAD
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableRegion
 from tilewright.runtime.plan import plan_of
-from tilewright.text import seconds_text, stacked
+from tilewright.text import number_of, seconds_text, stacked
 
 Progress = Callable[[int, int], None]
 ARTIFACT = "an artifact does not store the loops of its kernels: explain the model for cache misses, conflicts, sectors and traffic"
@@ -54,7 +54,7 @@ def code_table(image: Image, threads: int, title: str, progress: Progress, width
     for name, numbers in callers.items():
         *figures, limit = read[name].cells
         rows.append([_numbers(numbers), name, *figures, _predicted(image.program.regions[numbers[0] - 1]), limit])
-    yield f"{title} for {machine.name} ({machine.architecture}): {len(rows)} kernels, {_what(image, threads)}"
+    yield f"{title} for {machine.name} ({machine.architecture}): {number_of(len(rows), 'kernel')}, {_what(image, threads)}"
     yield from stacked(["regions", "kernel", *columns[:-1], "predicted", columns[-1]], rows, ("kernel", "limit"), width, keys=2)
     if not machine.is_gpu and any(row[-1].startswith(UNREAD) for row in rows):
         yield LONGER

@@ -16,7 +16,7 @@ from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_me
 from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow, plan_of
 from tilewright.runtime.plan_text import WIDTH, summary_lines
 from tilewright.selection.bounds import DEEPCUTS
-from tilewright.text import aligned, scaled, seconds_text
+from tilewright.text import aligned, number_of, scaled, seconds_text
 
 LABEL = 9
 """Characters of the labels before the lines of a region, which are indented by three."""
@@ -38,7 +38,7 @@ def search_lines(image: Image, name: str = "model") -> Iterator[str]:
     """The merges of operators that were considered, in order, with the predicted times of both ways."""
     search = image.program.search
     taken = sum(decision.taken for decision in search)
-    yield f"{name} for {image.machine.name}: {len(search)} merges of regions considered, {taken} taken"
+    yield f"{name} for {image.machine.name}: {number_of(len(search), 'merge')} of regions considered, {taken} taken"
     for number, decision in enumerate(search, 1):
         yield f"{number:>5}. {decision}"
     yield "what joins an operator as part of its kernel (element by element, rows, attention) is among the reasons of each region"
@@ -228,7 +228,8 @@ def memory_lines(image: Image) -> Iterator[str]:
     plan = plan_memory(program, GPU_ALIGNMENT if image.machine.is_gpu else CPU_ALIGNMENT)
     constants = [name for name in program.storage if program.constant_source(name) is not None]
     yield f"Memory: {plan}"
-    yield f"   constants as kernels read them: {scaled(sum(program.bytes_of(name) for name in constants), 'B')} in {len(constants)} buffers"
+    size = scaled(sum(program.bytes_of(name) for name in constants), "B")
+    yield f"   constants as kernels read them: {size} in {number_of(len(constants), 'buffer')}"
     largest = sorted(plan.sizes, key=lambda name: (-plan.sizes[name], name))[:5]
     for name in largest:
         yield f"   {scaled(plan.sizes[name], 'B'):>9} at {plan.offsets[name]:>12,}  {name}"

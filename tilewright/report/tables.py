@@ -1,11 +1,14 @@
-"""Tables for the terminal: the results of a verification and of a comparison."""
+"""Tables for the terminal: the results of a verification, of timing contenders, and two plans compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tilewright.report.page.connections import matched
+from tilewright.runtime.plan import Plan
+from tilewright.runtime.plan_text import operators_of
 from tilewright.runtime.verify import Verification
-from tilewright.text import aligned
+from tilewright.text import aligned, seconds_text
 from tilewright.tuning.measure import Outcome
 
 
@@ -46,3 +49,26 @@ def outcome_lines(outcomes: Sequence[Outcome], title: str, width: int) -> Iterat
     headings = ("contender", "median ms", "least ms", "calls", "error", "ready s", "times ours")
     yield from aligned(headings, rows, ("contender",), width, {"contender": 1.0})
     yield from (f"{outcome.contender} {outcome.status}: {outcome.reason}" for outcome in outcomes if outcome.reason)
+
+
+def comparison_lines(first: tuple[str, Plan], second: tuple[str, Plan], width: int) -> Iterator[str]:
+    """Two plans, each after its name, region by region (`matched`), largest difference first: their times, measured where they are, and the first
+    over the second."""
+    (first_name, a), (second_name, b) = first, second
+    times = f"first {first_name}, {seconds_text(a.seconds)}; second {second_name}, {seconds_text(b.seconds)}"
+    yield f"{times}; first / second {_ratio(a.seconds, b.seconds)}"
+    rows = []
+    for match in matched(a, b):
+        sides = [a.rows[number - 1] for number in match.first], [b.rows[number - 1] for number in match.second]
+        seconds = [sum(row.seconds for row in side) for side in sides]
+        texts = (seconds_text(time) if side else "none" for side, time in zip(sides, seconds, strict=True))
+        numbers = (", ".join(str(row.number) for row in side) for side in sides)
+        operators = "; ".join(operators_of(row) for row in sides[0] or sides[1])
+        rows.append((abs(seconds[0] - seconds[1]), (operators, *numbers, *texts, _ratio(*seconds))))
+    headings = ("operators", "regions", "of second", "first", "second", "first / second")
+    ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
+    yield from aligned(headings, ordered, ("operators",), width, {"operators": 1.0})
+
+
+def _ratio(first: float, second: float) -> str:
+    return f"{first / second:.2f}" if first and second else "-"

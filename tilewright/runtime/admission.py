@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 
@@ -136,7 +137,8 @@ class Admission:
                 f"input {spec.place} requires gradients, and compiled models compute none",
                 "call under torch.no_grad(), or pass a detached tensor",
             )
-        raise InvalidInput(f"input {spec.place}: expected {expected}, got {described(value)}", "compile the model for such inputs")
+        remedy = "pass torch.from_numpy(array)" if isinstance(value, np.ndarray) else "compile the model for such inputs"
+        raise InvalidInput(f"input {spec.place}: expected {expected}, got {described(value)}", remedy)
 
 
 def _span(value: Any) -> tuple[int, int]:

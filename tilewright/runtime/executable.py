@@ -36,6 +36,7 @@ from tilewright.runtime.signature import Signature, signature_of, unflatten
 from tilewright.runtime.slices import completions
 from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import Verification, compare, narrow_tolerance, reference_values
+from tilewright.text import number_of
 
 WARM_UP_CALLS = 2
 """Untimed calls at the start of a profile."""
@@ -354,7 +355,7 @@ class Executable:
     # Everything else
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self.image.program.regions)} regions"
+        state = "closed" if self._closed else number_of(len(self.image.program.regions), "region")
         return f"<Executable for {self.image.machine.name}: {state}>"
 
     @property

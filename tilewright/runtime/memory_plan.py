@@ -21,6 +21,7 @@ import numpy as np
 
 from tilewright.ir.layout import Layout
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
+from tilewright.text import number_of
 
 CPU_ALIGNMENT = 64
 GPU_ALIGNMENT = 256
@@ -48,7 +49,7 @@ class MemoryPlan:
     unshared_bytes: int
 
     def __str__(self) -> str:
-        return f"{len(self.offsets)} buffers in {self.bytes:,} B of arena ({self.unshared_bytes:,} B without reuse)"
+        return f"{number_of(len(self.offsets), 'buffer')} in {self.bytes:,} B of arena ({self.unshared_bytes:,} B without reuse)"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewright.files import written
 from tilewright.runtime.loadable import LoadableProgram
-from tilewright.text import clipped
+from tilewright.text import clipped, number_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Profile:
         """How the times were taken, and how those of the regions add up to that of a call."""
         low, high = quartiles(self.call_seconds)
         call = statistics.median(self.call_seconds)
-        yield f"medians of {len(self.call_seconds)} calls; +-: half the interquartile range; ratio: us / predicted"
+        yield f"medians of {number_of(len(self.call_seconds), 'call')}; +-: half the interquartile range; ratio: us / predicted"
         predicted = sum(region.predicted_seconds for region in self.regions)
         yield f"{self.machine}: all regions {1e6 * self.region_seconds:,.1f} us, predicted {1e6 * predicted:,.1f} us"
         yield f"calls without clocks {1e6 * call:,.1f} us (+- {50 * (high - low) / call:.1f} %)"

@@ -65,6 +65,12 @@ class Verification:
         return next((value for value in self.values if not value.passed), None)
 
     @property
+    def agreement(self) -> str:
+        """What a verification without a wrong value says of their number."""
+        count = len(self.values)
+        return f"all {count} values agree" if count != 1 else "the 1 value agrees"
+
+    @property
     def worst(self) -> tuple[VerifiedValue, ...]:
         return tuple(sorted(self.values, key=lambda v: (-v.relative_error / (v.tolerance or 1e-300), v.order)))
 
@@ -74,7 +80,7 @@ class Verification:
             errors = f"{v.relative_error:14.3g} {v.absolute_error:14.3g} {v.tolerance:10.3g}"
             lines.append(f"{v.region:24} {v.value:24} {errors}" + ("" if v.passed else "  wrong"))
         first = self.first_wrong
-        lines.append(f"first wrong: region {first.region}, value {first.value}" if first else f"all {len(self.values)} values agree")
+        lines.append(f"first wrong: region {first.region}, value {first.value}" if first else self.agreement)
         return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright import settings
 from tilewright.errors import CacheError, TargetNotPresent
-from tilewright.hardware import is_present
+from tilewright.hardware import is_present, planned_threads
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.library.schema import LibrarySchedule
@@ -131,7 +131,7 @@ class Trials:
             )
         self._alone = not machine.is_gpu
         if self._alone:
-            devices = (threads or settings.threads(),)
+            devices = (planned_threads(machine, threads),)
         measurer = measurer or (MEASURER if machine.is_gpu else CPU_MEASURER)
         try:
             self._scratch = Scratch()
