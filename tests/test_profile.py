@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from argparse import Namespace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +76,8 @@ def test_nothing_is_changed_and_bad_arguments_are_refused() -> None:
 
 def example(names: tuple[str, ...] = ("first", "a long name of some region in a network")) -> Profile:
     regions = tuple(RegionProfile(i + 1, name, "map", ("relu",), "plain", ("k",), 0.05 * i, (2e-6 + i / 10, 4e-6 + i / 10, 3e-6 + i / 10)) for i, name in enumerate(names))
-    return Profile("machine", regions, (0.11, 0.13, 0.12), (Span(0, 0.1, 0.2), Span(1, 0.2, 1.2), Span(1, 1.3, 1.4)))
+    timeline = (Span(0, 0.1, 0.2), Span(1, 0.2, 1.2), Span(1, 1.3, 1.4))
+    return Profile("machine", regions, (0.11, 0.13, 0.12), timeline, (0.15, 0.14, 0.19))
 
 
 def test_the_table_has_80_columns_and_says_what_is_outside_of_regions() -> None:
@@ -81,9 +85,42 @@ def test_the_table_has_80_columns_and_says_what_is_outside_of_regions() -> None:
     text = str(profile)
     assert max(map(len, text.splitlines())) <= 80
     assert [region.number for region in profile.hottest] == [2, 1]
-    assert profile.region_seconds == pytest.approx(0.1 + 6e-6) and profile.outside_seconds == pytest.approx(0.02 - 6e-6)
-    assert "calls without clocks 120,000.0 us (+- 4.2 %)" in text and "outside of regions 19,994.0 us (16.7 %)" in text
+    assert profile.region_seconds == pytest.approx(0.1 + 6e-6) and profile.outside_seconds == pytest.approx(0.05 - 4e-6)
+    assert "calls without clocks 120,000.0 us (+- 4.2 %)" in text and "calls with clocks 150,000.0 us" in text
+    assert "outside of regions 49,996.0 us (33.3 %)" in text  # of the same calls, whatever those without clocks took
     assert profile.regions[0].quartile_seconds == pytest.approx((2.5e-6, 3.5e-6))
+
+
+def test_nothing_negative_is_outside_of_a_gpus_regions() -> None:
+    profile = replace(example(), clocked_seconds=(), clock_seconds=2e-6)
+    assert profile.outside_seconds == pytest.approx(0.02 - 6e-6)
+    assert "outside of regions 19,994.0 us (16.7 %)" in str(profile) and "each region: 2.0 us, an empty pair of events" in str(profile)
+    overlapping = replace(profile, call_seconds=(0.06, 0.08, 0.07))
+    assert overlapping.outside_seconds == 0
+    assert "clocks cost 30,006.0 us: without them regions overlap" in str(overlapping) and "outside" not in str(overlapping)
+    assert max(map(len, str(overlapping).splitlines())) <= 80
+
+
+def test_the_time_of_clocks_is_no_regions() -> None:
+    program = loadable(chain(1).program(("r0",)))
+    calls = [[Span(0, 0.0, 5.0), Span(2, 5.0, 6.0)], [Span(0, 0.0, 4.0), Span(2, 4.0, 7.0)]]
+    profile = profile_of(program, "machine", (9.0, 9.0), calls, clock_seconds=2.0)
+    assert [region.seconds for region in profile.regions] == [(3.0, 2.0), (0.0, 1.0)]
+
+
+def test_what_is_outside_is_of_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls without clocks may take as long as they like, as they do on a machine with other work."""
+    exe = mixed()
+    run = exe._run_segments
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.02)
+        run(*arguments)
+
+    monkeypatch.setattr(exe, "_run_segments", slow)
+    profile = exe.profile(torch.randn(64), repetitions=3)
+    assert min(profile.call_seconds) > 0.02 and len(profile.clocked_seconds) == 3
+    assert 0 < profile.outside_seconds < max(profile.clocked_seconds)
 
 
 def test_the_trace_is_of_the_median_call(tmp_path: Path) -> None:
@@ -139,7 +176,7 @@ def test_a_librarys_operator_and_the_kernels_after_it_are_one_region(tmp_path: P
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         exe(*inputs)
     name = program.regions[both - 1].name
-    assert [event.name for event in profiler.events() or ()].count(name) == 2
+    assert [event.name for event in profiler.events() or ()].count(name) == 1
 
 
 class FakeEvent:
@@ -174,6 +211,7 @@ def test_a_gpu_runs_region_after_region_between_events(stream: FakeStream, monke
     assert library.names().count("cuGraphLaunch") == 3 and len(idle) == 1 and idle[0] > 0
     assert [engine.seconds(start, end) for start, end in zip(moments, moments[1:], strict=False)] == [1e-3] * 3
     engine.finish()
+    assert engine.clock_seconds() == 1e-3 and len(idle) == 2
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

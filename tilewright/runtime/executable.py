@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -27,19 +26,16 @@ from tilewright.ir.region import Program
 from tilewright.runtime.admission import Admission
 from tilewright.runtime.buffers import Buffers, SharedConstants, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
+from tilewright.runtime.examination import profiled, verified
 from tilewright.runtime.library import BoundCall
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
-from tilewright.runtime.profile import Profile, Span, profile_of
+from tilewright.runtime.profile import Profile
 from tilewright.runtime.signature import Signature, signature_of, unflatten
-from tilewright.runtime.slices import completions
 from tilewright.runtime.torch_nodes import check_nodes, run_region
-from tilewright.runtime.verify import Verification, compare, narrow_tolerance, reference_values
+from tilewright.runtime.verify import Verification
 from tilewright.text import number_of
-
-WARM_UP_CALLS = 2
-"""Untimed calls at the start of a profile."""
 
 T = TypeVar("T")
 
@@ -71,6 +67,7 @@ class Engine(Protocol):
     def run_timed(self, first: int, last: int) -> Sequence[Any]: ...
     def moment(self) -> Any: ...
     def seconds(self, start: Any, end: Any) -> float: ...
+    def clock_seconds(self) -> float: ...
     def finish(self) -> None: ...
     def check_indices(self, wait: bool) -> None: ...
     def abandon(self) -> None: ...
@@ -221,7 +218,8 @@ class Executable:
         try:
             engine.bind(addresses)
             if profiler._is_profiler_enabled:
-                self._run_named(engine, inputs, outputs)
+                for index in range(len(self.image.program.regions)):
+                    self._run_region(engine, index, inputs, outputs)
             elif self._only_kernels:
                 engine.run(self._segments[0][1], self._segments[0][2])
             else:
@@ -275,38 +273,23 @@ class Executable:
             if kind == "kernels":
                 engine.run(first, last)
             else:
-                self._run_operators(engine, kind, first, inputs, outputs)
+                self._run_operators(engine, first, inputs, outputs)
 
-    def _run_operators(self, engine: Engine, kind: str, region: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def _run_operators(self, engine: Engine, region: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """A region's library call, or its nodes that run through PyTorch."""
-        if kind == "library":
+        if region in self._libraries:
             self._libraries[region](inputs, outputs, engine.threads)
         else:
             run_region(self.image.program.regions[region], engine.buffers, inputs, outputs, self._torch_constants)
 
-    def _run_named(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Region by region, for PyTorch's profiler, which shows each under its name."""
-        for kind, first, last in self._segments:
-            for index in range(first, last):
-                region = self.image.program.regions[index]
-                with profiler.record_function(region.name):
-                    if kind != "kernels":
-                        self._run_operators(engine, kind, index, inputs, outputs)
-                    elif region.calls:
-                        engine.run(index, index + 1)
-
-    def _run_timed(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[tuple[int, Any, Any]]:
-        """Runs everything; returns the regions with the moments of the engine at which each began and ended."""
-        spans = []
-        for kind, first, last in self._segments:
-            if kind == "kernels":
-                moments = engine.run_timed(first, last)
-            else:
-                start = engine.moment()
-                self._run_operators(engine, kind, first, inputs, outputs)
-                moments = [start, engine.moment()]
-            spans += [(region, *pair) for region, pair in enumerate(pairwise(moments), first)]
-        return spans
+    def _run_region(self, engine: Engine, index: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """One region alone, under its name where PyTorch's profiler is active."""
+        region = self.image.program.regions[index]
+        with profiler.record_function(region.name):
+            if region.kind == "torch" or region.library is not None:
+                self._run_operators(engine, index, inputs, outputs)
+            if region.calls:
+                engine.run(index, index + 1)
 
     def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         """Outputs as PyTorch would return them: aliases of inputs, constants, several views of one result, changed inputs."""
@@ -419,47 +402,9 @@ class Executable:
         `tolerance` replaces those of `verify.TOLERANCES` for floating-point values; a model compiled for a lower precision than its tensors' dtype
         has the tolerance of the types in which values are stored. Inputs are not changed, even if a call would change them.
         """
-        self._require_engine()
-        leaves = self.image.signature.leaves(args, kwargs)
-        return self._alone(self._verified, leaves, tolerance)
-
-    def _verified(self, leaves: Sequence[Any], tolerance: float | None) -> Verification:
         engine = self._require_engine()
-        program, buffers = self.image.program, engine.buffers
-        inputs = self._admission.admit(leaves)
-        outputs = self._allocate()
-        addresses = self._admission.addresses(inputs, outputs)
-        # a value that several regions write (a loop's final state, a concatenation) is complete only after the last of them
-        last = completions(program)
-        names = {name for name in last if buffers.is_stored(name)}
-        # results of PyTorch operators that nobody reads may not even be unique (the signs of singular vectors)
-        read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
-        names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
-        if tolerance is None:
-            tolerance = narrow_tolerance(storage.value.dtype for storage in program.storage.values()) or None
-        expected = reference_values(program.graph, inputs, frozenset(names))
-        rows = []
-        complete: dict[int, list[str]] = {}
-        for name, index in last.items():
-            complete.setdefault(index, []).append(name)
-        for index, region in enumerate(program.regions):
-            try:
-                engine.bind(addresses)
-                if region.kind == "torch":
-                    run_region(region, buffers, inputs, outputs, self._torch_constants)
-                if region.library is not None:
-                    self._libraries[index](inputs, outputs, engine.threads)
-                if region.calls:
-                    engine.run(index, index + 1)
-                engine.finish()
-            except BaseException:
-                engine.abandon()
-                raise
-            for name in complete.get(index, ()):
-                if name in expected and (region.calls or region.library is not None or region.kind == "torch"):
-                    got = buffers.value(name, inputs, outputs)
-                    rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
-        return Verification(tuple(rows))
+        leaves = self.image.signature.leaves(args, kwargs)
+        return self._alone(verified, self, engine, leaves, tolerance)
 
     def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
         """Measures each region within whole calls: `repetitions` calls with a clock between regions, in turns with as many without. Changes no input
@@ -471,35 +416,9 @@ class Executable:
         """
         if repetitions < 1:
             raise UnsupportedOption(f"repetitions = {repetitions} measures nothing", "pass a number from 1 up")
-        self._require_engine()
-        leaves = self.image.signature.leaves(args, kwargs)
-        return self._alone(self._profiled, leaves, repetitions)
-
-    def _profiled(self, leaves: Sequence[Any], repetitions: int) -> Profile:
         engine = self._require_engine()
-        inputs = self._admission.admit(leaves)
-        seconds, calls = [], []
-
-        def call(run: Callable[..., Any]) -> tuple[float, list[Span]]:
-            start = engine.moment()
-            outputs = self._allocate()
-            try:
-                engine.bind(self._admission.addresses(inputs, outputs))
-                spans = run(engine, inputs, outputs) or []
-                engine.finish()
-            except BaseException:
-                engine.abandon()
-                raise
-            end = engine.moment()
-            engine.check_indices(True)
-            return engine.seconds(start, end), [Span(region, *(engine.seconds(start, moment) for moment in ends)) for region, *ends in spans]
-
-        for number in range(-WARM_UP_CALLS, repetitions):
-            plain, (_, spans) = call(self._run_segments), call(self._run_timed)
-            if number >= 0:
-                seconds.append(plain[0])
-                calls.append(spans)
-        return profile_of(self.image.program, self.image.machine.name, seconds, calls)
+        leaves = self.image.signature.leaves(args, kwargs)
+        return self._alone(profiled, self, engine, leaves, repetitions)
 
     def is_stale(self, module: torch.nn.Module) -> bool:
         """Whether any of the module's parameters or buffers were replaced or changed in place since compilation.

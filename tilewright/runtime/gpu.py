@@ -358,6 +358,11 @@ class GpuEngine:
         milliseconds: float = start.elapsed_time(end)
         return 1e-3 * milliseconds
 
+    def clock_seconds(self) -> float:
+        """The seconds between two events with nothing between them, which they add to the time of each region."""
+        torch.cuda._sleep(IDLE_CYCLES)  # both are enqueued before the GPU reaches the first
+        return self.seconds(self.moment(), self.moment())
+
     def _update(self, segment: _Segment) -> None:
         """Updates the parameters of the nodes that access a tensor at a new address; their blocks already hold that address."""
         changed = [nodes for slot, nodes in segment.touching.items() if segment.seen[slot] != self._pointers[slot]]

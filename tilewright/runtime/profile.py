@@ -1,8 +1,8 @@
 """``Profile``: the measured time of each region within whole calls of an executable, as a table and as a trace for the viewers of browsers.
 
 Regions run in their order over the buffers of the executable, so that each finds the caches as its predecessors leave them. On a CPU the loop that
-calls the kernels reads the clock after each; on a GPU there are events between regions, which then run one after another. Calls without clocks are
-timed in turns with those, and the difference is part of the result.
+calls the kernels reads the clock after each; on a GPU there are events between regions, which then run one after another, and the time of an empty
+pair of events is subtracted from each region's. Calls without clocks are timed in turns with those.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,21 @@ class RegionProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The regions that run something, in order of execution. `call_seconds` are those of calls without clocks between regions; they include the
-    allocation of results and not the checks of arguments. `timeline` is the call whose duration is the median. `str()` is a table of 80 columns."""
+    """The regions that run something, in order of execution.
+
+    call_seconds: of calls without clocks between regions; they include the allocation of results and not the checks of arguments.
+    timeline: the call with clocks whose duration is the median.
+    clocked_seconds: of whole calls with clocks; none on a GPU, which idles in them.
+    clock_seconds: what was subtracted from the time of each region for its clocks.
+
+    `str()` is a table of 80 columns."""
 
     machine: str
     regions: tuple[RegionProfile, ...]
     call_seconds: tuple[float, ...]
     timeline: tuple[Span, ...]
+    clocked_seconds: tuple[float, ...] = ()
+    clock_seconds: float = 0.0
 
     @property
     def hottest(self) -> tuple[RegionProfile, ...]:
@@ -76,14 +84,22 @@ class Profile:
         return {region.number: region.median_seconds for region in self.regions}
 
     @property
+    def _sums(self) -> tuple[float, ...]:
+        """The seconds of all regions, for each call with clocks."""
+        return tuple(map(sum, zip(*(region.seconds for region in self.regions), strict=True))) or (0.0,)
+
+    @property
     def region_seconds(self) -> float:
         """The median over calls of the sum of all regions."""
-        return statistics.median(map(sum, zip(*(region.seconds for region in self.regions), strict=True))) if self.regions else 0.0
+        return statistics.median(self._sums)
 
     @property
     def outside_seconds(self) -> float:
-        """How much longer a call takes than its regions do; below zero if the clocks, or running regions one after another, cost more."""
-        return statistics.median(self.call_seconds) - self.region_seconds
+        """How much longer a call takes than its regions: the median over calls with clocks; on a GPU of calls without, and 0 if they take less time
+        than all regions, since regions of a call may overlap there."""
+        if self.clocked_seconds:
+            return statistics.median(whole - regions for whole, regions in zip(self.clocked_seconds, self._sums, strict=True))
+        return max(statistics.median(self.call_seconds) - self.region_seconds, 0.0)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -106,11 +122,20 @@ class Profile:
         """How the times were taken, and how those of the regions add up to that of a call."""
         low, high = quartiles(self.call_seconds)
         call = statistics.median(self.call_seconds)
-        yield f"medians of {number_of(len(self.call_seconds), 'call')}; +-: half the interquartile range; ratio: us / predicted"
+        yield f"medians of {number_of(len(self.call_seconds), 'call')}; +-: half the interquartile range"
+        yield "share: of all regions; ratio: us / predicted"
         predicted = sum(region.predicted_seconds for region in self.regions)
         yield f"{self.machine}: all regions {1e6 * self.region_seconds:,.1f} us, predicted {1e6 * predicted:,.1f} us"
         yield f"calls without clocks {1e6 * call:,.1f} us (+- {50 * (high - low) / call:.1f} %)"
-        yield f"outside of regions {1e6 * self.outside_seconds:,.1f} us ({100 * self.outside_seconds / call:.1f} %)"
+        if self.clocked_seconds:
+            call = statistics.median(self.clocked_seconds)
+            yield f"calls with clocks {1e6 * call:,.1f} us"
+        if self.clock_seconds:
+            yield f"subtracted from each region: {1e6 * self.clock_seconds:,.1f} us, an empty pair of events"
+        if self.region_seconds > call:
+            yield f"clocks cost {1e6 * (self.region_seconds - call):,.1f} us: without them regions overlap"
+        else:
+            yield f"outside of regions {1e6 * self.outside_seconds:,.1f} us ({100 * self.outside_seconds / call:.1f} %)"
 
     def trace(self) -> dict[str, Any]:
         """The median call in the Chrome trace-event format, with a second row of the predicted times, each from where its region began.
@@ -157,8 +182,17 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def profile_of(program: LoadableProgram, machine: str, call_seconds: Sequence[float], calls: Sequence[Sequence[Span]]) -> Profile:
-    """The profile of a program on a machine, given the seconds of calls without clocks, and the spans of calls with them."""
+def profile_of(
+    program: LoadableProgram,
+    machine: str,
+    call_seconds: Sequence[float],
+    calls: Sequence[Sequence[Span]],
+    clocked_seconds: Sequence[float] = (),
+    clock_seconds: float = 0.0,
+) -> Profile:
+    """The profile of a program on a machine, given the seconds of calls without clocks, the spans of calls with them, the seconds of those calls as a
+    whole, and the part of each span that is its clock's."""
+    calls = [[replace(span, end=max(span.start, span.end - clock_seconds)) for span in call] for call in calls]
     ran = sorted({span.region for span in calls[0]})
     seconds = {index: tuple(sum(span.seconds for span in call if span.region == index) for call in calls) for index in ran}
     regions = []
@@ -170,4 +204,4 @@ def profile_of(program: LoadableProgram, machine: str, call_seconds: Sequence[fl
             RegionProfile(index + 1, region.name, region.kind, operators, region.schedule, kernels, region.predicted_seconds, seconds[index])
         )
     middle = sorted(calls, key=lambda call: call[-1].end if call else 0.0)[(len(calls) - 1) // 2]
-    return Profile(machine, tuple(regions), tuple(call_seconds), tuple(middle))
+    return Profile(machine, tuple(regions), tuple(call_seconds), tuple(middle), tuple(clocked_seconds), clock_seconds)

@@ -1,0 +1,106 @@
+"""An executable examined region by region: each stored value compared with float64, and each region's time within whole calls.
+
+`Executable.verify` and `Executable.profile` call these functions while nothing else uses the executable.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilewright.runtime.profile import Profile, Span, profile_of
+from tilewright.runtime.slices import completions
+from tilewright.runtime.verify import Verification, compare, narrow_tolerance, reference_values
+
+if TYPE_CHECKING:
+    from tilewright.runtime.executable import Engine, Executable
+
+WARM_UP_CALLS = 2
+"""Untimed calls at the start of a profile."""
+
+
+def verified(executable: Executable, engine: Engine, leaves: Sequence[Any], tolerance: float | None) -> Verification:
+    """Every stored value compared with the graph in float64, see `Executable.verify`."""
+    program, buffers = executable.image.program, engine.buffers
+    inputs, outputs = executable._admission.admit(leaves), executable._allocate()
+    addresses = executable._admission.addresses(inputs, outputs)
+    # a value that several regions write (a loop's final state, a concatenation) is complete only after the last of them
+    last = completions(program)
+    names = {name for name in last if buffers.is_stored(name)}
+    # results of PyTorch operators that nobody reads may not even be unique (the signs of singular vectors)
+    read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
+    names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
+    if tolerance is None:
+        tolerance = narrow_tolerance(storage.value.dtype for storage in program.storage.values()) or None
+    expected = reference_values(program.graph, inputs, frozenset(names))
+    rows = []
+    complete: dict[int, list[str]] = {}
+    for name, index in last.items():
+        complete.setdefault(index, []).append(name)
+    for index, region in enumerate(program.regions):
+        try:
+            engine.bind(addresses)
+            executable._run_region(engine, index, inputs, outputs)
+            engine.finish()
+        except BaseException:
+            engine.abandon()
+            raise
+        for name in complete.get(index, ()):
+            if name in expected and (region.calls or region.library is not None or region.kind == "torch"):
+                got = buffers.value(name, inputs, outputs)
+                rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
+    return Verification(tuple(rows))
+
+
+def profiled(executable: Executable, engine: Engine, leaves: Sequence[Any], repetitions: int) -> Profile:
+    """Calls without and with clocks between regions, in turns, see `Executable.profile`."""
+    inputs = executable._admission.admit(leaves)
+
+    def call(run: Callable[..., Any]) -> tuple[Any, Any, Any]:
+        start = engine.moment()
+        outputs = executable._allocate()
+        try:
+            engine.bind(executable._admission.addresses(inputs, outputs))
+            found = run(engine, inputs, outputs)
+            engine.finish()
+        except BaseException:
+            engine.abandon()
+            raise
+        end = engine.moment()
+        engine.check_indices(True)
+        return start, end, found
+
+    def clocked(engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[tuple[int, Sequence[Any]]]:
+        """Runs everything; returns the first regions of segments, each with the moment at which it began and those at which each region ended."""
+        found = []
+        for kind, first, last in executable._segments:
+            if kind == "kernels":
+                moments = engine.run_timed(first, last)
+            else:
+                begin = engine.moment()
+                executable._run_operators(engine, first, inputs, outputs)
+                moments = [begin, engine.moment()]
+            found.append((first, moments))
+        return found
+
+    plain, calls, clocked_seconds, clocks = [], [], [], []
+    for number in range(-WARM_UP_CALLS, repetitions):
+        start, end, _ = call(executable._run_segments)
+        whole = engine.seconds(start, end)
+        start, end, found = call(clocked)
+        spans = []
+        for first, moments in found:
+            seconds = [engine.seconds(start, moment) for moment in moments]
+            spans += [Span(region, *pair) for region, pair in enumerate(pairwise(seconds), first)]
+        if number >= 0:
+            plain.append(whole)
+            calls.append(spans)
+            clocked_seconds.append(engine.seconds(start, end))
+            clocks.append(engine.clock_seconds())
+    machine = executable.image.machine
+    # before its clocks a GPU idles, so that the duration of such a call says nothing
+    return profile_of(executable.image.program, machine.name, plain, calls, () if machine.is_gpu else clocked_seconds, statistics.median(clocks))
