@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from bench.cells import Rows, percent, power, results_of
 from bench.chains import summary
 from bench.common import RESULTS
+from bench.first_day import speed_ups as faster
 
 
 def outliers() -> Rows:
@@ -211,6 +212,23 @@ def half_networks() -> Rows:
     return rows
 
 
+def first_day() -> Rows:
+    """Models of transformers and timm through `torch.compile`: the time of eager PyTorch and of the faster of Inductor's two settings over ours."""
+    peers = {"eager": ("eager",), "Inductor": ("inductor", "inductor, frozen")}
+    results = [entry for path in sorted(RESULTS.glob("first_day_*.json")) for entry in results_of(path.stem)]
+    batches = sorted({entry["batch"] for entry in results})
+    header = [f"{peer} / ours, batch {batch}" for peer in peers for batch in batches]
+    rows = [["model", *header, "first batch size ready, s", "later ones, s"]]
+    found = {peer: faster(results, contenders) for peer, contenders in peers.items()}
+    for network in dict.fromkeys(entry["network"] for entry in results):
+        ready = [entry["ready_seconds"] for entry in results if (entry["network"], entry["contender"]) == (network, "tilewright")]
+        cells = (f"{found[peer][network, batch]:.2f}" for peer in peers for batch in batches)
+        rows.append([network, *cells, f"{ready[0]:.1f}", ", ".join(f"{seconds:.1f}" for seconds in ready[1:])])
+    means = (math.exp(statistics.mean(math.log(v) for (_, b), v in found[peer].items() if b == batch)) for peer in peers for batch in batches)
+    rows.append(["**geometric mean**", *(f"{value:.2f}" for value in means), "", ""])
+    return rows
+
+
 def compile_times() -> Rows:
     """Seconds to compile for machines that are not there or have no data of their own, on two cores."""
     rows = [["network", "target", "empty kernel cache, s", "besides PyTorch's export, s", "full cache, besides export, s"]]
@@ -284,6 +302,7 @@ CPU_TABLES = (
     chained_networks,
     chain_limits,
     half_networks,
+    first_day,
     compile_times,
     onnx_cases,
     simulated_misses,
