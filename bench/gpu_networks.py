@@ -1,6 +1,7 @@
 """Zoo networks on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs, in one process.
 
     python -m bench.gpu_networks resnet18 resnet50 --against eager,eager_cl,inductor
+    python -m bench.gpu_networks mobilenet_v2 --against none,registers,vendor,eager_cl --batch 64      what is fused (`bench.fusion`)
 
 Every contender computes in float32 (TF32 off, cuDNN in benchmark mode), is checked against PyTorch in float64 before it is timed, and is left out
 with the reason if it fails or is wrong. Before each timed call a buffer larger than the L2 cache is overwritten, so that weights and inputs come from
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 
 import tilewright
 from bench.common import Contender, Outcome, Run, Unavailable, compare, write_results
-from bench.cpu_networks import OURS, cell, speed_up
+from bench.cpu_networks import OURS, VENDOR, cell, speed_up, with_libraries
+from bench.fusion import WAYS, fusing
 from tilewright import zoo
 
 FLUSHED_BYTES = 256 << 20
@@ -75,8 +77,17 @@ def ours(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     return executable
 
 
+def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """Our own kernels where only so much is fused."""
+    with fusing(way):
+        return ours(module, inputs)
+
+
 CONTENDERS = {
     OURS: Contender(OURS, ours),
+    "none": Contender("none", partial(fused, "none")),
+    "registers": Contender("registers", partial(fused, "registers")),
+    VENDOR: with_libraries(),
     "eager": Contender("eager", eager),
     "eager_cl": Contender("eager_cl", eager_channels_last),
     "inductor": Contender("inductor", inductor),
@@ -129,9 +140,9 @@ def main() -> None:
         torch.cuda.empty_cache()
     table = Table("network", *options.against, "best peer / ours", title=f"{torch.cuda.get_device_name()}, fp32, batch {options.batch}")
     for network in dict.fromkeys(outcome.network for outcome in results):
-        row = [outcome for outcome in results if outcome.network == network]
-        by_name = {outcome.contender: outcome for outcome in row}
-        table.add_row(network, *(cell(by_name[name]) for name in options.against), speed_up(row))
+        by_name = {outcome.contender: outcome for outcome in results if outcome.network == network}
+        peers = [outcome for name, outcome in by_name.items() if name not in WAYS]
+        table.add_row(network, *(cell(by_name[name]) for name in options.against), speed_up(peers))
     console.print(table)
 
 
