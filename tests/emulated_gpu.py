@@ -47,7 +47,7 @@ class EmulatedDriver:
         self._graphs[len(self._graphs) + 1] = []
         return len(self._graphs)
 
-    def add_kernel_node(self, graph: int, before: Sequence[int], params: KernelNodeParams) -> int:
+    def add_kernel_node(self, graph: int, before: Sequence[int], params: KernelNodeParams, cooperative: bool = False) -> int:
         assert list(before) == ([len(self._graphs[graph])] if self._graphs[graph] else [])
         self._graphs[graph].append(params)
         return len(self._graphs[graph])
@@ -65,7 +65,7 @@ class EmulatedDriver:
     def destroy_graph(self, graph: int) -> None:
         pass
 
-    def launch_kernel(self, params: KernelNodeParams, stream: int) -> None:
+    def launch_kernel(self, params: KernelNodeParams, stream: int, cooperative: bool = False) -> None:
         self.launches += 1
         kernel = self.kernels[params.func - 1]
         assert kernel.launch is not None

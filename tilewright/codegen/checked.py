@@ -1,6 +1,7 @@
 """Kernel IR as C with a check on every access: the code that the interpreter compiles and runs.
 
-Blocks run one after another; those of a cluster run in lockstep (a barrier of one of them then counts for all). A block's body is split at its
+Blocks run one after another; those of a cluster, and all of a grid with barriers of its own, run in lockstep (a barrier of one of them then counts
+for all; accesses of one element by two blocks of a grid race unless a barrier of the grid is between them). A block's body is split at its
 barriers: each piece runs for one thread after another, and the state that a thread keeps across a barrier (variables, register buffers) is stored in
 arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp around its instructions, one warp after another: an
 instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`) runs in Python.
@@ -38,7 +39,7 @@ from tilewright.ir.kernel import (
     written_by,
 )
 
-_SHADOW_BYTES = 40  # sizeof(tw_shadow)
+_SHADOW_BYTES = 48  # sizeof(tw_shadow)
 
 
 class CheckedPrinter(CPrinter):
@@ -49,7 +50,9 @@ class CheckedPrinter(CPrinter):
         super().__init__()
         self.name = kernel.name
         self.is_gpu = self.keeps_subnormal = kernel.is_gpu
-        self.cluster = kernel.cluster
+        # blocks in lockstep
+        self.cluster = kernel.launch.grid[0] if kernel.launch and kernel.cooperative else kernel.cluster
+        self.cooperative = kernel.cooperative
         self.block_threads = prod(kernel.launch.block) if kernel.launch else 1
         self.threads = self.block_threads * self.cluster
         self.buffers: list[Buffer] = []
@@ -200,7 +203,7 @@ class CheckedPrinter(CPrinter):
             return 1
         if not self.is_gpu:
             raise ValueError(f"{self.name} is a kernel for a CPU, which has no {scope}s")
-        if scope in ("block", "cluster"):
+        if scope in ("block", "cluster", "grid"):
             return self.threads
         if self.block_threads % LANES[scope]:
             raise ValueError(f"{self.name} has blocks of {self.block_threads} threads, which are no whole {scope}s")
@@ -216,6 +219,12 @@ class CheckedPrinter(CPrinter):
         lanes = self.width(intrinsic.scope)
         if intrinsic.order == "barrier":
             self.line("++s->epoch;")
+            if intrinsic.scope == "grid":
+                ((_, counter),) = root.places
+                (arrivals,) = root.values.values()
+                self.prepare(counter.offset, arrivals)
+                where = f"{self.buffer(counter.buffer)[0]}, {self.text(counter.offset)}"
+                self.line(f"tw_meet(s, {where}, {self.cluster}, {self.text(arrivals)});")
             return
         if intrinsic.order == "commit":
             self.line("++s->groups[s->thread];")
@@ -485,6 +494,8 @@ class CheckedPrinter(CPrinter):
                 if axis == "x" and self.cluster > 1:
                     self.line(f"for (int64_t cluster_first = 0; cluster_first < {extent}; cluster_first += {self.cluster})")
                     self.thread_indices.append(f"const int64_t rank = thread / {self.block_threads}, {name} = cluster_first + rank;")
+                    if self.cooperative:
+                        self.thread_indices.append("s->block = rank;")
                 else:
                     self.line(f"for (int64_t {name} = 0; {name} < {extent}; ++{name})")
             below = 1

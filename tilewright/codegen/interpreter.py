@@ -6,10 +6,11 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - reads of the target of an asynchronous copy before the copy was awaited, and races with its arrival;
 - reads of shared and register elements, and of elements of output buffers, that were not written before;
 - races: two threads of a block access the same element of shared or global memory between two barriers, or two blocks the same element of global
-  memory, or (in CPU kernels) two iterations of a parallel loop the same element, and one of them writes; atomic additions race with everything but
-  one another;
+  memory without a barrier of the grid between, or (in CPU kernels) two iterations of a parallel loop the same element, and one of them writes; atomic
+  additions race with everything but one another;
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach a different number of times, and warp instructions that some lanes do not reach;
+- barriers of a grid whose counter is not the number of arrivals that is awaited;
 - stores to parameters that are not writable.
 
 Indices out of range for which a kernel checks are not its faults: they are stored to its parameter FAULTS, as on the real machine.
@@ -204,6 +205,8 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
 def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) -> str:
     kind, number, offset, lanes, block, thread, other, writes = fault
     who = _who(kernel, block, thread)
+    if _KINDS[kind] == "barrier divergence" and number < 0 and kernel.cooperative and lanes == kernel.launch.grid[0]:  # type: ignore[union-attr]
+        return f"{kernel.name}: barrier divergence: the counter of the grid's barriers is {offset} where {other} arrivals are awaited"
     if _KINDS[kind] == "barrier divergence":
         first, meeting = ("thread 0", "a barrier") if lanes == _threads(kernel) else ("the first of its group", f"what {lanes} threads do together")
         return f"{kernel.name}: barrier divergence: {who} decides for {offset}, {first} for {other}, on the way to {meeting}"

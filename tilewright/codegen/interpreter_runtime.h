@@ -11,13 +11,14 @@ typedef struct {
     int64_t kind, buffer, offset, lanes, block, thread, other, writes;
 } tw_fault;
 
-/* The last epoch (time between two barriers) in which an element was written and read, by which threads, and by which blocks in this launch. */
+/* The last epoch (time between two barriers) in which an element was written and read, by which threads, and by which blocks since the last barrier
+   of the grid, which began the phase. */
 typedef struct {
     int64_t written, read;
     int32_t writer, reader;
-    int64_t writing_block, reading_block;
+    int64_t writing_block, reading_block, phase;
 } tw_shadow;
-_Static_assert(sizeof(tw_shadow) == 40, "interpreter.py reserves 40 bytes");
+_Static_assert(sizeof(tw_shadow) == 48, "checked.py reserves 48 bytes");
 
 typedef struct {
     char *data;
@@ -36,10 +37,10 @@ typedef struct {
 
 typedef struct {
     tw_fault *faults;
-    int64_t count, block, thread, epoch;
+    int64_t count, block, thread, epoch, phase;
     tw_pending *copies;
     int64_t copying, capacity;
-    int64_t groups[16384]; /* per thread: number of committed groups of copies */
+    int64_t groups[262144]; /* per thread: number of committed groups of copies */
     char scratch[1024];   /* target of accesses out of bounds */
 } tw_state;
 
@@ -70,8 +71,17 @@ static int tw_foreign(const tw_state *s, int64_t writer) {
     return writer != TW_NOBODY && writer != s->block && writer != TW_ATOMIC_BLOCK - s->block;
 }
 
+static tw_shadow *tw_shadow_of(const tw_state *s, const tw_buffer *b, int64_t offset) {
+    tw_shadow *const e = b->shadow + offset;
+    if (e->phase != s->phase) {
+        e->writing_block = e->reading_block = TW_NOBODY;
+        e->phase = s->phase;
+    }
+    return e;
+}
+
 static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
-    tw_shadow *e = b->shadow + offset;
+    tw_shadow *e = tw_shadow_of(s, b, offset);
     const int32_t me = (int32_t)s->thread;
     if (e->written == s->epoch && e->writer != me)
         tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 0);
@@ -91,7 +101,7 @@ static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
 }
 
 static void tw_check_write(tw_state *s, const tw_buffer *b, int64_t offset) {
-    tw_shadow *e = b->shadow + offset;
+    tw_shadow *e = tw_shadow_of(s, b, offset);
     const int32_t me = (int32_t)s->thread;
     if (e->written == s->epoch && e->writer != me)
         tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 1);
@@ -145,7 +155,7 @@ static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
 
 /* Atomic additions by several threads or blocks do not race with one another, but with every other access to the element. */
 static void tw_check_atomic(tw_state *s, const tw_buffer *b, int64_t offset) {
-    tw_shadow *e = b->shadow + offset;
+    tw_shadow *e = tw_shadow_of(s, b, offset);
     const int32_t me = (int32_t)s->thread;
     if (e->written == s->epoch && e->writer != me && e->writer != TW_ATOMIC)
         tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 1);
@@ -178,6 +188,16 @@ static void *tw_atomic(tw_state *s, const tw_buffer *b, int64_t offset, int64_t 
             tw_check_atomic(s, b, offset + i);
     }
     return b->data + offset * b->bytes;
+}
+
+/* A barrier of the grid: every block has added 1 to the counter, which must then be the number of arrivals that it waits for. */
+static void tw_meet(tw_state *s, const tw_buffer *counter, int64_t offset, int64_t blocks, int64_t arrivals) {
+    s->thread = 0;
+    int32_t *const place = tw_atomic(s, counter, offset, 1);
+    *place += (int32_t)blocks;
+    if (*place != arrivals)
+        tw_report(s, TW_DIVERGENCE, -1, *place, blocks, arrivals, 0);
+    ++s->phase;
 }
 
 /* The target of a copy that starts here: the value is stored at once, but counts as unwritten until the copy is awaited. */
@@ -226,7 +246,7 @@ static void tw_left(tw_state *s, const tw_buffer *b) {
 static tw_shadow *tw_cleared(void *place, int64_t size) {
     tw_shadow *all = place;
     for (int64_t i = 0; i < size; ++i)
-        all[i] = (tw_shadow){-1, -1, TW_NOBODY, TW_NOBODY, TW_NOBODY, TW_NOBODY};
+        all[i] = (tw_shadow){-1, -1, TW_NOBODY, TW_NOBODY, TW_NOBODY, TW_NOBODY, 0};
     return all;
 }
 

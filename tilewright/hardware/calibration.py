@@ -185,6 +185,17 @@ class GpuChains:
 
 
 @dataclass(frozen=True)
+class GpuRecurrence:
+    """Constants of `kernels.gpu.recurrence`. barrier_seconds: from the last block's arrival at a barrier of the grid to what follows it."""
+
+    barrier_seconds: float
+
+
+ASSUMED_RECURRENCE = GpuRecurrence(1.2e-6)
+"""Assumed for GPUs on which it was not measured: a fence, an atomic addition in level 2, and on average one and a half reads of the counter."""
+
+
+@dataclass(frozen=True)
 class MeasuredGpu:
     """A calibration of a GPU (`hardware/measured_order.py`)."""
 
@@ -324,6 +335,13 @@ def gpu_chains(machine: Machine) -> GpuChains | None:
     """The constants for chains on a GPU, which only its own file can hold (part "chains"); None if they were not measured on it."""
     values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get("chains")
     return None if values is None else GpuChains(**values)
+
+
+def gpu_recurrence(machine: Machine) -> GpuRecurrence | None:
+    """The constants for recurrent layers in one kernel of a GPU, which only its own file can hold (part "recurrent"); None if they were not measured
+    on it."""
+    values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get("recurrent")
+    return None if values is None else GpuRecurrence(**values)
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,7 @@ Meaning: TypeAlias = Callable[..., Array]
 bfloat16 is represented by its bits, as uint16."""
 
 LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "warpgroup": 128})
-"""Threads that perform an instruction together, by scope. The other scopes, "block" and "cluster", are only for barriers."""
+"""Threads that perform an instruction together, by scope. The other scopes, "block", "cluster" and "grid", are only for barriers."""
 
 STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin", "address"})
@@ -102,11 +102,11 @@ class Text:
 class Intrinsic:
     """An instruction. Two instructions of the same name are equal.
 
-    `scope`: the threads that perform it together, without divergence: "thread", "warp", "warpgroup", "block" or "cluster". `meaning`: None if no
-    operand is written. `key`: its name in the tables of latency and throughput. `requires`: machine features that it needs, as names of `Machine.isa`
-    ("amx_tile") or the lowest architecture of a GPU ("sm_80"). `order`: its effect on the order of other instructions, "commit" (the thread's writes
-    begun since the last commit form a group, which may be empty), "await" (until at most the youngest n groups are incomplete, where n is its first
-    operand) or "barrier" (all threads of the scope meet).
+    `scope`: the threads that perform it together, without divergence: "thread", "warp", "warpgroup", "block", "cluster" or "grid". `meaning`: None if
+    no operand is written. `key`: its name in the tables of latency and throughput. `requires`: machine features that it needs, as names of
+    `Machine.isa` ("amx_tile") or the lowest architecture of a GPU ("sm_80"). `order`: its effect on the order of other instructions, "commit" (the
+    thread's writes begun since the last commit form a group, which may be empty), "await" (until at most the youngest n groups are incomplete, where
+    n is its first operand) or "barrier" (all threads of the scope meet).
     """
 
     name: str

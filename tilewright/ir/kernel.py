@@ -201,6 +201,11 @@ class Kernel:
     def is_gpu(self) -> bool:
         return self.launch is not None
 
+    @property
+    def cooperative(self) -> bool:
+        """Whether all blocks have to be resident at once, because they meet at barriers."""
+        return any(isinstance(statement, Invoke) and statement.intrinsic.scope == "grid" for statement in statements(self.body))
+
 
 def thread_variable(launch: Launch, axis: str = "x") -> Var:
     return Var(f"thread_{axis}", launch.block["xyz".index(axis)])

@@ -11,7 +11,7 @@ from tilewright.codegen.describe import prediction
 from tilewright.errors import contained
 from tilewright.graph.index_checks import IndexChecks
 from tilewright.graph.table import OPERATORS, STRUCTURAL
-from tilewright.hardware.calibration import gpu_chains
+from tilewright.hardware.calibration import gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
@@ -86,6 +86,8 @@ class _Context:
     stages: Stages = field(default_factory=Stages)
     lowered: dict[object, Lowered] = field(default_factory=dict)
     """Lowered canonical problems: networks repeat layers."""
+    persistent: bool = True
+    """Whether all steps of a recurrent layer may be one kernel."""
 
     @cached_property
     def judge(self) -> Judge | TileJudge:
@@ -106,6 +108,7 @@ def plan_program(
     chains: bool | None = None,
     recorded: Recorded = lambda problem, machine, threads: None,
     stages: Stages | None = None,
+    persistent: bool | None = None,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -113,7 +116,8 @@ def plan_program(
     where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
     `chains`: whether successive regions may become one kernel (`partition.chains`); by default where the models know what that takes: on CPUs, and on
     GPUs with measured constants (`hardware.calibration.gpu_chains`). `recorded`: what was measured of those on CPUs, which decides about them if
-    their regions were measured too. `stages`: learns what took how long.
+    their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by
+    default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`).
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -128,7 +132,9 @@ def plan_program(
         graph = merged.graph
         fused = partial(_laid_out, graph, machine, threads, precision, numerics)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
-        context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages)
+        if persistent is None:
+            persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
+        context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent)
         search = tuple(merged.decisions.values())
         if chains is None:
             chains = not machine.is_gpu or gpu_chains(machine) is not None
@@ -289,6 +295,8 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
     apart = _Unfolded(unfold(node, context.graph, lay_out(body, judge, in_place=False), read), context)
     repeated = apart.repeated(region)
     try:
+        if not context.persistent:
+            raise Unsuitable(f"a barrier of all blocks was not measured on {context.machine.name}")
         together = _Unfolded(unfold(node, context.graph, whole_body(body), read), context)
         if len(together.loop.body) > 1:
             raise Unsuitable("its body copies what it passes through")

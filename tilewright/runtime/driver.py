@@ -17,6 +17,8 @@ MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 EVENT_DISABLE_TIMING = 2
 """CU_EVENT_DISABLE_TIMING."""
+LAUNCH_COOPERATIVE = 2
+"""CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
 
 
 class KernelNodeParams(ctypes.Structure):
@@ -38,6 +40,12 @@ class KernelNodeParams(ctypes.Structure):
     ]
 
 
+class LaunchAttributeValue(ctypes.Union):
+    """CUlaunchAttributeValue."""
+
+    _fields_ = [("pad", ctypes.c_char * 64), ("cooperative", c_int)]
+
+
 PROTOTYPES: dict[str, list[Any]] = {
     "cuInit": [c_uint],
     "cuDriverGetVersion": [POINTER(c_int)],
@@ -53,11 +61,13 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuGraphCreate": [POINTER(c_void_p), c_uint],
     "cuGraphDestroy": [c_void_p],
     "cuGraphAddKernelNode_v2": [POINTER(c_void_p), c_void_p, POINTER(c_void_p), c_size_t, POINTER(KernelNodeParams)],
+    "cuGraphKernelNodeSetAttribute": [c_void_p, c_int, POINTER(LaunchAttributeValue)],
     "cuGraphInstantiateWithFlags": [POINTER(c_void_p), c_void_p, c_ulonglong],
     "cuGraphExecDestroy": [c_void_p],
     "cuGraphExecKernelNodeSetParams_v2": [c_void_p, c_void_p, POINTER(KernelNodeParams)],
     "cuGraphLaunch": [c_void_p, c_void_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+    "cuLaunchCooperativeKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p)],
     "cuMemcpyDtoDAsync_v2": [c_ulonglong, c_ulonglong, c_size_t, c_void_p],
     "cuEventCreate": [POINTER(c_void_p), c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
@@ -154,9 +164,13 @@ class Driver:
     def destroy_graph(self, graph: int) -> None:
         self("cuGraphDestroy", graph)
 
-    def add_kernel_node(self, graph: int, dependencies: Sequence[int], params: KernelNodeParams) -> int:
+    def add_kernel_node(self, graph: int, dependencies: Sequence[int], params: KernelNodeParams, cooperative: bool = False) -> int:
+        """A node that launches the kernel; if it is cooperative, with all its blocks resident at once."""
         nodes = (c_void_p * len(dependencies))(*dependencies) if dependencies else None
-        return self._handle("cuGraphAddKernelNode_v2", graph, nodes, len(dependencies), byref(params))
+        handle = self._handle("cuGraphAddKernelNode_v2", graph, nodes, len(dependencies), byref(params))
+        if cooperative:
+            self("cuGraphKernelNodeSetAttribute", handle, LAUNCH_COOPERATIVE, byref(LaunchAttributeValue(cooperative=1)))
+        return handle
 
     def instantiate(self, graph: int) -> int:
         return self._handle("cuGraphInstantiateWithFlags", graph, 0)
@@ -167,12 +181,16 @@ class Driver:
     def launch(self, executable: int, stream: int) -> None:
         self("cuGraphLaunch", executable, stream)
 
-    def launch_kernel(self, params: KernelNodeParams, stream: int) -> None:
+    def launch_kernel(self, params: KernelNodeParams, stream: int, cooperative: bool = False) -> None:
         """Launches one kernel with the parameters of a graph node."""
-        self(
-            "cuLaunchKernel", params.func, params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY,
-            params.blockDimZ, params.sharedMemBytes, stream, params.kernelParams, None,
+        launch = (
+            params.func, params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY,
+            params.blockDimZ, params.sharedMemBytes, stream, params.kernelParams,
         )  # fmt: skip
+        if cooperative:
+            self("cuLaunchCooperativeKernel", *launch)
+        else:
+            self("cuLaunchKernel", *launch, None)
 
     def copy(self, target: int, source: int, count: int, stream: int) -> None:
         """Copies bytes from device memory to device memory, in stream order."""

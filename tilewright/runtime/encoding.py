@@ -325,6 +325,7 @@ def _decode_kernel(data: Field) -> LoadableKernel:
         data["extents"].integers(0, 8 * MOST_ELEMENTS),
         data["steps"].integer(1, MOST_REPEATS),
         data["requires"].names(),
+        data["cooperative"].flag(),
     )
 
 

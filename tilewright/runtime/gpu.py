@@ -36,6 +36,8 @@ STAGED_FROM = 16
 """A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
 EDGES_UP_TO = 4096
 """Segments with more nodes are ordered as a chain."""
+COOPERATION = Extent("processors", 0, 1)
+"""What each kernel whose blocks must all be resident counts as writing: of two at once each could hold processors that the other waits for."""
 IDLE_CYCLES = 40_000
 """How long a GPU idles per region before timed kernels: at 2 GHz 20 us, which is more than a launch and an event take on the host."""
 
@@ -166,6 +168,7 @@ class _Node:
     block: ParameterBlock
     pointer: Any
     """Pointer to `params`, for the driver."""
+    cooperative: bool
 
 
 class _Segment:
@@ -196,8 +199,8 @@ class _Segment:
                     touched.add(slot)
             block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes)
             params = node_params(engine.library.functions[call.kernel], kernel, block)
-            handle = driver.add_kernel_node(graph, [nodes[i].handle for i in before], params)
-            node = _Node(handle, params, block, ctypes.byref(params))
+            handle = driver.add_kernel_node(graph, [nodes[i].handle for i in before], params, kernel.cooperative)
+            node = _Node(handle, params, block, ctypes.byref(params), kernel.cooperative)
             nodes.append(node)
             for slot in touched:
                 self.touching.setdefault(slot, []).append(node)
@@ -213,10 +216,11 @@ class _Segment:
         program, extent = engine.buffers.program, engine.buffers.extent
         accesses = []
         for call in calls:
-            writes = program.kernels[call.kernel].writes
-            pairs = list(zip(call.arguments, writes, strict=True))
+            kernel = program.kernels[call.kernel]
+            pairs = list(zip(call.arguments, kernel.writes, strict=True))
+            alone = [COOPERATION] if kernel.cooperative else []
             # a kernel may also read a buffer that it writes
-            accesses.append(([extent(name) for name, _ in pairs], [extent(name) for name, write in pairs if write]))
+            accesses.append(([extent(name) for name, _ in pairs], [*alone, *(extent(name) for name, write in pairs if write)]))
         return dependencies(accesses)
 
 
@@ -327,7 +331,7 @@ class GpuEngine:
             self._graphs.append((segment.graph, segment.executable))
         if self._capturing:
             for node in segment.nodes:
-                self._driver.launch_kernel(node.params, self._stream)
+                self._driver.launch_kernel(node.params, self._stream, node.cooperative)
             return
         if segment.seen != self._pointers:
             self._update(segment)

@@ -30,7 +30,7 @@ class LoadableKernel:
     the kernel may access, for any `scalars` below `steps`. `requires`: machine features that its instructions need (`ir.intrinsic`), sorted.
 
     `grid`, `block`, `shared_bytes` (dynamic shared memory per block) and `scalar_bytes` (size of each of the `scalars` that follow the buffers) are
-    for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers.
+    for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers. `cooperative`: all blocks must be resident at once.
     """
 
     name: str
@@ -43,6 +43,7 @@ class LoadableKernel:
     extents: tuple[int, ...] = ()
     steps: int = 1
     requires: tuple[str, ...] = ()
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         return touched
     launch = kernel.launch
     shared, scalar = dynamic_shared_bytes(kernel), size_of(index_dtype(kernel))
-    return replace(touched, grid=launch.grid, block=launch.block, shared_bytes=shared, scalar_bytes=scalar)
+    return replace(
+        touched, grid=launch.grid, block=launch.block, shared_bytes=shared, scalar_bytes=scalar, cooperative=kernel.cooperative
+    )
 
 
 def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
@@ -154,7 +157,8 @@ def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     touched = "".join(f"_{'w' if write else 'r'}{extent}" for write, extent in zip(kernel.writes, kernel.extents, strict=True))
     scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
     shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
-    launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape))
+    together = "_together" if kernel.cooperative else ""
+    launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape)) + together
     digest = hashlib.sha256(" ".join(machine.isa).encode()).hexdigest()[:16]
     needs = "" if machine.is_gpu else "_".join((f"_isa{digest}", *kernel.requires))
     return f"{kernel.name}{touched}{scalars}{launch}{needs}"

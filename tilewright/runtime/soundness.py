@@ -260,10 +260,12 @@ def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
             raise ValueError(f"kernel {kernel.name} requires {feature}, which {machine.name} does not have")
     block = prod(kernel.block)
     if not machine.is_gpu:
-        if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0):
+        if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0) or kernel.cooperative:
             raise ValueError(f"kernel {kernel.name} is for a CPU, and has a grid")
     elif block > machine.threads_per_block or kernel.shared_bytes > machine.shared_bytes_per_block:
         raise ValueError(f"kernel {kernel.name} asks for {block} threads and {kernel.shared_bytes} B of shared memory, more than {machine.name} has")
+    elif kernel.cooperative and prod(kernel.grid) > machine.processors:
+        raise ValueError(f"kernel {kernel.name} asks for {prod(kernel.grid)} blocks at once, and {machine.name} has {machine.processors} processors")
 
 
 def _check_places(program: LoadableProgram) -> None:

@@ -1,12 +1,18 @@
-"""Barriers of the threads of a block (PTX: bar.sync) or of a cluster of blocks (PTX: barrier.cluster, compute capability 9.0).
+"""Barriers of the threads of a block (PTX: bar.sync), of a cluster of blocks (PTX: barrier.cluster, compute capability 9.0) or of a grid whose
+blocks are all resident (PTX: red.release and ld.acquire on a counter in memory).
 
 Every thread of the scope reaches a barrier the same number of times.
 """
 
 from __future__ import annotations
 
-from tilewright.ir.intrinsic import Intrinsic, Text
-from tilewright.ir.kernel import Invoke
+from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.expr import Expr
+from tilewright.ir.intrinsic import Intrinsic, Operand, Text, moved
+from tilewright.ir.kernel import Invoke, Place
+
+COUNTER = "i32"
+"""Type of the counter of a grid's barriers."""
 
 _BLOCK = Intrinsic("block barrier", "block", text={"CUDA": Text("__syncthreads();")}, key="bar.sync", order="barrier")
 _CLUSTER = Intrinsic(
@@ -18,6 +24,49 @@ _CLUSTER = Intrinsic(
     order="barrier",
 )
 
+_GRID = Intrinsic(
+    "grid barrier",
+    "grid",
+    (Operand("counter", "global", "update", COUNTER), Operand("arrivals", "value", dtype="i64")),
+    lambda counter: counter + 1,
+    {
+        "CUDA": Text(
+            "tw_grid_barrier({counter}, {arrivals});",
+            "tw_grid_barrier",
+            """static __device__ __forceinline__ void tw_grid_barrier(int *counter, int arrivals) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int arrived;
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" :: "l"(__cvta_generic_to_global(counter)) : "memory");
+        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(__cvta_generic_to_global(counter)) : "memory");
+        while (arrived < arrivals);
+    }
+    __syncthreads();
+}""",
+        )
+    },
+    "barrier.grid",
+    ("sm_70",),
+    "barrier",
+)
+_SHARED_LOAD = Intrinsic(
+    "load of what other blocks stored",
+    "thread",
+    (Operand("target", "fragment", "write", FLOAT32, (1,)), Operand("source", "global", "read", FLOAT32, (1,))),
+    moved,
+    {
+        "CUDA": Text(
+            "tw_load_relaxed({target}, {source});",
+            "tw_load_relaxed",
+            """static __device__ __forceinline__ void tw_load_relaxed(float *target, const float *source) {
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(*target) : "l"(__cvta_generic_to_global(source)) : "memory");
+}""",
+        )
+    },
+    "ld.relaxed",
+    ("sm_70",),
+)
+
 
 def block_barrier() -> Invoke:
     """Barrier of all threads of a block."""
@@ -27,3 +76,14 @@ def block_barrier() -> Invoke:
 def cluster_barrier() -> Invoke:
     """Barrier of all threads of a cluster's blocks. A block must not end while others read its part of a "cluster" buffer."""
     return Invoke(_CLUSTER)
+
+
+def grid_barrier(counter: Place, arrivals: Expr) -> Invoke:
+    """Barrier of all threads of a grid, which is one-dimensional and whose blocks are all resident. Each block adds 1 to the counter, and waits until
+    it is `arrivals`: the number of blocks times that of barriers so far, this one included. The counter is 0 before the launch."""
+    return Invoke(_GRID, (counter, arrivals))
+
+
+def shared_load(target: Place, source: Place) -> Invoke:
+    """Loads a float that other blocks may have stored before a grid barrier, past the level-1 cache and in the order of the barriers."""
+    return Invoke(_SHARED_LOAD, (target, source))

@@ -7,6 +7,7 @@ from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.map.schema import MAP
+from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.row_reduction.schema import ROW_REDUCTION
 from tilewright.kernels.gpu.scan.schema import SCAN
 from tilewright.kernels.gpu.window.schema import WINDOW
@@ -15,5 +16,5 @@ from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED, ATTENTION)
+SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED, ATTENTION, RECURRENCE)
 LIBRARY = library(("convolution", "matmul"), (MAP, ROW_REDUCTION))

@@ -1,0 +1,231 @@
+"""Recurrent layers in one kernel of a GPU: against PyTorch in float64 under any schedule, in the interpreter; and barriers of a grid."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.runtime_programs import ProgramBuilder
+from tests.test_gpu_runtime import FakeStream, fake_engine
+from tests.test_gpu_runtime import stream as stream
+from tests.test_recurrence import KINDS, interpreted, layers, loops, planned, reasons
+from tilewright.codegen.cuda import shared_bytes
+from tilewright.codegen.interpreter import run
+from tilewright.codegen.intrinsics.barriers import COUNTER, grid_barrier
+from tilewright.compile import source_files
+from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import ZERO, Const, Load, Var, index_const
+from tilewright.ir.kernel import Block, Buffer, For, If, Invoke, Kernel, Launch, Place, Statement, Store, block_variable, statements
+from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
+from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
+from tilewright.partition.plan import Chooser
+from tilewright.runtime.driver import LAUNCH_COOPERATIVE
+from tilewright.runtime.loadable import LoadableProgram, loadable, loadable_kernel
+from tilewright.selection.choice import choose, rank
+from tilewright.selection.ranking import Choice
+from tilewright.toolchain.binary import Binary
+from tilewright.toolchain.build import compile_kernels
+
+H200 = machine("h200")
+FEW = replace(H200, processors=4)
+"""So few that blocks own several units, and the interpreter has few blocks."""
+
+
+def drawn(seed: int, keep: Callable[[Any], bool] = lambda schedule: True) -> Chooser:
+    """Each loop takes a random candidate of its space, whatever the models prefer."""
+
+    def chosen(problem: Problem, target: Machine, threads: int) -> Choice:
+        if problem.region.kind != "loop":
+            return choose(problem, target, threads)
+        found = [choice for choice in rank(problem, target, threads) if keep(choice.schedule)]
+        return replace(found[seed % len(found)], seconds=0.0)
+
+    return chosen
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(layer=layers(hidden=(3, 4, 16, 19, 40)), target=st.sampled_from([FEW, H200]), seed=st.integers(0, 10_000))
+def test_any_schedule_without_races(layer: Any, target: Machine, seed: int) -> None:
+    module, x = layer
+    program = interpreted(module, x, target, 1, drawn(seed), persistent=True)
+    assert all("in one kernel" in lowered.schedule and lowered.repeat == 1 for lowered in loops(program)) and loops(program)
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_weights_in_registers_or_shared_memory(shared: int) -> None:
+    torch.manual_seed(3)
+    wide = drawn(0, lambda schedule: schedule.shared == shared and schedule.threads == 64 and schedule.units > 2)
+    program = interpreted(nn.LSTM(5, 33), torch.randn(4, 2, 5), replace(H200, processors=9), 1, wide, persistent=True)
+    (lowered,) = loops(program)
+    assert ("shared memory" in lowered.schedule) == bool(shared) and lowered.kernels[-1].cooperative
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_models_choose_one_kernel(kind: str) -> None:
+    """Of usual sizes, with the predictions for both ways as the reason; and all blocks are resident."""
+    for hidden, batch in ((128, 1), (512, 1), (512, 4)):
+        program = planned(KINDS[kind](hidden, hidden), torch.randn(20, batch, hidden), H200, 1, persistent=True)
+        (lowered,) = loops(program)
+        assert "for all steps in one kernel" in reasons(program) and lowered.repeat == 1 and len(lowered.calls) == 2
+        launch = lowered.kernels[-1].launch
+        assert launch is not None and launch.grid[0] <= H200.processors
+
+
+def test_shared_memory_is_as_counted() -> None:
+    problems: list[Problem] = []
+
+    def seen(problem: Problem, target: Machine, threads: int) -> Choice:
+        problems.extend([problem] * (problem.region.kind == "loop"))
+        return choose(problem, target, threads)
+
+    planned(nn.GRU(8, 24), torch.randn(3, 5, 8), FEW, 1, seen, persistent=True)
+    problem = problems[-1]
+    form = RECURRENCE.match(problem, FEW)
+    candidates, _ = RECURRENCE.space(form.facts, FEW, None)  # type: ignore[arg-type]
+    counted = shared_bytes_of(form.facts, candidates, 32)
+    for position in range(0, len(counted), 7):
+        schedule = RECURRENCE.schedule_of({name: int(column[position]) for name, column in candidates.items()}, FEW)
+        kernel = RECURRENCE.lower(problem, form, schedule, FEW).kernels[-1]
+        assert shared_bytes(kernel) - 16 * 3 < counted[position] <= shared_bytes(kernel), schedule
+
+
+def test_one_block_needs_no_barrier_of_the_grid() -> None:
+    program = interpreted(nn.RNN(4, 6), torch.randn(4, 1, 4), replace(H200, processors=1), 1, drawn(0), persistent=True)
+    (lowered,) = loops(program)
+    assert len(lowered.kernels) == 1 and not lowered.kernels[0].cooperative
+
+
+def test_weights_that_do_not_fit() -> None:
+    program = planned(nn.LSTM(16, 2048), torch.randn(3, 1, 16), H200, 1, persistent=True)
+    assert "kernels for each step: no schedule is feasible" in reasons(program) and "registers exceed a thread's" in reasons(program)
+
+
+@pytest.mark.parametrize("target", ["h200", "a100"])
+@pytest.mark.parametrize("module", [nn.LSTM(256, 256), nn.LSTM(1024, 1024), nn.GRU(512, 512)], ids=["LSTM 256", "LSTM 1024", "GRU 512"])
+def test_kernels_compile_without_spills(module: nn.Module, target: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    program = planned(module, torch.randn(64, 1, module.input_size), machine(target), 1, persistent=True)  # type: ignore[arg-type]
+    (lowered,) = loops(program)
+    sources = [source for source in source_files(program, machine(target)) if set(source.entries) & {kernel.name for kernel in lowered.kernels}]
+    for built in compile_kernels(sources, machine(target)):
+        assert isinstance(built, Binary)
+        assert all(found.spill_bytes == 0 and found.stack_bytes == 0 for found in built.resources.values())
+
+
+# --- barriers of a grid ---------------------------------------------------------------------------------------------------
+
+
+def ring(blocks: int, steps: int, meets: bool = True, awaited: int = 0) -> Kernel:
+    """In each step a block reads what the next one stored in the step before."""
+    launch = Launch((blocks, 1, 1), (32, 1, 1))
+    step, own = Var("step", steps), block_variable(launch)
+    other = Load("x", (step * blocks + (own + 1) % blocks,), "f32")
+    body: list[Statement] = [If(Var("thread_x", 32) < 1, Store("x", (step + 1) * blocks + own, other + Const(1.0, "f32")))]
+    if meets:
+        body.append(grid_barrier(Place("counter", ZERO), (step + 1) * (awaited or blocks)))
+    parameters = (Buffer("x", "f32", blocks * (steps + 1), writable=True), Buffer("counter", COUNTER, 1, writable=True))
+    return Kernel("ring", parameters, For(step, index_const(steps), Block(tuple(body))), launch)
+
+
+def told(kernel: Kernel, counter: int = 0, known: bool = True) -> tuple[np.ndarray, tuple[str, ...]]:
+    x, arrivals = np.zeros(kernel.parameters[0].size, np.float32), np.array([counter], np.int32)
+    x[:3] = 1, 2, 3
+    found = run(kernel, [x, arrivals], (), ["x", *(["counter"] if known else [])])
+    return x.reshape(-1, 3), found.faults
+
+
+def test_blocks_meet() -> None:
+    x, faults = told(ring(3, 4))
+    assert not faults
+    np.testing.assert_array_equal(x[4], np.roll([1, 2, 3], -4) + 4)
+
+
+def test_without_a_barrier_blocks_race() -> None:
+    assert any("race between blocks" in fault for fault in told(ring(3, 4, meets=False))[1])
+
+
+def test_a_counter_that_was_not_zero() -> None:
+    (fault,) = told(ring(3, 4), counter=1)[1]
+    assert "the counter of the grid's barriers is 4 where 3 arrivals are awaited" in fault
+    assert any("uninitialised" in fault for fault in told(ring(3, 4), known=False)[1])
+
+
+def test_too_many_arrivals_awaited() -> None:
+    assert "is 3 where 5 arrivals are awaited" in told(ring(3, 4, awaited=5))[1][0]
+
+
+def test_layers_race_without_their_barriers() -> None:
+    program = planned(nn.GRU(4, 12), torch.randn(4, 1, 4), FEW, 1, drawn(5), persistent=True)
+    (lowered,) = loops(program)
+    kernel = lowered.kernels[-1]
+
+    def without(root: Statement) -> Statement:
+        if isinstance(root, Block):
+            return Block(tuple(map(without, root.statements)))
+        if isinstance(root, For):
+            return replace(root, body=without(root.body))
+        if isinstance(root, If) and any(isinstance(s, Invoke) and s.intrinsic.scope == "grid" for s in statements(root)):
+            return Block(())
+        return root
+
+    def faults(kernel: Kernel) -> tuple[str, ...]:
+        arguments = [np.zeros(buffer.size, np.int32 if buffer.dtype == COUNTER else np.float32) for buffer in kernel.parameters]
+        return run(kernel, arguments, (), [buffer.name for buffer in kernel.parameters]).faults
+
+    assert not faults(kernel)
+    assert any("race between blocks" in fault for fault in faults(replace(kernel, body=without(kernel.body))))
+
+
+# --- launches -------------------------------------------------------------------------------------------------------------
+
+
+def together() -> LoadableProgram:
+    """x -> a, b, whose kernels have barriers of the grid, and c, whose kernel has none."""
+    builder = ProgramBuilder({"x": (4,)})
+    for name, operator in (("a", "relu"), ("b", "neg"), ("c", "exp")):
+        builder.kernel(operator, ("x",), name, (4,), "")
+    program = loadable(builder.program(("a", "b", "c")))
+    kernels = {name: replace(kernel, cooperative=number < 2) for number, (name, kernel) in enumerate(program.kernels.items())}
+    return replace(program, kernels=kernels)
+
+
+def test_cooperative_launches(stream: FakeStream) -> None:
+    """Such kernels are launched with all blocks at once, and never two of them side by side, in graphs and while a caller captures."""
+    engine, library = fake_engine(together())
+    engine.bind([0x1000, 0x2000, 0x3000, 0x4000])
+    engine.run(0, 3)
+    engine.finish()
+    attributes = [arguments for name, arguments in library.calls if name == "cuGraphKernelNodeSetAttribute"]
+    first, second, third = library.nodes
+    assert [arguments[0] for arguments in attributes] == [first, second]
+    assert all(arguments[1] == LAUNCH_COOPERATIVE and arguments[2]._obj.cooperative == 1 for arguments in attributes)
+    assert [before for before, _ in library.nodes.values()] == [[], [first], []]
+    stream.capturing = True
+    engine.bind([0x1000, 0x2000, 0x3000, 0x4000])
+    engine.run(0, 3)
+    names = library.names()
+    assert names.count("cuLaunchCooperativeKernel") == 2 and names.count("cuLaunchKernel") == 1
+
+
+def test_the_drivers_structures() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    assert int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE) == LAUNCH_COOPERATIVE
+    from tilewright.runtime.driver import LaunchAttributeValue
+
+    assert ctypes.sizeof(LaunchAttributeValue) == 64 and LaunchAttributeValue.cooperative.offset == 0
+
+
+def test_loadable_kernels_say_that_they_are_cooperative() -> None:
+    assert loadable_kernel(ring(3, 4)).cooperative and not loadable_kernel(ring(3, 4, meets=False)).cooperative

@@ -1,0 +1,19 @@
+"""The schema of loops that are recurrences on a GPU: all steps in one kernel."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.recurrence.estimate import recurrence_counts, recurrence_estimate
+from tilewright.kernels.gpu.recurrence.lower import lower_recurrence, shared_form
+from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule, recurrence_space
+from tilewright.kernels.schema import Schema, matching
+
+RECURRENCE = Schema(
+    name="recurrence",
+    kinds=("loop",),
+    schedule=GpuRecurrenceSchedule,
+    match=matching(shared_form),
+    space=lambda facts, machine, options: recurrence_space(facts, machine),
+    counts=recurrence_counts,
+    estimate=lambda facts, candidates, counts, machine, options: recurrence_estimate(facts, candidates, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_recurrence(problem, form.parts, schedule, machine),
+)
