@@ -41,7 +41,6 @@ from tilewright.compile import build, read, source_files
 from tilewright.frontend.imported import Imported
 from tilewright.graph.passes import simplify
 from tilewright.hardware import identified_machine
-from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Place
@@ -150,7 +149,7 @@ def compile_all(plans: Mapping[str, Plans], machine: Machine) -> list[Binary]:
 
 def check(shapes: Mapping[str, Callable[[], Workload]], target: str, console: Console) -> None:
     """Plans and compiles the layers, and prints both predictions and what the compiler says of the kernels of all steps."""
-    machine = find_machine(target)
+    machine = identified_machine(target)
     plans = {name: Plans.of(made(), machine, torch.device("cpu")) for name, made in shapes.items()}
     resources = {entry: found for binary in compile_all(plans, machine) for entry, found in binary.resources.items()}
     for name, each in plans.items():
