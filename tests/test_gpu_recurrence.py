@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from tests.runtime_programs import ProgramBuilder
 from tests.test_gpu_runtime import FakeStream, fake_engine
