@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,12 +24,15 @@ from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics.barriers import COUNTER, grid_barrier
 from tilewright.compile import source_files
 from tilewright.hardware import machine
+from tilewright.hardware.calibration import GpuRecurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Const, Load, Var, index_const
 from tilewright.ir.kernel import Block, Buffer, For, If, Invoke, Kernel, Launch, Place, Statement, Store, block_variable, statements
 from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.recurrence import estimate
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
-from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
+from tilewright.kernels.gpu.recurrence.space import shared_bytes_of, thread_weights
+from tilewright.kernels.recurrence_form import RecurrenceFacts
 from tilewright.partition.plan import Chooser
 from tilewright.runtime.driver import LAUNCH_COOPERATIVE
 from tilewright.runtime.loadable import LoadableProgram, loadable, loadable_kernel
@@ -98,6 +102,19 @@ def test_shared_memory_is_as_counted() -> None:
         schedule = RECURRENCE.schedule_of({name: int(column[position]) for name, column in candidates.items()}, FEW)
         kernel = RECURRENCE.lower(problem, form, schedule, FEW).kernels[-1]
         assert shared_bytes(kernel) - 16 * 3 < counted[position] <= shared_bytes(kernel), schedule
+
+
+def test_worked_example() -> None:
+    """The cycles of one step that `kernels.gpu.recurrence.estimate` states."""
+    facts = RecurrenceFacts(steps=64, rows=1, units=512, products=((4, 512),), flops=114.0, stream_bytes=16384)
+    candidate = {name: np.array([value]) for name, value in (("units", 4), ("threads", 256), ("rows", 1), ("shared", 0))}
+    assert thread_weights(facts, candidate)[0] == 32
+    with mock.patch.object(estimate, "gpu_recurrence", lambda machine: GpuRecurrence(1.2e-6)):
+        terms = estimate.recurrence_estimate(facts, candidate, estimate.recurrence_counts(facts, candidate, H200), H200).terms
+    cycles = {name: round(float(seconds[0]) / 64 * H200.clock_hz) for name, seconds in terms.items()}
+    assert {name: cycles[name] for name in ("states", "products", "sums", "gates", "barriers")} == {
+        "states": 263 + 93, "products": 64, "sums": 447, "gates": 497, "barriers": 2376,
+    }  # fmt: skip
 
 
 def test_one_block_needs_no_barrier_of_the_grid() -> None:
