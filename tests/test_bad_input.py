@@ -67,7 +67,8 @@ def agree(ours: Any, theirs: Any) -> None:
     assert shape == expected
     for a, b in zip(mine, other, strict=True):
         if isinstance(b, Tensor):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+            relative = {torch.float16: 1e-3, torch.bfloat16: 1e-2}.get(b.dtype, 1e-4)
+            torch.testing.assert_close(a, b, rtol=relative, atol=1e-5, equal_nan=True)
         else:
             assert type(a) is type(b) and a == b
 
@@ -376,8 +377,9 @@ class Layers(nn.Module):
         (nn.LSTM(6, 5, 2, bidirectional=True), (4, 2, 6)),
         (nn.GRU(6, 5), (4, 1, 6)),
         (nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), (2, 5, 16)),
+        (Function(lambda x: ((x.bfloat16() * 1.5).relu(), x.half() + 0.1)), (3, 7)),
     ],
-    ids=["layers", "lstm", "gru", "attention"],
+    ids=["layers", "lstm", "gru", "attention", "16 bits"],
 )
 def test_each_kernel_may_fail_to_compile(module: nn.Module, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = module.eval().requires_grad_(False), torch.randn(shape)

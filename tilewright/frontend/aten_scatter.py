@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import torch
-
-from tilewright.frontend.handlers import Handlers, Unsupported, torch_dtype
+from tilewright.frontend.handlers import Handlers, Unsupported
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, positions
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.operators.definition import broadcast
@@ -33,7 +31,7 @@ def _along(x: Value, axis: int) -> int:
 
 def _number(g: GraphBuilder, value: Any, dtype: str) -> Value:
     """A Python number, or a tensor with one element, as a value without dimensions."""
-    return g.cast(g.reshape(value, ()), dtype) if isinstance(value, Value) else g.constant(torch.full((), value, dtype=torch_dtype(dtype)), "scalar")
+    return g.cast(g.reshape(value, ()), dtype) if isinstance(value, Value) else g.full((), value, dtype)
 
 
 def put(g: GraphBuilder, x: Value, values: Value, indices: Sequence[Value], axes: tuple[int, ...], combiner: str) -> Value:

@@ -13,7 +13,7 @@ import torch
 
 from tilewright.graph import table
 from tilewright.ir.computation import LARGEST_SPACE
-from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, of_torch, within_float32
 from tilewright.ir.graph import Graph, Node, Value
 
 MOST_JOINED = 64
@@ -115,10 +115,13 @@ class GraphBuilder:
         return self.emit(operator, *inputs, **attributes)[0]
 
     def pointwise(self, operator: str, *operands: Operand, dtype: str | None = None) -> Value:
-        """An elementwise operator over values and Python numbers; `dtype` is the type of the computation (default: the first value's)."""
-        scalars = tuple((i, o) for i, o in enumerate(operands) if not isinstance(o, Value))
+        """An elementwise operator over values and Python numbers; `dtype` is the type of the computation (default: the first value's). Numbers beyond
+        float32 are infinite in narrower types too, with which PyTorch computes as float32."""
         values = [o for o in operands if isinstance(o, Value)]
-        attributes: dict[str, Any] = {"dtype": dtype or values[0].dtype}
+        computed = dtype or values[0].dtype
+        rounded = within_float32 if ELEMENT_TYPES[computed].computed or computed == FLOAT32 else lambda number: number
+        scalars = tuple((i, rounded(o)) for i, o in enumerate(operands) if not isinstance(o, Value))
+        attributes: dict[str, Any] = {"dtype": computed}
         if scalars:
             attributes["scalars"] = scalars
         return self.op(operator, *values, **attributes)
@@ -183,6 +186,7 @@ class GraphBuilder:
         return parts[0] if len(parts) == 1 else self.op("concatenate", *parts, axis=axis)
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: str) -> Value:
-        """A small constant (one element) expanded to a shape."""
-        element = torch.full((), value, dtype=getattr(torch, ELEMENT_TYPES[dtype].torch))
+        """A small constant (one element) expanded to a shape; a number beyond a floating-point type is infinite."""
+        kind = getattr(torch, ELEMENT_TYPES[dtype].torch)
+        element = torch.full((), value, dtype=torch.float64 if kind.is_floating_point else kind).to(kind)
         return self.expand(self.constant(element, "scalar"), shape)

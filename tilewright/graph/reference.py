@@ -45,6 +45,11 @@ def to_numpy(value: np.ndarray | torch.Tensor) -> np.ndarray:
     return wide.detach().cpu().resolve_conj().resolve_neg().numpy()
 
 
+def _array_type(dtype: str) -> np.dtype:
+    """The type of arrays that hold values of an element type."""
+    return np.dtype(np.float32 if dtype in NARROW_FLOATS else ELEMENT_TYPES[dtype].numpy)
+
+
 def _rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     """Values of a 16-bit float type are arrays of float32 with numbers of that type."""
     return to_numpy(_tensor(array, dtype)) if dtype in NARROW_FLOATS else array
@@ -137,7 +142,7 @@ def run(computation: Computation, inputs: Mapping[str, np.ndarray], strict: bool
 
 
 def _run_step(step: Step, environment: Mapping[str, np.ndarray], strict: bool) -> tuple[np.ndarray, ...]:
-    dtypes = [np.dtype(ELEMENT_TYPES[d].numpy) for d in step.dtypes]
+    dtypes = [_array_type(d) for d in step.dtypes]
     extents = [axis.extent or 0 for axis in step.axes]
     reduced = [axis.extent or 0 for axis in step.reduction]
     results = [np.zeros(step.shape, d) for d in dtypes]
@@ -190,7 +195,7 @@ def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.nd
     fold = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "any": np.logical_or, "all": np.logical_and}
     identity = COMBINERS[step.combiner or ""].identity(dtypes)
     if not flat[0].shape[-1]:
-        return [np.full(outer, e.value, ELEMENT_TYPES[d].numpy) for e, d in zip(identity, dtypes, strict=True) if isinstance(e, Const)]
+        return [np.full(outer, e.value, _array_type(d)) for e, d in zip(identity, dtypes, strict=True) if isinstance(e, Const)]
     if step.combiner in fold:
         return [fold[step.combiner].reduce(flat[0], axis=-1, dtype=flat[0].dtype if step.combiner not in ("any", "all") else None)]
     # argmax, pooled_argmax, argmin: the first of equal elements; NaN wins over all others (the first NaN, or with pooled_argmax the last)
@@ -243,9 +248,9 @@ def _enforce(check: Apply, roots: Sequence[Expr], done: Mapping[int, np.ndarray]
 def _value(node: Expr, done: Mapping[int, np.ndarray], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]) -> np.ndarray:
     if isinstance(node, Var):
         return variables[node.name]
-    dtype = np.dtype(ELEMENT_TYPES[node.dtype].numpy)
+    dtype = _array_type(node.dtype)
     if isinstance(node, Const):
-        return np.asarray(node.value, dtype)
+        return _rounded(np.asarray(node.value, dtype), node.dtype)
     if isinstance(node, Load):
         array = environment[node.buffer]
         if not array.ndim:
@@ -258,4 +263,4 @@ def _value(node: Expr, done: Mapping[int, np.ndarray], variables: Mapping[str, n
     arguments = [done[id(argument)] for argument in node.args]
     if node.operation == "cast" and dtype.kind in "iu" and arguments[0].dtype.kind == "f":
         arguments[0] = np.trunc(arguments[0])
-    return np.asarray(OPERATIONS[node.operation].reference(*arguments)).astype(dtype, copy=False)
+    return _rounded(np.asarray(OPERATIONS[node.operation].reference(*arguments)).astype(dtype, copy=False), node.dtype)

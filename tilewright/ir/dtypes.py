@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import copysign, inf
 from types import MappingProxyType
 
 
@@ -60,6 +61,8 @@ def _integer(name: str, torch: str, cuda: str, cuda_vector: str) -> ElementType:
     return ElementType(name, "int", bits // 8, torch, f"{torch}_t", cuda, cuda_vector, lowest=lowest, highest=highest)
 
 
+FLOAT32_OVERFLOW = (2.0 - 2.0**-24) * 2.0**127
+"""The least number that float32 rounds to infinity: half a unit in the last place above its largest one."""
 FLOAT32 = "f32"
 """Named where a feature exists only for this type: the generated mathematical functions, atomic additions, tile products."""
 DEFAULT_FLOAT = FLOAT32
@@ -118,3 +121,8 @@ def computed_in(dtype: str) -> str:
 def of_torch(dtype: object) -> str:
     """The name of a `torch.dtype`; raises KeyError for one that has none (quantised)."""
     return BY_TORCH_NAME[str(dtype).removeprefix("torch.")]
+
+
+def within_float32(value: float) -> float:
+    """A number as PyTorch's arithmetic on float32 takes it: infinite beyond the range of float32."""
+    return copysign(inf, value) if abs(value) >= FLOAT32_OVERFLOW else value

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, Union
 
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import FLOAT32, is_float, within_float32
 from tilewright.ir.scalar import REAL
 
 INDEX = "i64"
@@ -91,12 +91,16 @@ class _Hashed:
 
 @dataclass(frozen=True, slots=True, eq=True)
 class Const(_Hashed):
+    """A float32 constant beyond the type's range is infinite."""
+
     value: float | int | bool
     dtype: str
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.dtype == FLOAT32:
+            object.__setattr__(self, "value", within_float32(self.value))
         # repr distinguishes 0.0 from -0.0 and makes NaN equal to itself as a key
         object.__setattr__(self, "_hash", hash(("const", repr(self.value), self.dtype)))
 

@@ -29,8 +29,7 @@ def pieces(step: Step) -> tuple[int, tuple[tuple[int, int, Expr], ...]] | None:
         if not (isinstance(condition, Apply) and condition.operation == "lt" and isinstance(condition.args[1], Const)):
             break
         at = next((at for at, axis in enumerate(step.axes) if axis == condition.args[0]), None)
-        end = int(condition.args[1].value)
-        if at is None or dim not in (-1, at) or end <= start:
+        if at is None or dim not in (-1, at) or (end := int(condition.args[1].value)) <= start:
             break
         dim = at
         found.append((start, end, value))
