@@ -10,7 +10,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.rates import bandwidth, start_seconds
-from tilewright.kernels.gpu.window.space import TiledLoad, WindowFacts, guarded_places
+from tilewright.kernels.gpu.window.space import BANKS, TiledLoad, WindowFacts, conflicts_of, guarded_places
 
 DECODE_INSTRUCTIONS = 40
 """Integer instructions of a thread before its first load: decoding its position, base addresses."""
@@ -19,13 +19,17 @@ LOAD_INSTRUCTIONS = 1.5
 
 
 def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """seconds = launch + chain + memory + issue + starts of blocks: with few warps on a processor these hardly overlap.
+    """seconds = launch + chain + memory + issue + conflicts + starts of blocks: with few warps on a processor these hardly overlap.
 
     chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes / bandwidth
-    and issue = instructions / schedulers, both for the busiest processor."""
+    issue = instructions / schedulers and conflicts = the cycles of `conflicts_of` for all loads, each for the busiest processor."""
     fitted = gpu_calibration(machine).window
     threads, lanes, items, down = (candidates[name].astype(np.float64) for name in ("threads", "vector_width", "items", "rows"))
-    loads = sum((loads_behind_guards(load, candidates, facts) for load in facts.loads), np.zeros(len(threads)))
+    counted = [loads_behind_guards(load, candidates, facts) for load in facts.loads]
+    loads = sum(counted, np.zeros(len(threads)))
+    conflicts = np.zeros(len(threads))
+    for count, strides in zip(counted, facts.strides, strict=True):
+        conflicts += count * conflicts_of(facts, strides, candidates)
     blocks = counts.blocks
     each = -(-blocks // machine.processors)
     waves = -(-each // counts.resident)
@@ -39,6 +43,7 @@ def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCount
         "chain": waves * latency * (fitted.loaded_latency * loads * lanes + fitted.part_latency * parts),
         "memory": counts.memory_bytes / bandwidth(machine) * each * machine.processors / blocks,
         "issue": fitted.issue_share * warps * work / (machine.schedulers_per_processor * machine.clock_hz),
+        "conflicts": warps * conflicts * BANKS * 4 / (machine.shared_bytes_per_cycle * machine.clock_hz),
         "starts": start_seconds(machine, blocks, fitted.block_cycles),
     }
     return Estimate(terms)

@@ -100,6 +100,7 @@ def window_form(problem: Problem) -> WindowForm:
     row, item = tile_axes(space.axes)
     row_extent, item_extent = (axis.extent or 1 if axis is not None else 1 for axis in (row, item))
     inner = 1 if item is None or item == space.axes[-1] else space.axes[-1].extent or 1
+    read = [load for load in loads(*space.expressions[1:]) if load.buffer not in step.names]
     facts = WindowFacts(
         points=space.points,
         vector_width=lanes,
@@ -107,10 +108,12 @@ def window_form(problem: Problem) -> WindowForm:
         bytes_written=values[region.outputs[0]].bytes,
         flops=points * (expression_flops(*flat_bodies) + len(bodies)) + expression_flops(flat_element),
         reduced=points,
-        loads=tuple(tiled_load(load, row, item, step.reduction) for load in loads(*space.expressions[1:]) if load.buffer not in step.names),
+        loads=tuple(tiled_load(load, row, item, step.reduction) for load in read),
         row_extent=row_extent,
         item_extent=item_extent,
         inner=inner,
+        extents=tuple(axis.extent or 1 for axis in space.axes),
+        strides=tuple(tuple(coefficient(load.index[0], axis) or 0 for axis in space.axes) for load in read),
     )
     return WindowForm(region.outputs[0], step, space, layouts, storage, facts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,6 +18,9 @@ MOST_ACCUMULATORS = 64
 """Maximum scalars that a thread accumulates: with the loads for them, about half of its registers."""
 MOST_UNDER_WAY = 96
 """Maximum registers for a thread's loads in flight."""
+WARP = 32
+BANKS = 32
+"""Banks of level 1 and of shared memory, each a word wide."""
 ADDRESS_REGISTERS = 28
 UNCAPPED = 255
 LARGE_WINDOW = 16
@@ -54,7 +58,9 @@ class WindowFacts:
     """Facts that the cost of a tile of windows depends on.
 
     `points` counts scalar elements of the output, `vector_width` is the widest vector that every access allows, `flops` is per element. Bytes are
-    distinct bytes. `row_extent` and `item_extent`: extents of the two axes of a tile, 1 if there is none; `inner`: extent of the axis inside both."""
+    distinct bytes. `row_extent` and `item_extent`: extents of the two axes of a tile, 1 if there is none; `inner`: extent of the axis inside both.
+    `extents`: those of all output axes in the order of storage; `strides`: for each of `loads` the elements from one index of these axes to the next, 0
+    where the address is no such sum."""
 
     points: int
     vector_width: int
@@ -66,6 +72,8 @@ class WindowFacts:
     row_extent: int
     item_extent: int
     inner: int
+    extents: tuple[int, ...] = ()
+    strides: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,32 @@ def blocks_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
 def loads_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
     """Distinct loads of a thread's tile."""
     return sum((load.count(candidates["rows"], candidates["items"]) for load in facts.loads), np.zeros_like(candidates["items"]))
+
+
+def conflicts_of(facts: WindowFacts, strides: tuple[int, ...], candidates: Columns) -> np.ndarray:
+    """Cycles of level 1, or of shared memory, that a warp's load with these strides takes beyond those without bank conflicts. Both have 32 banks of a word; different
+    words of one bank are read one after another. A load of vectors of v words serves the threads in v groups. Counted for the first warp.
+
+    Adjacent channels lie in different banks. If a tile has one of 16 channels, 32 adjacent pixels share two banks: 15 cycles more."""
+    shapes, places = np.unique(np.stack([candidates[name] for name in ("rows", "items", "vector_width")]), axis=1, return_inverse=True)
+    return np.array([_conflicts(facts.extents, strides, *map(int, shape)) for shape in shapes.T], np.float64)[places.reshape(-1)]
+
+
+@lru_cache(maxsize=4096)
+def _conflicts(extents: tuple[int, ...], strides: tuple[int, ...], rows: int, items: int, lanes: int) -> int:
+    """`conflicts_of` for one shape of tiles."""
+    if not extents or not any(strides):
+        return 0
+    steps = ((1,) * len(extents) + (rows, items, lanes))[-len(extents) :] if len(extents) > 1 else (items * lanes,)
+    rest, first = np.arange(WARP), np.zeros(WARP, np.int64)
+    for extent, stride, step in zip(reversed(extents), reversed(strides), reversed(steps), strict=True):
+        count = -(-extent // step)
+        first += rest % count * (step * stride)
+        rest = rest // count
+    width = lanes if strides[-1] == 1 else 1
+    words = first[rest == 0, None] + np.arange(width)
+    groups = (np.unique(words[at : at + WARP // width]) for at in range(0, len(words), WARP // width))
+    return sum(int(np.bincount(group % BANKS).max()) - 1 for group in groups)
 
 
 def registers_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
