@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -26,10 +28,13 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuChains, gpu_chains
 from tilewright.ir.expr import Var, index_const, range_of, substitute
 from tilewright.ir.kernel import Allocate, Kernel, statements
+from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
+from tilewright.partition import tile_judge
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strips import Rows
 from tilewright.partition.tile_judge import TileJudge, TileParts, cut_along
+from tilewright.partition.tile_work import TileWork, tile_work
 from tilewright.partition.tiles import Tiling, Window
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
@@ -50,8 +55,13 @@ def any_tiles(seed: int) -> Iterator[list[tuple[str, ...]]]:
         taken.append(tuple(stage.kind for stage in problem.region.stages))
         return made
 
-    draw = mock.patch.multiple(TileJudge, _work=lambda *_: source.random(), lower=lowered)
-    with draw, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
+    def drawn(*given: Any) -> TileWork:
+        work = tile_work(*given)
+        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), least=0 * work.least)
+
+    draw = mock.patch.multiple(tile_judge, tile_work=drawn)
+    chosen = mock.patch.multiple(TileJudge, lower=lowered)
+    with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
         with mock.patch.object(interpreted, "plan_program", partial(plan_program, chains=True)):
             yield taken
 
@@ -139,6 +149,36 @@ def test_constants_of_each_image_are_not_those_of_the_first() -> None:
     with any_tiles(3) as taken:
         check_interpreted([Case("own weights", OwnWeights(), (torch.randn(3, 20, 24),))], machine(H200))
     assert taken
+
+
+def test_the_work_of_tiles_is_that_of_each_tiling() -> None:
+    """Columns against single tilings; and channels of a tile that lie side by side spare bank conflicts."""
+    problem = chain_problem(nn.Sequential(conv(16, 16, 5, 1, 2, 16), conv(16, 16, 5, 2, 2, 16)), torch.randn(1, 16, 112, 112))
+    _, cuts = cut_along(problem)
+    work = tile_work(problem, cuts, [[1, 8, 16], [4, 14], [14, 28]], machine(H200))
+    tilings = [Tiling(problem, cuts, tuple(map(int, sizes))) for sizes in work.sizes]
+    assert [tiling.shared_bytes for tiling in tilings] == list(work.shared_bytes) and len(tilings) == 12
+    found = {tiling.sizes: seconds for tiling, seconds in zip(tilings, work.seconds, strict=True)}
+    assert found[8, 4, 14] < found[1, 14, 28] / 3
+    assert (work.least < work.seconds).all()
+
+
+def test_hopeless_chains_are_not_ranked() -> None:
+    """A chain whose operations alone take longer than its regions is refused by the closed form."""
+    problem = chain_problem(nn.Sequential(conv(64, 64, 3, 1, 1), conv(64, 64, 3, 1, 1)), torch.randn(1, 64, 28, 28))
+    counted: list[int] = []
+    judge = TileJudge(machine(H200), USUAL, counted.append)
+    refused = judge.best(problem, [1e-6, 1e-6])
+    assert isinstance(refused, str) and "of its regions" in refused and not counted
+    assert not isinstance(TileJudge(machine(H200), USUAL).ranked(problem, [1e-6, 1e-6]), str)
+
+
+@pytest.mark.parametrize("strides, lanes, expected", [((16,), 1, 15), ((1,), 1, 0), ((1,), 4, 0), ((0,), 1, 0), ((48, 1), 1, 7)], ids=str)
+def test_bank_conflicts_of_a_warp(strides: tuple[int, ...], lanes: int, expected: int) -> None:
+    """Pixels 16 words apart share two banks; pairs of channels in pixels 48 words apart four."""
+    facts = WindowFacts(256, 4, 0, 0, 1.0, 9, (), 1, 1, 1, extents=(256,) if len(strides) == 1 else (128, 2))
+    rows = {name: np.array([value]) for name, value in {"threads": 32, "items": 1, "vector_width": lanes, "rows": 1}.items()}
+    assert conflicts_of(facts, strides, rows) == expected
 
 
 def kernels_of(module: nn.Module, target: str, seed: int, *inputs: torch.Tensor) -> list[Kernel]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, prod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -145,8 +145,11 @@ class Merge:
 
 class Judging(Protocol):
     """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as
-    separate kernels without Winograd's algorithm, and the kernel of one that was decided about; for both the reason if there is none."""
+    separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `scales`: whether predictions are made of
+    `alone`, which then is without Winograd's algorithm."""
 
+    @property
+    def scales(self) -> bool: ...
     def best(self, problem: Problem, alone: Sequence[float]) -> Way | str: ...
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...
 
@@ -163,6 +166,7 @@ class Judge:
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Strips | str] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
+    scales: ClassVar[bool] = True
 
     @property
     def _direct(self) -> Numerics:
@@ -411,7 +415,8 @@ def _partitioned(
     path: Sequence[Region], graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, considered: list[Merge]
 ) -> list[tuple[Region, ...]]:
     """The fastest partition of a path into segments. A segment whose kernel turns out to be impossible is refused, and the others decided again."""
-    alone, summed = [predict(region, True) for region in path], [predict(region, False) for region in path]
+    alone = [predict(region, True) for region in path]
+    summed = [predict(region, False) for region in path] if judge.scales else alone
     merges: dict[tuple[int, int], Merge] = {}
     problems: dict[tuple[int, int], Problem] = {}
     for end in range(2, len(path) + 1):

@@ -11,11 +11,11 @@ the shared memory and registers of all parts together. `work` and `turn` are fit
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, prod
+from math import inf
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from tilewright.kernels.schema import Numerics
 from tilewright.partition.chains import Merge, cuts_of, dims_of, key_of
 from tilewright.partition.strips import Cut
 from tilewright.partition.tile_kernel import lower_tiles
+from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice, Ranking
+from tilewright.text import seconds_text
 
 THREADS = (64, 128, 256, 512)
 """Threads per block that are considered."""
@@ -40,8 +42,8 @@ SIZES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56, 64, 128)
 """Rows of tiles along an axis that are considered if they divide it, besides all of them."""
 SHARES = (1, 2, 4)
 """Resident blocks per processor that are considered."""
-RANKED = 4
-"""Tiles whose parts are ranked: those with the least work by their operations and traffic."""
+RANKED = 3
+"""Tiles whose parts are ranked: those with the least work (`tile_work`)."""
 LOWERED = 6
 """Predictions of a chain, from the fastest on, whose kernels are tried."""
 REGISTERS = 16
@@ -82,7 +84,7 @@ class Tiles:
 
 @dataclass
 class TileJudge:
-    """Predicts chains for a GPU; remembers what it predicted. `counted` is called with numbers of candidates that were ranked."""
+    """Predicts chains for a GPU (`chains.Judging`); remembers what it predicted. `counted` is called with numbers of candidates that were ranked."""
 
     machine: Machine
     numerics: Numerics
@@ -91,22 +93,27 @@ class TileJudge:
     tiles: dict[object, list[Tiles] | str] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
 
+    scales: ClassVar[bool] = False
+
     @cached_property
     def constants(self) -> GpuChains:
         """The machine's constants, or, where chains were asked for without any, those of the formulas alone."""
         return gpu_chains(self.machine) or GpuChains(1.0, 0.0)
 
     def best(self, problem: Problem, alone: Sequence[float]) -> Tiles | str:
-        """The best tiles of a canonical chain, or why there are none."""
-        found = self.ranked(problem, alone)
+        """The best tiles of a canonical chain, or why there are none that could be faster than its regions alone."""
+        found = self._known(problem, sum(alone))
         return found if isinstance(found, str) else found[0]
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Tiles] | str:
-        """Tiles of a canonical chain, fastest first; see `best`. What its regions take alone is not needed."""
+        """Tiles of a canonical chain, fastest first, also of one that is slower than its regions alone; see `best`."""
+        return self._known(problem, inf)
+
+    def _known(self, problem: Problem, limit: float) -> list[Tiles] | str:
         key = key_of(problem)
         if key not in self.tiles:
             try:
-                self.tiles[key] = self.predicted(problem)
+                self.tiles[key] = self.predicted(problem, limit)
             except Unsuitable as reason:
                 self.tiles[key] = str(reason)
         return self.tiles[key]
@@ -133,26 +140,29 @@ class TileJudge:
         parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(tiles.choices)]
         return lower_tiles(tiling, parts, tiles.threads, self.machine)
 
-    def predicted(self, problem: Problem) -> list[Tiles]:
-        """Tiles of a canonical chain by predicted time.
+    def predicted(self, problem: Problem, limit: float = inf) -> list[Tiles]:
+        """Tiles of a canonical chain by predicted time, without those of which parts alone take longer than `limit` seconds.
 
         Raises:
-            Unsuitable: if it cannot be cut, or nothing fits into shared memory.
+            Unsuitable: if it cannot be cut, nothing fits into shared memory, or nothing is left.
         """
         dims, cuts = cut_along(problem)
         found: list[Tiles] = []
         refusals = ["no tile with schedules of one block size fits into shared memory"]
-        for tiling in self.tilings(problem, cuts):
+        for tiling, least in self.tilings(problem, cuts):
             try:
-                found += self._ranked(tiling, dims)
+                if least < limit:
+                    found += self._ranked(tiling, dims, limit)
             except Unsuitable as reason:  # such as a part that is no sum of products any more
                 refusals.append(str(reason))
+            else:
+                refusals += [] if found else [f"its tiles take longer than the {seconds_text(limit)} of its regions"]
         if not found:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)))
         return sorted(found, key=lambda tiles: tiles.seconds)
 
-    def tilings(self, problem: Problem, cuts: tuple[Cut, ...]) -> list[Tiling]:
-        """The tiles with the least work that fit into shared memory."""
+    def tilings(self, problem: Problem, cuts: tuple[Cut, ...]) -> list[tuple[Tiling, float]]:
+        """The tiles with the least work that fit into shared memory, each with the seconds that it takes at least."""
         (output,) = problem.region.outputs
         axes = []
         for axis, _ in enumerate(cuts[-1].axes):
@@ -160,48 +170,32 @@ class TileJudge:
             assert rows is not None
             extent = problem.values[output].shape[rows.dim]
             axes.append([size for size in dict.fromkeys((*SIZES, extent)) if size <= extent and extent % size == 0])
-        every = [Tiling(problem, cuts, sizes) for sizes in itertools.product(*axes)]
-        flops = [part.region.flops() for part in cuts]
-        fit: dict[float, Tiling] = {}  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
-        for tiling in every:
-            if tiling.shared_bytes < self.machine.shared_bytes_per_block:
-                fit.setdefault(self._work(tiling, flops), tiling)
-        return [tiling for _, tiling in sorted(fit.items(), key=lambda entry: entry[0])[:RANKED]]
+        work = tile_work(problem, cuts, axes, self.machine)
+        fit = np.flatnonzero(work.shared_bytes < self.machine.shared_bytes_per_block)
+        _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
+        chosen = fit[first[:RANKED]]
+        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row]))), float(work.least[row])) for row in chosen]
 
-    def _work(self, tiling: Tiling, flops: Sequence[int]) -> float:
-        """Seconds of all rounds of tiles: operations at the peak rate, and what tiles read at that of level 2, without overlap. `flops`: of the whole
-        regions."""
-        processors = self.machine.processors
-        rounds = -(-tiling.blocks // processors)
-        seconds = 0.0
-        for part, windows, operations in zip(tiling.cuts, tiling.windows, flops, strict=True):
-            share = prod(window.count / window.extent for window in windows if window is not None)
-            seconds += operations * share * processors / self.machine.peak_flops["fp32"]
-            for name in part.region.inputs:
-                if name not in tiling.storage:
-                    spans = part.spans.get(name, ())
-                    cut = prod(
-                        rows.needed(window.count) / tiling.problem.values[name].shape[rows.dim]
-                        for rows, window in zip(spans, windows, strict=False)
-                        if rows is not None and window is not None
-                    )
-                    seconds += tiling.problem.values[name].bytes * cut * processors / self.machine.cache_bandwidth(2)
-        return rounds * seconds
-
-    def _ranked(self, tiling: Tiling, dims: tuple[int, ...]) -> list[Tiles]:
-        """The tiles with each number of threads and of resident blocks that is possible."""
+    def _ranked(self, tiling: Tiling, dims: tuple[int, ...], limit: float) -> list[Tiles]:
+        """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds."""
         found = []
         for share in SHARES:
             if share > 1 and tiling.blocks <= (share - 1) * self.machine.processors:
                 break
-            rankings = [self._ranking(tiling.part(number), share) for number in range(len(tiling.cuts))]
+            rankings, seconds = dict[int, Ranking](), 0.0
+            for number in sorted(range(len(tiling.cuts)), key=lambda number: -tiling.cuts[number].region.flops()):
+                rankings[number] = self._ranking(tiling.part(number), share)
+                seconds += float(rankings[number].seconds.min(initial=inf))
+                if self._parts(tiling, [seconds], share).seconds(self.constants, self.machine.clock_hz) > limit:
+                    break
+            if len(rankings) < len(tiling.cuts):
+                continue
             for threads in THREADS:
-                choices = [self._choice(ranking, threads, share, tiling.shared_bytes) for ranking in rankings]
+                choices = [self._choice(rankings[number], threads, share, tiling.shared_bytes) for number in range(len(tiling.cuts))]
                 known = [choice for choice in choices if choice is not None]
                 if len(known) == len(choices):
                     parts = self._parts(tiling, [choice.seconds for choice in known], share)
-                    seconds = parts.seconds(self.constants, self.machine.clock_hz)
-                    found.append(Tiles(dims, tiling.sizes, threads, tuple(known), seconds, parts))
+                    found.append(Tiles(dims, tiling.sizes, threads, tuple(known), parts.seconds(self.constants, self.machine.clock_hz), parts))
         return found
 
     def _parts(self, tiling: Tiling, seconds: Sequence[float], share: int) -> TileParts:

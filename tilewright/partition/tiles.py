@@ -98,23 +98,7 @@ class Tiling:
     @cached_property
     def windows(self) -> tuple[tuple[Window | None, ...], ...]:
         """For each region and axis the window of its result; None where it is not cut."""
-        last = self.cuts[-1]
-        found: list[tuple[Window | None, ...]] = [tuple(self._tiles(last, axis, size) for axis, size in enumerate(self.sizes))]
-        for producer, consumer in zip(self.cuts[-2::-1], self.cuts[:0:-1], strict=True):
-            found.insert(0, tuple(self._window(producer, consumer, axis, window) for axis, window in enumerate(found[0])))
-        return tuple(found)
-
-    def _tiles(self, last: Cut, axis: int, size: int) -> Window:
-        rows = last.span(last.result, axis)
-        assert rows is not None
-        extent = self.problem.values[last.result].shape[rows.dim]
-        return Window(size, extent, extent // size)
-
-    def _window(self, producer: Cut, consumer: Cut, axis: int, reader: Window | None) -> Window | None:
-        rows = consumer.span(producer.result, axis)
-        if rows is None or reader is None:
-            return None
-        return Window.of_reader(reader, rows, self.problem.values[producer.result].shape[rows.dim])
+        return tuple(zip(*(windows_along(self.cuts, axis, size, self.problem) for axis, size in enumerate(self.sizes)), strict=True))
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -228,3 +212,18 @@ class Tiling:
                 raise Unsuitable(f"the parts of {name} that tiles need have no regular distance")
             found.append((axis, distance * rows.stride * strides[rows.dim], (firsts[0] * rows.stride + rows.first) * strides[rows.dim]))
         return found
+
+
+def windows_along(cuts: Sequence[Cut], axis: int, size: int, problem: Problem) -> tuple[Window | None, ...]:
+    """For each region of a chain the window of its result along an axis, of tiles of `size` rows; None where it is not cut."""
+    last = cuts[-1].span(cuts[-1].result, axis)
+    assert last is not None
+    extent = problem.values[cuts[-1].result].shape[last.dim]
+    found: list[Window | None] = [Window(size, extent, extent // size)]
+    for producer, consumer in zip(cuts[-2::-1], cuts[:0:-1], strict=True):
+        rows, reader = consumer.span(producer.result, axis), found[0]
+        if rows is None or reader is None:
+            found.insert(0, None)
+        else:
+            found.insert(0, Window.of_reader(reader, rows, problem.values[producer.result].shape[rows.dim]))
+    return tuple(found)

@@ -59,8 +59,8 @@ class WindowFacts:
 
     `points` counts scalar elements of the output, `vector_width` is the widest vector that every access allows, `flops` is per element. Bytes are
     distinct bytes. `row_extent` and `item_extent`: extents of the two axes of a tile, 1 if there is none; `inner`: extent of the axis inside both.
-    `extents`: those of all output axes in the order of storage; `strides`: for each of `loads` the elements from one index of these axes to the next, 0
-    where the address is no such sum."""
+    `extents`: those of all output axes in the order of storage; `strides`: for each of `loads` the elements from one index of these axes to the
+    next, 0 where the address is no such sum."""
 
     points: int
     vector_width: int
@@ -129,8 +129,9 @@ def loads_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
 
 
 def conflicts_of(facts: WindowFacts, strides: tuple[int, ...], candidates: Columns) -> np.ndarray:
-    """Cycles of level 1, or of shared memory, that a warp's load with these strides takes beyond those without bank conflicts. Both have 32 banks of a word; different
-    words of one bank are read one after another. A load of vectors of v words serves the threads in v groups. Counted for the first warp.
+    """Cycles of level 1, or of shared memory, that a warp's load with these strides takes beyond those without bank conflicts. Both have 32 banks of
+    a word; different words of one bank are read one after another. A load of vectors of v words serves the threads in v groups. Counted for the
+    first warp.
 
     Adjacent channels lie in different banks. If a tile has one of 16 channels, 32 adjacent pixels share two banks: 15 cycles more."""
     shapes, places = np.unique(np.stack([candidates[name] for name in ("rows", "items", "vector_width")]), axis=1, return_inverse=True)
