@@ -88,7 +88,7 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     native = machine("native")
     module, inputs = zoo.build(network, batch)
     graph = simplify(read(module, inputs).graph)[0]
-    laid_out = plan._laid_out(graph, native, threads, AS_COMPUTED, USUAL)
+    laid_out = plan._laid_out(graph, native, threads, AS_COMPUTED, USUAL, {})
     context = plan._Context(graph, laid_out.values, laid_out.layouts, native, threads)
     predictions = plan._Predictions(choose, native, threads, USUAL, Stages())
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))

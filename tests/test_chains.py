@@ -25,7 +25,7 @@ from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.partition import chains
-from tilewright.partition.canonical import canonical
+from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.chain_kernel import StripSchedule
 from tilewright.partition.chains import Judge, Parts, Strips, chain_of, dims_of, joined
 from tilewright.partition.plan import lay_out, plan_program
@@ -60,7 +60,7 @@ def always(rows: int) -> Iterator[list[tuple[str, ...]]]:
             except Unsuitable:
                 continue
             found = Strips(StripSchedule(min(rows, chain.height), judge.threads, dim), 1e-12 / len(problem.region.stages), Parts(0.0))
-            judge.strips[chains.key_of(problem)] = found
+            judge.strips[key_of(problem)] = found
             taken.append(tuple(stage.kind for stage in problem.region.stages))
             return found
         return "no dimension can be cut"
@@ -237,8 +237,8 @@ def test_the_partition_is_that_of_least_predicted_time() -> None:
     def best(judge: Judge, problem: Problem, alone: Sequence[float]) -> Strips | str:
         kinds = [stage.kind for stage in problem.region.stages]
         seconds = sum(alone) * (gains.get(len(kinds), 1.1) if kinds[1] == "window" else 1.1)
-        judge.strips[chains.key_of(problem)] = Strips(StripSchedule(2, 1, 2), seconds, Parts(0.0))
-        return judge.strips[chains.key_of(problem)]
+        judge.strips[key_of(problem)] = Strips(StripSchedule(2, 1, 2), seconds, Parts(0.0))
+        return judge.strips[key_of(problem)]
 
     with mock.patch.object(Judge, "best", best):
         program = plan(module, torch.randn(1, 16, 12, 12))

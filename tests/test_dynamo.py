@@ -351,7 +351,44 @@ def test_changed_buffers_are_a_warning_with_the_remedy() -> None:
     run = compiled(network)
     with torch.no_grad():
         (message,) = warned(lambda: run(x))
-    assert "it changes the module's buffers; call eval() on the module" in message
+    assert "norm.num_batches_tracked" in message and "norm.running_mean" in message and "call eval() on the module" in message
+
+
+def test_eval_is_no_remedy_for_a_counter() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Module()
+            self.inner.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.inner.count.add_(1)  # type: ignore[operator]
+            return x.softmax(-1) * self.inner.count  # type: ignore[operator]
+
+    run, x = compiled(Counter().eval()), torch.randn(6, 2)
+    with torch.no_grad():
+        (message,) = warned(lambda: run(x))
+    assert "changes buffers of the module: inner.count; " in message and "eval()" not in message and "return their new values" in message
+
+
+def test_a_first_call_without_rows_decides_nothing(compiled_calls: list[Any]) -> None:
+    """The captured graph is called directly: Dynamo captures another one for a size of 0."""
+    network = Network().eval()
+    captured: list[tuple[Any, list[Any]]] = []
+
+    def capture(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        captured.append((dynamo.backend(graph_module, example_inputs, options={"wait": True}), example_inputs))
+        return graph_module.forward
+
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        torch.compile(network, backend=capture, dynamic=True)(x)
+        ((run, inputs),) = captured
+        sized = [5 if isinstance(value, torch.SymInt) else value for value in inputs]
+        for rows in (0, 5):
+            given = [rows if isinstance(value, int) else x[:rows] if value is x else value for value in sized]
+            close(run(*given)[0], network(x[:rows]))
+            assert len(compiled_calls) == (rows > 0)
 
 
 def test_calls_that_run_eagerly_are_one_warning() -> None:

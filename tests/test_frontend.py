@@ -14,8 +14,9 @@ from torch import nn
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
 from tilewright.frontend import torch_export
+from tilewright.frontend.functional import is_readable
 from tilewright.frontend.imported import Imported, unsupported
-from tilewright.frontend.torch_export import import_file, import_module
+from tilewright.frontend.torch_export import import_exported, import_module, load_exported
 from tilewright.graph.reference import evaluate
 from tilewright.ir.dtypes import ON_GPU
 
@@ -45,9 +46,9 @@ def test_pytorchs_operators_are_registered_once(monkeypatch: pytest.MonkeyPatch)
         calls.append(1)
         register()
 
-    import_module(nn.ReLU(), (x,))
+    import_module(nn.Flatten(0), (x,))
     monkeypatch.setattr(torch._export.utils, "_materialize_cpp_cia_ops", counted)
-    import_module(nn.ReLU(), (x,))
+    import_module(nn.Flatten(0), (x,))
     assert len(calls) == 1 and torch._export.utils._materialize_cpp_cia_ops is counted
     monkeypatch.delattr(torch._export.utils, "_materialize_cpp_cia_ops")
     with torch_export._operators_registered_once():
@@ -85,6 +86,71 @@ def test_mutated_input() -> None:
     assert leaf == 1
     np.testing.assert_allclose(results[output], y)
     np.testing.assert_allclose(results[imported.outputs[0].index], expected)
+
+
+def grown(x: torch.Tensor) -> Any:
+    y = x * 2
+    z = y.sigmoid_()
+    y.add_(x).mul_(3)
+    return y, z + x
+
+
+def shifted(x: torch.Tensor) -> Any:
+    y = x * 2
+    z = y.t()
+    y.add_(1)
+    return z
+
+
+def wider(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y.add_(x.double() / 3)
+
+
+def shifted_rows(x: torch.Tensor) -> Any:
+    y = x.exp()
+    y[1] += 1
+    return y * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "readable"),
+    [
+        (grown, True),
+        (lambda x: (F.relu_(x - 0.5), F.hardtanh_(x * 3), F.silu(x * 2, inplace=True)), True),
+        (lambda x: torch.diff(x), True),
+        (lambda x: torch.diff(x, 2, 0, x[:1], x[:2]), True),
+        (lambda x: torch.diff(x > 0, dim=0), True),
+        (lambda x: torch.min(x, x.flip(0)) - torch.max(x, x.square()), True),
+        (lambda x: (x * 2).to("cpu", torch.float64) + 1, True),
+        (lambda x: F.batch_norm(x, torch.ones(5), torch.full((5,), 2.0), eps=0.1), True),
+        (lambda x: F.batch_norm(x, None, None, training=True), False),
+        (lambda x: x.reshape(-1), False),
+        (lambda x: x.reshape(-1) * 2, True),
+        (shifted, False),
+        (shifted_rows, False),
+        (wider, False),
+    ],
+)
+def test_programs_that_are_read_as_traced(function: Callable[..., Any], readable: bool) -> None:
+    x = torch.randn(4, 5)
+    program = torch_export.exported(Function(function), (x,))
+    assert is_readable(program, torch_export.HANDLERS.keys()) == readable
+    imported = import_exported(program)
+    assert not unsupported(imported.graph)
+    wanted = function(x.clone())
+    results = run(imported, x)
+    for output, want in zip(imported.outputs, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        got = results[output.index] if output.kind == "value" else x.reshape(-1).numpy()
+        assert got.dtype == want.numpy().dtype
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_programs_of_files_are_made_functional(tmp_path: Path) -> None:
+    """A file does not say which tensors share memory."""
+    torch.export.save(torch.export.export(Function(shifted), (torch.zeros(2, 3),)), tmp_path / "m.pt2")
+    x = torch.randn(2, 3)
+    np.testing.assert_allclose(run(import_exported(load_exported(tmp_path / "m.pt2")), x)[0], shifted(x), rtol=1e-6)
 
 
 class Counter(nn.Module):
@@ -211,14 +277,14 @@ def test_files(tmp_path: Path) -> None:
     program = torch.export.export(nn.Linear(3, 4), (x,))
     path = tmp_path / "model.pt2"
     torch.export.save(program, path)
-    imported = import_file(path)
+    imported = import_exported(load_exported(path))
     with torch.no_grad():
         np.testing.assert_allclose(run(imported, x)[0], program.module()(x), rtol=1e-5, atol=1e-6)
     cut = tmp_path / "cut.pt2"
     cut.write_bytes(path.read_bytes()[:500])
     for bad in (cut, tmp_path / "absent.pt2"):
         with pytest.raises(InvalidModel, match=bad.name):
-            import_file(bad)
+            import_exported(load_exported(bad))
 
 
 def test_symbolic_shapes_need_sizes(tmp_path: Path) -> None:
@@ -226,7 +292,7 @@ def test_symbolic_shapes_need_sizes(tmp_path: Path) -> None:
     program = torch.export.export(nn.Linear(3, 4), (torch.randn(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.export.save(program, path)
     with pytest.raises(InvalidModel, match="symbolic shape.*dynamic=True"):
-        import_file(path)
+        import_exported(load_exported(path))
 
 
 def test_equal_inputs_are_not_assumed_equal() -> None:

@@ -23,7 +23,7 @@ import tilewright
 from tests.limits import limited
 from tilewright.cli import main
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
-from tilewright.frontend.torch_export import import_file, load_exported
+from tilewright.frontend.torch_export import import_exported, load_exported
 
 Members = dict[str, bytes]
 PROGRAM, SAMPLES = "m/models/model.json", "m/data/sample_inputs/model.pt"
@@ -243,7 +243,7 @@ def test_nothing_of_a_file_is_run(
     hostile, words = hostile_files(marker)[what]
     path = write(tmp_path / "m.pt2", hostile(linear))
     if words is None:
-        import_file(path)
+        import_exported(load_exported(path))
         load_exported(path).module()(torch.ones(2, 4))
     else:
         assert main(["compile", str(path)]) == 2
@@ -324,7 +324,7 @@ DAMAGED: dict[str, tuple[Callable[[Members], Members], str]] = {
 def test_damaged_programs_are_one_line(what: str, linear: Members, tmp_path: Path) -> None:
     change, words = DAMAGED[what]
     with pytest.raises(TilewrightError, match=words) as caught:
-        import_file(write(tmp_path / "m.pt2", change(linear)))
+        import_exported(load_exported(write(tmp_path / "m.pt2", change(linear))))
     assert "m.pt2" in str(caught.value) and "\n" not in str(caught.value) and caught.value.remedy
 
 
@@ -333,20 +333,20 @@ def test_archives_that_inflate(linear: Members, tmp_path: Path) -> None:
         for name, data in {**linear, "m/data/weights/weight_0": bytes(1 << 24)}.items():
             archive.writestr(name, data)
     with pytest.raises(InvalidModel, match="compressed"):
-        import_file(tmp_path / "m.pt2")
+        import_exported(load_exported(tmp_path / "m.pt2"))
     with zipfile.ZipFile(tmp_path / "twice.pt2", "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in (*linear, PROGRAM):
             archive.writestr(name, linear[name])
     with pytest.raises(InvalidModel, match="the same name"):
-        import_file(tmp_path / "twice.pt2")
+        import_exported(load_exported(tmp_path / "twice.pt2"))
 
 
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.pt2")
     for path in (tmp_path / "fifo.pt2", tmp_path):
         with pytest.raises(InvalidModel, match="not a file"):
-            import_file(path)
+            import_exported(load_exported(path))
 
 
 def test_containers_of_other_types_need_a_trusted_load(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_containers_of_other_types_need_a_trusted_load(tmp_path: Path) -> None:
         signature["out_spec"] = json.dumps([1, {"type": "some.Result", "context": "[]", "children_spec": [json.loads(signature["out_spec"])[1]]}])
 
     with pytest.raises(UnsupportedOperator, match=r"some\.Result.*torch\.export\.load"):
-        import_file(write(path, changed(members, PROGRAM, other)))
+        import_exported(load_exported(write(path, changed(members, PROGRAM, other))))
 
 
 TRUSTING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -399,5 +399,5 @@ def test_very_many_tensors_of_one_are_refused(what: str, tmp_path: Path) -> None
         document["graph_module"]["graph"]["nodes"] = json.loads(text)
 
     with limited(60), pytest.raises(InvalidModel, match=rf"makes {HUGE:,} tensors of one") as caught:
-        import_file(write(path, changed(members, PROGRAM, huge)))
+        import_exported(load_exported(write(path, changed(members, PROGRAM, huge))))
     assert "\n" not in str(caught.value)

@@ -246,6 +246,14 @@ def test_models_that_keep_entries_apart_have_ranges(function: Callable[..., Any]
     assert len(executable.sizes) == 1
 
 
+def test_what_is_tried_is_not_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[tuple[int, ...]] = []
+    original = ModuleModel.bind
+    monkeypatch.setattr(ModuleModel, "bind", lambda model, key: bound.append(key) or original(model, key))  # type: ignore[func-returns-value]
+    tilewright.compile(Function(lambda x: x.relu() + 1), X, dynamic=[[{1: "length"}]])
+    assert bound == [(12,), (LEAST,), (LEAST - 1,)]
+
+
 def test_sizes_are_rounded_up_by_a_quarter_at_most() -> None:
     found = ranges(lambda x: x + 1, X)
     assert found is not None

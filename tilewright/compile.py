@@ -150,7 +150,8 @@ def compile(
     check_precision(precision, machine)
     stages.report("export")
     numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor)
-    request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check)
+    by_code = dynamic is None  # calls wait for the programs of new sizes, and comparing code takes up to half of their time
+    request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:
         with stages.stage("export"):
             imported = read(module, inputs, example_keywords, types_computed(machine))
@@ -206,7 +207,7 @@ def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None
 @dataclass(frozen=True)
 class Request:
     """What `compile` is asked for, apart from the graph: the model, for its parameters' names and defaults, the target, and the options.
-    `unsupported`: as there, or "" if the operators were listed before."""
+    `unsupported`: as there, or "" if the operators were listed before. `by_code`: whether compiled code may decide between candidates."""
 
     module: Any
     machine: Machine
@@ -217,6 +218,7 @@ class Request:
     records: str | Path | None
     numerics: Numerics
     check: bool
+    by_code: bool
 
 
 def compiled(imported: Imported, request: Request, stages: Stages | None = None, shared: SharedConstants | None = None) -> Executable:
@@ -230,7 +232,7 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
-    with chooser_for(machine, request.records, numerics) as (chooser, recorded):
+    with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
         stored = remembered(numerics)
         program = plan_program(graph, machine, request.threads, chooser, request.precision, numerics, stored, recorded=recorded, stages=stages)
     with stages.stage("compile"):

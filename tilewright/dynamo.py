@@ -46,6 +46,9 @@ _GRAD_SWITCHES = (torch._C._set_grad_enabled, torch.set_grad_enabled)
 _CALL_SECONDS, _OPERATOR_SECONDS, _TORCH_NODE_SECONDS = 5e-6, 2e-6, 16e-6
 """Host time of a call of an executable, of an operator in eager PyTorch, and of a node of an executable that runs through PyTorch
 (`call_overhead_cpu`)."""
+_FROZEN = "frozen"
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""What norms of PyTorch change in training mode."""
 _GRADIENTS = "wrap the call in torch.no_grad() or torch.inference_mode(), or freeze the parameters by requires_grad_(False)"
 
 Inputs = Sequence[Any]
@@ -186,7 +189,7 @@ class _Frozen(torch.nn.Module):
         self.fractions = {i: Fraction(value) for i, value in fractions.items()}
         self.names: dict[int, str] = {}
         for position, tensor in bound.items():
-            self.names[position] = f"frozen{position}"
+            self.names[position] = f"{_FROZEN}{position}"
             if isinstance(tensor, torch.nn.Parameter):
                 self.register_parameter(self.names[position], tensor)
             else:
@@ -242,6 +245,8 @@ class _CompiledGraph:
             return self._eager(*inputs)
         with self._lock:
             if self._executable is None or not self._holds(inputs):
+                if self._sizes.is_empty(inputs):  # no call that says whether compiling is worth while
+                    return self._eager(*inputs)
                 self._prepare(inputs)
             executable, free = self._executable, self._free
             self._calls += 1
@@ -303,7 +308,8 @@ class _CompiledGraph:
             self._decline(_Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model"))
             return
         if executable.signature.states:
-            self._decline(_Eager("it changes the module's buffers", "call eval() on the module"))
+            self._decline(_changes(self._eager, [state.name for state in executable.signature.states]))
+            executable.close()
         elif (why := _reason_to_discard(executable)) is not None:
             executable.close()
             self._decline(why)
@@ -319,6 +325,24 @@ class _CompiledGraph:
         if why not in self._told:
             self._told.add(why)
             _warn(self._eager, what, why)
+
+
+def _changes(graph_module: torch.fx.GraphModule, states: Sequence[str]) -> _Eager:
+    """Why a graph runs eagerly that changes buffers: some of those that `_Frozen` registers."""
+    nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    changed = [_name_of(nodes[int(state.rpartition(_FROZEN)[2])]) for state in states]
+    if all(name.rpartition(".")[2] in _STATISTICS for name in changed):
+        remedy = "call eval() on the module"
+    else:
+        remedy = "pass them as inputs and return their new values, or change them outside of what is compiled"
+    shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+    return _Eager(f"it changes buffers of the module: {shown}", remedy)
+
+
+def _name_of(node: torch.fx.Node) -> str:
+    """A parameter's or buffer's name in the user's module, as far as Dynamo says where it found it."""
+    parts = re.findall(r"\['(\w+)'\]", str(getattr(getattr(node, "_dynamo_source", None), "name", "")))
+    return ".".join(part for part in parts[1:] if part not in ("_modules", "_parameters", "_buffers")) or node.name
 
 
 def _plain(tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,10 @@ class FreeInputs:
     def omitted(self) -> frozenset[int]:
         """What a caller of the compiled graph need not pass."""
         return self.unread | self.fractions | self.derived.keys()
+
+    def is_empty(self, inputs: Sequence[Any]) -> bool:
+        """Whether a free size of a call is 0."""
+        return any(inputs[position].shape[dim] == 0 for position, dims in self.dims.items() for dim in dims)
 
     def dynamic(self, positions: tuple[int, ...]) -> list[list[Any]] | None:
         """The argument `dynamic` of `compile` for a module that takes the inputs at these positions as its only, variadic parameter; None if none of

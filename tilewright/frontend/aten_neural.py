@@ -195,7 +195,16 @@ def logsumexp(g: GraphBuilder, x: Value, axes: list[int], keepdim: bool) -> Valu
     return g.pointwise("add", g.pointwise("log", total), shift)
 
 
-@HANDLERS.handles("batch_norm.default", "_native_batch_norm_legit_no_training.default")
+@HANDLERS.handles("batch_norm.default")
+def batch_norm_of_either_mode(
+    g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean: Value | None, variance: Value | None, training: bool, *rest: float
+) -> Value:
+    if training or mean is None or variance is None:
+        raise Unsupported("batch_norm in training mode")
+    return batch_norm(g, x, w, b, mean, variance, *rest[:-1])[0]
+
+
+@HANDLERS.handles("_native_batch_norm_legit_no_training.default")
 def batch_norm(g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean: Value, variance: Value, *rest: float) -> tuple[Value, None, None]:
     """Inference: normalises by the running statistics."""
     epsilon = float(rest[-1])

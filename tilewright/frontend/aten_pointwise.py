@@ -20,7 +20,7 @@ _SAME_NAME = (
     "logical_and logical_or logical_xor maximum minimum atan2 log_sigmoid logaddexp"
 ).split()
 HANDLERS.table.update({f"{name}.default": simple(name) for name in _SAME_NAME})
-HANDLERS.table["round.default"] = simple("round")
+HANDLERS.table |= {"round.default": simple("round"), "max.other": simple("maximum"), "min.other": simple("minimum")}
 for _name in ("and", "or", "xor"):
     HANDLERS.table.update({f"__{_name}__.{overload}": simple(f"bitwise_{_name}") for overload in ("Tensor", "Scalar")})
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "fmod", "remainder"):
@@ -230,7 +230,7 @@ def deg2rad(g: GraphBuilder, x: Value) -> Value:
     return elementwise(g, "mul", x, math.pi / 180)
 
 
-@HANDLERS.handles("_to_copy.default", "to.dtype", "to.dtype_layout", "type_as.default", "to.other")
+@HANDLERS.handles("_to_copy.default", "to.dtype", "to.dtype_layout", "to.device", "type_as.default", "to.other")
 def to(g: GraphBuilder, x: Value, *_: Any) -> Value:
     return g.cast(x, g.expected[0][1])
 

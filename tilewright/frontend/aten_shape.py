@@ -95,6 +95,16 @@ def cat(g: GraphBuilder, parts: list[Value], axis: int) -> Value:
     return g.concatenate([g.cast(p, dtype) for p in parts if len(p.shape) == rank], axis % rank)  # cat still skips tensors of shape [0]
 
 
+@HANDLERS.handles("diff.default")
+def diff(g: GraphBuilder, x: Value, order: int, axis: int, before: Value | None, after: Value | None) -> Value:
+    """Differences of neighbours along an axis, taken `order` times; of truth values, whether they differ."""
+    joined = [part for part in (before, x, after) if part is not None]
+    x = g.concatenate(joined, axis % len(x.shape)) if len(joined) > 1 else x
+    for _ in range(order):
+        x = g.pointwise("ne" if x.dtype == "bool" else "sub", g.slice(x, axis, 1, x.shape[axis]), g.slice(x, axis, 0, max(x.shape[axis] - 1, 0)))
+    return x
+
+
 @HANDLERS.handles("stack.default")
 def stack(g: GraphBuilder, parts: list[Value], axis: int) -> Value:
     dtype, rank = g.expected[0][1], len(g.expected[0][0])

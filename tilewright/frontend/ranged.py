@@ -31,6 +31,7 @@ class Ranges:
         self._model = model
         self.position = position
         self._refused: set[Key] = set()
+        self._tried: dict[Key, tuple[Imported, Frame]] = {}
         self.rounded = lru_cache(maxsize=KNOWN)(self._rounded_key)
 
     def _rounded_key(self, key: Key) -> Key | None:
@@ -54,10 +55,16 @@ class Ranges:
             return False
         return not self._model.is_special(key)
 
+    def attempt(self, key: Key) -> None:
+        """Binds the model to rounded sizes, for the next `bind` to them. Raises as `bind`."""
+        self._tried[key] = self.bind(key)
+
     def bind(self, key: Key) -> tuple[Imported, Frame]:
         """The model for rounded sizes, which takes the leaves of a call and the number of entries as positional inputs.
 
         Raises NotServed if it would be wrong for smaller sizes, and as `SizedModel.bind`."""
+        if key in self._tried:
+            return self._tried.pop(key)
         extent = key[self.position]
         fewer = next((size for size in range(extent - 1, 1, -1) if self._allows(self._with(key, size))), None)
         if fewer is None:
@@ -95,7 +102,7 @@ def ranges_of(model: SizedModel, key: Key) -> Ranges | None:
     if rounded is None:
         return None
     try:
-        ranges.bind(rounded)
+        ranges.attempt(rounded)
     except (NotServed, InvalidModel):
         return None
     return ranges

@@ -1,8 +1,9 @@
 """PyTorch modules, exported programs and .pt2 files become an `Imported`.
 
-The module is exported by `torch.export` as it is (training or evaluation mode) and only made functional: operators such as convolution, attention,
-LSTM and the norms are not decomposed. Each ATen operator then goes through a handler (`aten_*.py`) that adds nodes of the operator table. An operator
-without a handler, or with a type in which kernels do not compute, becomes a node that runs through PyTorch.
+The module is exported by `torch.export` as it is (training or evaluation mode) and only made functional, unless it can be read as it is
+(`functional.py`): operators such as convolution, attention, LSTM and the norms are not decomposed. Each ATen operator then goes through a handler
+(`aten_*.py`) that adds nodes of the operator table. An operator without a handler, or with a type in which kernels do not compute, becomes a node that
+runs through PyTorch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator, contained
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape
 from tilewright.frontend.fan_out import FanOut
+from tilewright.frontend.functional import STATEMENTS, is_readable, out_of_place, written
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
@@ -49,6 +51,8 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
 
 _FILE = "tilewright.file"
 """Key in a program's metadata for the file from which it was read."""
+_TRACED = "tilewright.traced"
+"""Key in a program's metadata that says that it was traced in this process."""
 
 
 @cache
@@ -143,7 +147,9 @@ def exported(
                 leaves, tree = pytree.tree_flatten((arguments, keywords))
                 given = pytree.tree_unflatten([free.get(leaf) for leaf in range(len(leaves))], tree)
                 shapes = by_parameter(module, *given)
-            return torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=False)
+            program.graph_module.meta[_TRACED] = True
+            return program
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         data_dependent = "DataDependent" in type(error).__name__ or "data-dependent" in str(error)
@@ -182,11 +188,6 @@ def _distinct(inputs: Any) -> Any:
     return pytree.tree_map(fresh, inputs)
 
 
-def import_file(path: str | Path) -> Imported:
-    """Reads a .pt2 file; see `load_exported`."""
-    return import_exported(load_exported(path))
-
-
 def load_exported(path: str | Path) -> ExportedProgram:
     """The exported program in a .pt2 file, with no example inputs. Nothing in the file is run, imported or unpickled: the archive is read by
     `pt2_archive`, and PyTorch's deserialiser receives what `pt2_program` has checked and rebuilt.
@@ -216,7 +217,10 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without writes to tensors, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch cannot."""
+    """The program without writes to tensors that others see, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch
+    cannot."""
+    if program.graph_module.meta.get(_TRACED) and is_readable(program, HANDLERS.keys()):
+        return program
     file = program.graph_module.meta.get(_FILE)
     again = "export the module again with this PyTorch release"
     with reading(file, again) if file else nullcontext():
@@ -288,7 +292,11 @@ class _Importer:
         self._inputs(placeholders)
         for node in self.program.graph.nodes:
             if node.op == "call_function":
-                self.environment[node] = self._call(node)
+                result = self._call(node)
+                place: torch.fx.Node | None = node
+                while place is not None:  # what is written in place, and what that was written in place of
+                    self.environment[place] = result
+                    place = written(place)
             elif node.op == "get_attr":
                 raise UnsupportedOperator(f"the program holds a sub-program ({node.target})", "replace torch.cond and similar control flow")
         return self._outputs(next(n for n in self.program.graph.nodes if n.op == "output"))
@@ -356,8 +364,11 @@ class _Importer:
             return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
         if not isinstance(node.target, torch._ops.OpOverload):
             raise UnsupportedOperator(f"{node.target} at {place_of(node)} is not an ATen operator", "replace it by tensor operations")
-        target = str(node.target).removeprefix("aten.")
-        if target.startswith(("_assert_", "sym_constrain")):
+        called = out_of_place(node.target)
+        if called is None:
+            raise UnsupportedOperator(f"{node.target} at {place_of(node)} changes its arguments", "replace it by operations that do not")
+        target = str(called).removeprefix("aten.")
+        if target.startswith(STATEMENTS):
             return None
         expected = self._expected(node)
         values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
@@ -368,12 +379,12 @@ class _Importer:
             if handler and not reason:
                 marks = len(self.builder.nodes)
                 subject = f"{target} at {place_of(node) or 'an unknown place'}"
-                handled = partial(_handled, handler, self.builder, _bound(node.target, *values), expected)
+                handled = partial(_handled, handler, self.builder, _bound(called, *values), expected)
                 result, reason = contained(subject, "runs through PyTorch", handled, _lost)
                 if reason is None:
                     return result
                 del self.builder.nodes[marks:]
-            return self._through_torch(node, values, reason or "")
+            return self._through_torch(node, called, values, reason or "")
 
     def _note_view(self, node: torch.fx.Node, target: str, arguments: Sequence[Any]) -> None:
         source = node.args[0] if node.args else None
@@ -386,17 +397,17 @@ class _Importer:
             leaf, calls = self.views[source]
             self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in arguments[1:]))))
 
-    def _through_torch(self, node: torch.fx.Node, values: Any, reason: str) -> Any:
+    def _through_torch(self, node: torch.fx.Node, called: torch._ops.OpOverload, values: Any, reason: str) -> Any:
         if self.file:
             try:
-                permitted_operator(str(node.target))
+                permitted_operator(str(called))
             except InvalidArtifact as error:
                 raise InvalidModel(f"{self.file}: {error.cause}", error.remedy) from error
         arguments, keywords = values
         with self.builder.at(f"{node.name}_index", place_of(node)):
-            arguments = checked_arguments(self.builder, str(node.target), arguments)
+            arguments = checked_arguments(self.builder, str(called), arguments)
         inputs, call = call_recipe(arguments, keywords)
-        attributes = {"target": str(node.target), "call": call, "reason": reason}
+        attributes = {"target": str(called), "call": call, "reason": reason}
         # every tensor that PyTorch returns is a result, used or not, because callers address results by position
         value = node.meta.get("val")
         everything = list(value) if isinstance(value, (list, tuple)) else [value]

@@ -147,8 +147,10 @@ class Apply(_Hashed):
     dtype: str
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
+    _loads: tuple[Load, ...] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_loads", None)
         object.__setattr__(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
 
     def __eq__(self, other: object) -> bool:
@@ -574,7 +576,16 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
-    return tuple(dict.fromkeys(node for node in walk(*roots) if isinstance(node, Load)))
+    """Every distinct load, those in an index before the load that they index."""
+    found: dict[Load, None] = {}
+    for root in roots:
+        if isinstance(root, Load):
+            found |= dict.fromkeys((*loads(*root.index), root))
+        elif isinstance(root, Apply):
+            if root._loads is None:  # kept with the expression: planning asks for them again and again
+                object.__setattr__(root, "_loads", tuple(dict.fromkeys(node for node in walk(root) if isinstance(node, Load))))
+            found |= dict.fromkeys(root._loads or ())
+    return tuple(found)
 
 
 def variables(*roots: Expr) -> frozenset[Var]:

@@ -60,6 +60,12 @@ def canonical(problem: Problem) -> Canonical:
     return Canonical(same, MappingProxyType(names))
 
 
+def key_of(problem: Problem) -> object:
+    """What equal canonical problems have in common."""
+    stored = ((name, layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
+    return (problem.region.kind, tuple(stage.kind for stage in problem.region.stages), problem.region.steps, *stored)
+
+
 def _split(region: Region, constants: frozenset[str]) -> Region:
     """The region with the sums of products split (`split_divided_sum`)."""
     if region.kind == "contraction":

@@ -28,7 +28,7 @@ from tilewright.ir.space import Candidate, Comparison
 from tilewright.kernels import registry
 from tilewright.kernels.cpu.rates import reread_bandwidth
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.canonical import canonical, named
+from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, lower_chain, strip
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.strips import Cut, Rows, cut
@@ -318,12 +318,6 @@ def _slowest(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near
     single = (begins | (exist < end - begin)) & (frame.kept > 0 or frame.outside)
     seconds = exist * np.where(single, near(1), near(frame.fresh) / frame.fresh)
     return float(np.add.reduceat(seconds, task[::each]).max())
-
-
-def key_of(problem: Problem) -> object:
-    """What equal canonical problems have in common."""
-    stored = ((name, layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
-    return (problem.region.kind, tuple(stage.kind for stage in problem.region.stages), problem.region.steps, *stored)
 
 
 def dims_of(problem: Problem) -> list[int]:

@@ -8,7 +8,7 @@ pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -22,6 +22,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
+from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.precision import AS_COMPUTED, Precision, factors
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Choice, Ranking
@@ -123,6 +124,8 @@ class RowJudge:
     constants: frozenset[str]
     numerics: Numerics = USUAL
     precision: Precision = AS_COMPUTED
+    known: dict[object, float] = field(default_factory=dict)
+    """Predicted seconds by canonical problem: networks repeat layers."""
 
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
@@ -160,7 +163,10 @@ class RowJudge:
     def _seconds(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> float:
         """Predicted seconds of steps as a separate region, by formulas: the learned models do not know all kinds of region."""
         problem = self._problem(kind, steps, values)
-        return rank(problem, self.machine, self.threads, self.numerics, learned=False).first().seconds
+        key = key_of(canonical(problem).problem)
+        if key not in self.known:
+            self.known[key] = rank(problem, self.machine, self.threads, self.numerics, learned=False).first().seconds
+        return self.known[key]
 
     def _compared(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int

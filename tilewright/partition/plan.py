@@ -22,9 +22,9 @@ from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
-from tilewright.partition.canonical import canonical, named
+from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import Judge, Measured, Merge, key_of, parts_of, with_chains
+from tilewright.partition.chains import Judge, Measured, Merge, parts_of, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
@@ -58,6 +58,14 @@ class _Predictions:
     numerics: Numerics
     stages: Stages
     known: dict[object, float] = field(default_factory=dict)
+    graphs: dict[int, tuple[Graph, LaidOut]] = field(default_factory=dict)
+    rows: dict[object, float] = field(default_factory=dict)
+
+    def laid_out(self, graph: Graph, precision: Precision) -> LaidOut:
+        """The graph's regions; those of a graph that was predicted are planned."""
+        if id(graph) not in self.graphs:
+            self.graphs[id(graph)] = (graph, _laid_out(graph, self.machine, self.threads, precision, self.numerics, self.rows))
+        return self.graphs[id(graph)][1]
 
     def seconds(self, region: Region, context: _Context, winograd: bool = True) -> float:
         """Seconds of the region by itself, with or without Winograd's algorithm."""
@@ -130,7 +138,7 @@ def plan_program(
     with stages.stage("partition"):
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions), lambda _: Merged(graph))
         graph = merged.graph
-        fused = partial(_laid_out, graph, machine, threads, precision, numerics)
+        fused = partial(predictions.laid_out, graph, precision)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
         if persistent is None:
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
@@ -171,7 +179,7 @@ def _merged(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
     machine, threads = predictions.machine, predictions.threads
 
     def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
-        laid_out = _laid_out(graph, machine, threads, precision, predictions.numerics)
+        laid_out = predictions.laid_out(graph, precision)
         context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
         return [
             (region, predictions.seconds(region, context))
@@ -199,9 +207,11 @@ def _chained(laid_out: LaidOut, context: _Context, predictions: _Predictions, re
     return with_chains(context.graph, laid_out, predict, context.judge, measured)
 
 
-def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics) -> LaidOut:
+def _laid_out(
+    graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics, known: dict[object, float]
+) -> LaidOut:
     judged = precision.whole_rows or precision.attention
-    judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision) if judged else None
+    judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision, known) if judged else None
     laid_out = lay_out(graph, judge, precision)
     return laid_out if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 

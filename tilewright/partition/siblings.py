@@ -79,10 +79,12 @@ def merge_siblings(graph: Graph, predict: Predict) -> Merged:
     ways: list[list[Siblings | None]] = [list(groups), fewer]
     before = predict(graph, partial(_concerns, _union(groups, lambda group: group.nodes), _union(groups, lambda group: group.results)))
     predictions = []
+    predicted: list[tuple[list[Siblings], Graph]] = [([], graph)]
     for way in ways:
         some = [group for group in way if group is not None]
         if some:
-            predictions.append((way, predict(_with(graph, some), partial(_concerns, _union(some, _names), frozenset()))))
+            predicted.append((some, _with(graph, some)))
+            predictions.append((way, predict(predicted[-1][1], partial(_concerns, _union(some, _names), frozenset()))))
     chosen: list[Siblings] = []
     decisions: dict[str, MergeDecision] = {}
     for number, group in enumerate(groups):
@@ -98,7 +100,8 @@ def merge_siblings(graph: Graph, predict: Predict) -> Merged:
         else:
             text = f"{told}, but are predicted faster apart: {seconds_text(apart)}, {seconds_text(seconds)} in one product"
             decisions[group.chains[0][0].name] = MergeDecision(group.results, False, text)
-    return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(decisions))
+    known = next((merged for groups, merged in predicted if groups == chosen), None)
+    return Merged(known or _with(graph, chosen), MappingProxyType(decisions))
 
 
 

@@ -27,7 +27,8 @@ from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.chains import Merge, cuts_of, dims_of, key_of
+from tilewright.partition.canonical import key_of
+from tilewright.partition.chains import Merge, cuts_of, dims_of
 from tilewright.partition.strips import Cut
 from tilewright.partition.tile_kernel import lower_tiles
 from tilewright.partition.tile_work import tile_work

@@ -208,9 +208,12 @@ def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
 
 
 @contextmanager
-def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = USUAL) -> Iterator[tuple[Chooser, Recorded]]:
+def chooser_for(
+    machine: Machine, path: str | Path | None, numerics: Numerics = USUAL, by_code: bool = True
+) -> Iterator[tuple[Chooser, Recorded]]:
     """The chooser for the machine, and what was measured of chains: by records if there are any, otherwise by the models. Without a path, the user's
-    records are used if they exist. `numerics`: the kinds of rounding that are allowed.
+    records are used if they exist. `numerics`: the kinds of rounding that are allowed. `by_code`: whether compiled code may decide between candidates
+    that the models predict alike.
 
     Raises:
         UnsupportedOption: if there is no file at the path.
@@ -218,7 +221,7 @@ def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = 
     place = Path(path) if path is not None else default_path()
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
-    models = remembered(numerics, reads_code(machine))
+    models = remembered(numerics, by_code and reads_code(machine))
     if not place.exists():
         yield from_records(None, numerics, models) if numerics.vendor else models, recorded_chains(None)
         return

@@ -1,0 +1,87 @@
+"""Which traced programs can be read as they are: those whose operators all have handlers, and whose writes in place nothing else sees.
+
+PyTorch's own way to a functional program traces all of it once more, which takes as long as the export. A program that was traced in this process
+describes its tensors by stand-ins, and those that share memory in the model share it there. That of a file does not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from tilewright.frontend.sizes import is_symbolic
+
+STATEMENTS = ("_assert_", "sym_constrain")
+"""How the names of operators without a result begin."""
+
+
+def written(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The node whose result this one changes in place and returns; None for others."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable or not isinstance(node.args[0], torch.fx.Node):
+        return None
+    return node.args[0]
+
+
+def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator itself, or for one that changes its first argument and nothing else (add_) the one that returns the result (add)."""
+    if not target._schema.is_mutable:
+        return target
+    first, *others = (argument.alias_info is not None and argument.alias_info.is_write for argument in target._schema.arguments)
+    name, overload = str(target).removeprefix("aten.").split(".")
+    if not first or any(others) or not name.endswith("_"):
+        return None
+    return getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), overload, None)
+
+
+def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
+    """Whether a program traced in this process needs no decomposition: every operator, or the one that does the same out of place, is in `handled`;
+    what is written in place is a result that no other tensor shares memory with; and no output shares memory with an input."""
+    makers: dict[int, list[torch.fx.Node]] = {}
+    for node in program.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")) if node.op != "output" else ():
+            if isinstance(value, torch.Tensor):
+                if value.layout is not torch.strided:
+                    return False
+                makers.setdefault(_memory(value), []).append(node)
+    outputs = {result for node in program.graph.nodes if node.op == "output" for result in node.all_input_nodes}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op not in ("placeholder", "output") and not _has_handler(node, handled):
+            return False
+        if written(node) is not None and not _is_alone(node, makers[_memory(value)]):
+            return False
+        if node in outputs and node.op != "placeholder" and isinstance(value, torch.Tensor):
+            if any(maker.op == "placeholder" for maker in makers[_memory(value)]):
+                return False
+    return True
+
+
+def _memory(value: torch.Tensor) -> int:
+    address: int = value.untyped_storage()._cdata
+    return address
+
+
+def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
+    if node.target is operator.getitem or is_symbolic(node.meta.get("val")):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = str(node.target).removeprefix("aten.")
+    if name.startswith(STATEMENTS):
+        return True
+    # a norm in training mode changes its statistics, which its schema does not say
+    trains = any(argument.name == "training" and value for argument, value in zip(node.target._schema.arguments, node.args, strict=False))
+    found = out_of_place(node.target)
+    return not trains and found is not None and str(found).removeprefix("aten.") in handled
+
+
+def _is_alone(node: torch.fx.Node, makers: list[torch.fx.Node]) -> bool:
+    """Whether the memory that a node writes belongs to the result of one operator and to what others made of it in place, all of one type."""
+    first = [maker for maker in makers if written(maker) is None]
+    types = {value.dtype for source in node.all_input_nodes if isinstance(value := source.meta.get("val"), torch.Tensor)}
+    return len(first) == 1 and first[0].op == "call_function" and types == {node.meta["val"].dtype}
