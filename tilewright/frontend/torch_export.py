@@ -2,8 +2,8 @@
 
 The module is exported by `torch.export` as it is (training or evaluation mode) and only made functional, unless it can be read as it is
 (`functional.py`): operators such as convolution, attention, LSTM and the norms are not decomposed. Each ATen operator then goes through a handler
-(`aten_*.py`) that adds nodes of the operator table. An operator without a handler, or with a type in which kernels do not compute, becomes a node that
-runs through PyTorch.
+(`aten_*.py`) that adds nodes of the operator table. An operator without a handler, or with a type in which kernels do not compute, becomes a node
+that runs through PyTorch.
 """
 
 from __future__ import annotations
