@@ -453,31 +453,6 @@ def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, monkeypatch
     assert "\n" not in str(caught.value) and "export it with" in caught.value.remedy
 
 
-def upsampled(opset: int, mode: str, factor: float, inside: bool) -> onnx.ModelProto:
-    """Upsample or Resize of an old set, `inside` the branch of an If."""
-    scales = torch.tensor([1.0, 1.0, factor, factor])
-    if opset < 9:
-        node = helper.make_node("Upsample", ["x"], ["y"], mode=mode, scales=scales.tolist())
-    else:
-        node = helper.make_node("Upsample" if opset == 9 else "Resize", ["x", "s"], ["y"], mode=mode)
-    if inside:
-        branches = [helper.make_graph([node], name, [], [helper.make_tensor_value_info("y", 1, None)]) for name in ("a", "b")]
-        node = helper.make_node("If", ["c"], ["z"], then_branch=branches[0], else_branch=branches[1])
-    stored = {"s": scales, "c": torch.tensor(True)}
-    return model_of([node], {"x": [1, 2, 4, 6]}, ["z" if inside else "y"], stored, opset=opset)
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["", "in a branch"])
-@pytest.mark.parametrize(("mode", "factor"), [("linear", 2.0), ("nearest", 1.5)])
-@pytest.mark.parametrize("opset", [7, 9, 10])
-def test_old_resizing_keeps_its_coordinates(opset: int, mode: str, factor: float, inside: bool) -> None:
-    """Against onnxruntime, which computes old sets by their own definitions."""
-    runtime = pytest.importorskip("onnxruntime")
-    model, x = upsampled(opset, mode, factor, inside), torch.randn(1, 2, 4, 6)
-    (want,) = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x.numpy()})
-    np.testing.assert_allclose(evaluate(import_onnx(model).graph, [x])[0], want, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("attributes", [{}, {"axis": 1}, {"axis": 0}, {"axis": -2}], ids=str)
 def test_an_old_hardmax_over_several_dimensions_is_refused(attributes: dict[str, int]) -> None:
     with pytest.raises(InvalidModel, match="Hardmax") as caught:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import external_data_helper, shape_inference, version_converter
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.frontend.onnx_resize import SIMPLE
 from tilewright.frontend.reading import printable
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 28
@@ -90,8 +91,9 @@ def _as_handled(model: onnx.ModelProto, version: int, place: str, same: bool) ->
 
 
 def _resize_as_before(converted: onnx.ModelProto) -> None:
-    """States in every Resize what Upsample and Resize meant until set 10; the converter leaves it to the defaults of set 11, which are others."""
-    meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    """States in every Resize what Upsample and Resize meant until set 10; the converter leaves it to the defaults of set 11, which are others. The
+    standard did not say how positions between pixels are rounded; ONNX Runtime rounds them as no mode of set 11 does (`onnx_resize.SIMPLE`)."""
+    meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": SIMPLE}
     for node in _nodes(converted):
         if node.op_type == "Resize" and node.domain in DEFAULT_DOMAIN:
             kept = [attribute for attribute in node.attribute if attribute.name not in meant]

@@ -19,6 +19,9 @@ from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
 
 HANDLERS = NodeHandlers()
+SIMPLE = "simple"
+"""How Upsample and Resize until set 10 round a position, as in ONNX Runtime (`ResizeNearestMode::SIMPLE` of its upsamplebase.h): up where a dimension
+becomes smaller, else down. The standard has no mode of this name."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def _dimensions(call: NodeCall, x: Value) -> list[_Dimension]:
         listed = [float(s) for s in scales]
         crop = call.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
         spans = [roi[k + len(axes)] - roi[k] if crop else 1.0 for k in range(len(axes))]
-        new = [int(np.floor(n * span * s)) for n, span, s in zip(old, spans, listed, strict=True)]
+        # rounded to float32 as in ONNX's shape inference and in ONNX Runtime: 10 times 0.7 are 7
+        new = [int(np.floor(np.float32(n * span) * np.float32(s))) for n, span, s in zip(old, spans, listed, strict=True)]
     else:
         new = call.integers(3, "sizes") or []
         listed = [m / n for m, n in zip(new, old, strict=True)]
@@ -94,7 +98,8 @@ def _table_node(call: NodeCall, x: Value, dims: list[_Dimension], mode: str, coo
     ratios = tuple((s.numerator, s.denominator) for s in steps)
     output = tuple(d.extent for d in moved)
     if mode == "nearest":
-        if coordinates == "asymmetric" and call.attribute("nearest_mode", "round_prefer_floor") == "floor":
+        nearest_mode = call.attribute("nearest_mode", "round_prefer_floor")
+        if coordinates == "asymmetric" and (nearest_mode == "floor" or nearest_mode == SIMPLE and all(d.scale >= 1 for d in moved)):
             return call.g.op("nearest", x, output=output, ratios=ratios)
         return None
     centred = coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and all(d.extent > 1 for d in moved))
@@ -111,7 +116,7 @@ def _positions(dim: _Dimension, coordinates: str) -> np.ndarray:
         exact = dim.scale * dim.size
         return i * (dim.size - 1) / (exact - 1) if dim.extent > 1 and exact != 1 else np.zeros(dim.extent)
     if coordinates == "asymmetric":
-        return i / dim.scale
+        return (i.astype(np.float32) / np.float32(dim.scale)).astype(np.float64)  # as ONNX Runtime: 1 / (1 / 3) is no less than 3
     if coordinates == "tf_crop_and_resize":
         # rounded as in the standard's implementation: a position on the border may else be outside
         start, stop = (np.float32(end) for end in dim.region)
@@ -151,7 +156,7 @@ def _resized(call: NodeCall, x: Value, dim: _Dimension, mode: str, coordinates: 
     g = call.g
     at = _positions(dim, coordinates)
     if mode == "nearest":
-        taps = [(_nearest(at, call.attribute("nearest_mode", "round_prefer_floor")), np.ones_like(at))]
+        taps = [(_nearest(at, call.attribute("nearest_mode", "round_prefer_floor"), dim.scale), np.ones_like(at))]
     else:
         taps = _linear(at) if mode == "linear" else _cubic(at, call.attribute("cubic_coeff_a", -0.75))
         if call.attribute("exclude_outside", 0):
@@ -178,11 +183,11 @@ def _with_border(call: NodeCall, result: Value, dim: _Dimension, at: np.ndarray,
     return call.g.pointwise("where", mask, result, call.attribute("extrapolation_value", 0.0), dtype=result.dtype)
 
 
-def _nearest(at: np.ndarray, mode: str) -> np.ndarray:
+def _nearest(at: np.ndarray, mode: str, scale: float) -> np.ndarray:
     rounded: np.ndarray
-    if mode == "floor":
+    if mode == "floor" or mode == SIMPLE and scale >= 1:
         rounded = np.floor(at)
-    elif mode == "ceil":
+    elif mode in ("ceil", SIMPLE):
         rounded = np.ceil(at)
     else:
         rounded = np.ceil(at - 0.5) if mode == "round_prefer_floor" else np.floor(at + 0.5)
