@@ -243,6 +243,27 @@ def test_without_records_plans_say_that_libraries_were_not_measured(tmp_path: Pa
     assert "library" not in explanation(tilewright.compile(NETWORK, INPUTS, "native", threads=THREADS).image)
 
 
+def test_a_chain_displaces_no_faster_library(tmp_path: Path) -> None:
+    """Where trials measured a library's kernel and not the chain, that time counts as its region's."""
+    module, inputs = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 32, 1)).eval(), (torch.randn(1, 16, 56, 56),)
+    for seconds, chained in ((1.0, True), (1e-9, False)):
+        path = tmp_path / str(chained)
+        with without_chains():
+            problems = problems_of(module, inputs)
+        with Records(path) as records:
+            for problem in problems:
+                if problem.region.kind != "map":
+                    records.add([record(problem, choice.schedule.operator, seconds) for choice in rank(problem, NATIVE, THREADS, VENDOR).library])
+        executable = tilewright.compile(module, inputs, "native", vendor=True, records=path, threads=THREADS)
+        search = executable.image.program.search
+        assert search and any(decision.taken for decision in search) == chained
+        assert all("with a library's kernel as measured" in decision.text for decision in search if "cannot" not in decision.text)
+        assert bool(libraries(executable)) == (not chained)
+        check(executable, module, inputs)
+    plain = tilewright.compile(module, inputs, "native", records=path, threads=THREADS)
+    assert not any("library" in decision.text for decision in plain.image.program.search)
+
+
 def test_trials_measure_both_ways(tmp_path: Path) -> None:
     problems = problems_of(NETWORK, INPUTS)
     with Records(tmp_path / "records") as records:

@@ -1,4 +1,4 @@
-"""Upsample and Resize of ONNX's operator sets 7 to 10, against onnxruntime."""
+"""Upsample and Resize of ONNX's operator sets 7 to 10, and sizes from scales in later ones, against onnxruntime."""
 
 from __future__ import annotations
 
@@ -69,3 +69,9 @@ def test_old_resizing_to_any_size(opset: int, mode: str, data: st.DataObject) ->
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_old_resizing_to_smaller_sizes(mode: str, shape: tuple[int, ...], factors: tuple[float, float]) -> None:
     resizes_as_onnxruntime(upsampled(10, mode, shape, factors), torch.randn(shape))
+
+
+@pytest.mark.parametrize(("size", "scale"), [(3, 5 / 3), (10, 0.7), (7, 11 / 7)])
+def test_sizes_from_scales_are_rounded_in_float32(size: int, scale: float) -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
+    resizes_as_onnxruntime(model_of([node], {"x": [1, 2, size]}, ["y"], {"s": torch.tensor([1.0, 1.0, scale])}, opset=17), torch.randn(1, 2, size))

@@ -109,6 +109,8 @@ class Measured:
     apart: float
 
 
+Library = Callable[[Region], float | None]
+"""Measured seconds of the library's kernel that would compute a region by itself; None if one of ours would, whose time is predicted."""
 FindMeasured = Callable[[Problem], Measured | None]
 """What trials found of a canonical chain; None if they did not measure it, or one of its regions."""
 
@@ -116,19 +118,21 @@ FindMeasured = Callable[[Problem], Measured | None]
 @dataclass(frozen=True)
 class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
-    reason), what was measured of both, and whether it was taken."""
+    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, and whether it was taken."""
 
     results: tuple[str, ...]
     apart: float
     way: Way | None
     reason: str = ""
     measured: Measured | None = None
+    by_library: bool = False
     taken: bool = False
 
     def __str__(self) -> str:
         if self.way is None:
             return f"{' -> '.join(self.results)} cannot be one kernel: {self.reason}"
         said = f"predicted {seconds_text(self.way.seconds)} {self.way.described}, {seconds_text(self.apart)} apart"
+        said += ", with a library's kernel as measured" if self.by_library else ""
         if self.measured is not None:
             found = self.measured
             said += f"; measured {seconds_text(found.seconds)} in strips of {found.schedule.rows} rows, {seconds_text(found.apart)} apart"
@@ -385,12 +389,14 @@ def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
     return registry.lower(problem, schedule, machine)
 
 
-def with_chains(graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured) -> tuple[LaidOut, tuple[Merge, ...]]:
+def with_chains(
+    graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, library: Library
+) -> tuple[LaidOut, tuple[Merge, ...]]:
     """The regions with chains where these were measured to be faster, or are predicted so if records lack them, and what was considered."""
     considered: list[Merge] = []
     taken: dict[str, tuple[Region, ...]] = {}
     for path in paths(graph, laid_out):
-        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, considered)
+        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered)
         taken |= {segment[-1].name: segment for segment in chosen if len(segment) > 1}
     dropped = {region.name for segment in taken.values() for region in segment}
     regions = []
@@ -406,11 +412,19 @@ def with_chains(graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judgin
 
 
 def _partitioned(
-    path: Sequence[Region], graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, considered: list[Merge]
+    path: Sequence[Region],
+    graph: Graph,
+    laid_out: LaidOut,
+    predict: Predict,
+    judge: Judging,
+    measured: FindMeasured,
+    library: Library,
+    considered: list[Merge],
 ) -> list[tuple[Region, ...]]:
     """The fastest partition of a path into segments. A segment whose kernel turns out to be impossible is refused, and the others decided again."""
     alone = [predict(region, True) for region in path]
     summed = [predict(region, False) for region in path] if judge.scales else alone
+    by_library = [library(region) for region in path]
     merges: dict[tuple[int, int], Merge] = {}
     problems: dict[tuple[int, int], Problem] = {}
     for end in range(2, len(path) + 1):
@@ -423,7 +437,9 @@ def _partitioned(
                 merges[begin, end] = Merge(results, apart, None, way)
             else:
                 known = measured(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
-                merges[begin, end] = Merge(results, apart, way, measured=known)
+                found = by_library[begin:end]
+                apart = sum(seconds if its is None else its for seconds, its in zip(alone[begin:end], found, strict=True))
+                merges[begin, end] = Merge(results, apart, way, measured=known, by_library=any(its is not None for its in found))
             problems[begin, end] = problem
     while True:
         places = _fastest(len(path), merges)

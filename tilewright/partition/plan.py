@@ -204,7 +204,13 @@ def _chained(laid_out: LaidOut, context: _Context, predictions: _Predictions, re
         apart = [seconds for seconds in parts if seconds is not None]
         return Measured(*found, sum(apart)) if len(apart) == len(parts) else None
 
-    return with_chains(context.graph, laid_out, predict, context.judge, measured)
+    def library(region: Region) -> float | None:
+        if not context.numerics.vendor:
+            return None
+        choice = context.choose(_canonical(region, context)[0], context.machine, context.threads)
+        return None if choice.predicted else choice.measured_seconds
+
+    return with_chains(context.graph, laid_out, predict, context.judge, measured, library)
 
 
 def _laid_out(
