@@ -72,7 +72,8 @@ def compile_kernels(
         if progress is not None:
             progress(done, len(sources))
 
-    groups = list(pending.values())
+    # the longest first, so that at the end no thread waits long for another
+    groups = sorted(pending.values(), key=lambda indices: len(sources[indices[0]].text), reverse=True)
     for language in {sources[indices[0]].language for indices in groups}:
         compilers[language].require()
     count = min(len(groups), workers or settings.available_cores())
