@@ -236,7 +236,7 @@ def sealed() -> Rows:
 
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
-    measured = [row for part in (1, 2, 3, 4) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
+    measured = [row for part in (1, 2, 3, 4, 5) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
     gains = {(row["network"], row["batch"]): row.get("gain") for row in measured}
     batches = sorted({batch for _, batch in gains})
     rows = [["network", *(f"batch {batch}: gain %" for batch in batches)]]
@@ -245,6 +245,19 @@ def tuned() -> Rows:
     for name, combine in (("mean", statistics.fmean), ("largest", max)):
         known = ([gain for (_, own), gain in gains.items() if own == batch and gain is not None] for batch in batches)
         rows.append([f"**{name} of those measured**", *(percent(combine(found)) for found in known)])
+    return rows
+
+
+def gpu_recurrent() -> Rows:
+    """Recurrent layers in one persistent kernel against a kernel for each step and cuDNN."""
+    found = {(entry["network"], entry["contender"]): entry for entry in results_of("gpu_recurrent")}
+    rows = [["layer", "one kernel, us", "predicted, us", "kernels of one step, us", "cuDNN, us", "cuDNN / one kernel"]]
+    for layer in dict.fromkeys(network for network, _ in found):
+        own = found[layer, "tilewright"]
+        cudnn = min(found[layer, name]["median_seconds"] for name in ("cuDNN", "cuDNN, no graph") if (layer, name) in found)
+        steps = found[layer, "tilewright by steps"]["median_seconds"]
+        seconds = (own["median_seconds"], own["predicted_seconds"], steps, cudnn)
+        rows.append([layer, *(f"{1e6 * value:.0f}" for value in seconds), f"{cudnn / own['median_seconds']:.2f}"])
     return rows
 
 
@@ -265,4 +278,5 @@ GPU_TABLES = (
     first_choices,
     sealed,
     tuned,
+    gpu_recurrent,
 )
