@@ -48,7 +48,7 @@ def neutral(machine: Machine) -> GpuCalibration:
         ("steps", "overlap"): known.counted.overlap, ("direct", "overlap"): known.counted.overlap,
     }  # fmt: skip
     parts = json.loads((calibration.FOLDER / f"{machine.name}.json").read_text())["parts"]
-    units = {(part, name): entry["unit"] for part, entries in parts.items() for name, entry in entries.items()}
+    units = {(part, name): entry["unit"] for part, entries in parts.items() if hasattr(known, part) for name, entry in entries.items()}
     return with_values(known, {name: special[name] if name in special else NEUTRAL[unit] for name, unit in units.items()})
 
 

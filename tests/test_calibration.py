@@ -20,7 +20,9 @@ from tilewright.hardware.machine import Machine
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for path in calibration.FOLDER.glob("*.json") if path.stem != calibration.FALLBACKS)
 H200, RTX, XEON, A53 = (catalogue()[name] for name in ("h200", "rtx2080", "xeon-sapphire-rapids", "cortex-a53"))
-PARTS = {entry.name for kind in (GpuCalibration, CpuCalibration) for entry in fields(kind)}
+OWN = {"chains", "recurrent"}
+"""Parts that only a GPU's own file has: no other stands in for them."""
+PARTS = {entry.name for kind in (GpuCalibration, CpuCalibration) for entry in fields(kind)} | OWN
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -49,8 +51,9 @@ def test_a_machine_without_a_file_has_the_stated_ones() -> None:
     assert fallbacks() == {"gpu": ("h200", "v100"), "cpu": ("golden-cove",)}
     h200, v100, core = (parts_of(calibration.FOLDER / f"{name}.json") for name in ("h200", "v100", "golden-cove"))
     assert h200 is not None and v100 is not None and core is not None
-    unknown = asdict(gpu_calibration(RTX))
-    assert unknown["counted"] == v100["counted"] and {**unknown, "counted": None} == {**h200, "counted": None}
+    unknown, shared = asdict(gpu_calibration(RTX)), {part: values for part, values in h200.items() if part not in OWN}
+    assert unknown["counted"] == v100["counted"] and {**unknown, "counted": None} == {**shared, "counted": None}
+    assert calibration.gpu_recurrence(RTX) is None is calibration.gpu_chains(RTX)
     assert asdict(cpu_calibration(A53)) == core == asdict(cpu_calibration(replace(XEON, name="native")))
 
 
