@@ -305,7 +305,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
         elif isinstance(node, Load):
             if resident(node):
                 done[id(node)] = replace(node, lanes=lanes)
-            elif len(node.index) != 1 or (step := coefficient(node.index[0], axis)) not in (0, 1) or node.dtype == INDEX:
+            elif len(node.index) != 1 or (step := coefficient(node.index[0], axis)) not in (0, 1):
                 return None
             elif step == 1:
                 if node.dtype not in VECTOR_TYPES:

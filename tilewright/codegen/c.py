@@ -84,7 +84,6 @@ class CPrinter(Printer):
         self.reductions: dict[str, str] = {}
         self.collapsed = 0
         self.in_team = False
-        self.keeps_subnormal = False
 
     # --- types ---
 
@@ -150,7 +149,7 @@ class CPrinter(Printer):
             for element in (*sorted((source, target), key=size_of, reverse=True), "i32"):
                 self.type_name(element, lanes)
         name = conversion_name(source, target, lanes)
-        self.wrappers[name] = c_conversion(source, target, lanes, self.keeps_subnormal)
+        self.wrappers[name] = c_conversion(source, target, lanes)
         return Code(f"{name}({code.text})")
 
     def zero(self, node: Expr) -> Code:

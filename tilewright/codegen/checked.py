@@ -49,7 +49,7 @@ class CheckedPrinter(CPrinter):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.name = kernel.name
-        self.is_gpu = self.keeps_subnormal = kernel.is_gpu
+        self.is_gpu = kernel.is_gpu
         # blocks in lockstep
         self.cluster = kernel.launch.grid[0] if kernel.launch and kernel.cooperative else kernel.cluster
         self.cooperative = kernel.cooperative

@@ -3,8 +3,7 @@
 A 16-bit float is represented by its bits (`uint16_t`, `unsigned short`). `tw_f32_of_T` widens exactly; `tw_T_of_f32` rounds to nearest, ties to even.
 NaN and infinities are preserved, and values that are too large become infinite.
 
-Subnormal numbers are kept, except for bfloat16 on CPUs, where they become zero. This agrees with the rounding instruction of AVX512_BF16 and with
-tile products, which treat them as zero. Vectors of float16 are converted by F16C if the target has it. Everything else is arithmetic without
+Subnormal numbers are kept. Vectors are converted by F16C, AVX-512 and AVX512_BF16 if the target has them. Everything else is arithmetic without
 branches, which compilers vectorise in loops: an instruction in inline assembly would keep them from it.
 """
 
@@ -38,35 +37,30 @@ def conversion_name(source: str, target: str, lanes: int) -> str:
 # --- C ----------------------------------------------------------------------------------------------------------------
 
 
-def c_conversion(source: str, target: str, lanes: int, keeps_subnormal: bool = False) -> str:
-    """The function named by `conversion_name` in C; for `lanes` > 1 it takes vectors of `f32`, `i32` and the 16-bit type. `keeps_subnormal`: convert
-    bfloat16 as on a GPU."""
+def c_conversion(source: str, target: str, lanes: int) -> str:
+    """The function named by `conversion_name` in C; for `lanes` > 1 it takes vectors of `f32`, `i32` and the 16-bit type."""
     name = conversion_name(source, target, lanes)
     if lanes == 1:
-        text = _SCALAR[source, target]
-        return text.replace(_TINY_SCALAR, "    return rounded;\n") if keeps_subnormal else text
+        return _SCALAR[source, target]
     text, last = _VECTOR[source, target]
-    if keeps_subnormal:
-        text = text.replace(_TINY_VECTOR, "")
-    elif (source, target, lanes) in _INSTRUCTIONS:
+    if (source, target, lanes) in _INSTRUCTIONS:
         feature, native = _INSTRUCTIONS[source, target, lanes]
         text = f"#ifdef {feature}\n{native}#else\n{text}#endif\n"
     return f"static inline {target}xLANES {name}({source}xLANES a) {{\n{text}{last}}}".replace("LANES", str(lanes))
 
 
-_TINY_SCALAR = "    return (x & 0x7f800000) == 0 ? x >> 16 & 0x8000 : rounded;\n"
 _SCALAR: Mapping[tuple[str, str], str] = MappingProxyType({
     ("bf16", "f32"): """\
 static inline float tw_f32_of_bf16(uint16_t a) {
     union { uint32_t bits; float value; } u = {(uint32_t)a << 16};
     return u.value;
 }""",
-    ("f32", "bf16"): f"""\
-static inline uint16_t tw_bf16_of_f32(float a) {{
-    union {{ float value; uint32_t bits; }} u = {{a}};
-    uint32_t x = u.bits, rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
-    rounded = (x & 0x7fffffff) > 0x7f800000 ? x >> 16 | 0x40 : rounded;
-{_TINY_SCALAR}}}""",
+    ("f32", "bf16"): """\
+static inline uint16_t tw_bf16_of_f32(float a) {
+    union { float value; uint32_t bits; } u = {a};
+    const uint32_t x = u.bits, rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
+    return (x & 0x7fffffff) > 0x7f800000 ? x >> 16 | 0x40 : rounded;
+}""",
     ("f16", "f32"): """\
 static inline float tw_f32_of_f16(uint16_t a) {
     const int32_t rest = (a & 0x7fff) << 13, sign = (int32_t)((uint32_t)(a & 0x8000) << 16);
@@ -88,19 +82,16 @@ static inline uint16_t tw_f16_of_f32(float a) {
 }""",
 })  # fmt: skip
 
-_TINY_VECTOR = "    rounded = (tiny & (high & 0x8000)) | (~tiny & rounded);\n"
 _VECTOR: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType({
     ("bf16", "f32"): (
         "    const i32xLANES wide = __builtin_convertvector(a, i32xLANES);\n",
         "    return (f32xLANES)(wide << 16);\n",
     ),
-    ("f32", "bf16"): (f"""\
-    const i32xLANES x = (i32xLANES)a, high = x >> 16;
-    i32xLANES rounded = (x + 0x7fff + (high & 1)) >> 16;
-    const i32xLANES special = (x & 0x7fffffff) > 0x7f800000, tiny = (x & 0x7f800000) == 0;
-    rounded = (special & (high | 0x40)) | (~special & rounded);
-{_TINY_VECTOR}    return __builtin_convertvector(rounded, bf16xLANES);
-""", ""),
+    ("f32", "bf16"): ("", """\
+    const i32xLANES x = (i32xLANES)a, high = x >> 16, rounded = (x + 0x7fff + (high & 1)) >> 16;
+    const i32xLANES special = (x & 0x7fffffff) > 0x7f800000;
+    return __builtin_convertvector((special & (high | 0x40)) | (~special & rounded), bf16xLANES);
+"""),
     ("f16", "f32"): ("""\
     const i32xLANES x = __builtin_convertvector(a, i32xLANES), rest = (x & 0x7fff) << 13;
     const i32xLANES special = rest >= 0x0f800000, tiny = rest < 0x00800000;
@@ -119,19 +110,24 @@ _VECTOR: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType({
 })  # fmt: skip
 _F16_WIDENED = '    f32xLANES result;\n    __asm__("vcvtph2ps %1, %0" : "=v"(result) : "v"(a));\n    return result;\n'
 _F16_ROUNDED = '    f16xLANES result;\n    __asm__("vcvtps2ph $0, %1, %0" : "=v"(result) : "v"(a));\n    return result;\n'
+_BF16_ROUNDED = """\
+    bf16xLANES result;
+    uint16_t subnormal;  // the rounding instruction makes such numbers zero
+    __asm__("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(a));
+    __asm__("vfpclassps $32, %1, %0" : "=Yk"(subnormal) : "v"(a));
+    if (__builtin_expect(subnormal == 0, 1))
+        return result;
+"""
 _INSTRUCTIONS: Mapping[tuple[str, str, int], tuple[str, str]] = MappingProxyType({
     ("bf16", "f32", 16): ("__AVX512F__", '    i32xLANES wide;\n    __asm__("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(a));\n'),
-    ("f32", "bf16", 16): (
-        "__AVX512BF16__",
-        '    bf16xLANES result;\n    __asm__("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(a));\n    return result;\n',
-    ),
-    ("f16", "f32", 8): ("__F16C__", _F16_WIDENED),
-    ("f32", "f16", 8): ("__F16C__", _F16_ROUNDED),
+    ("f32", "bf16", 16): ("__AVX512BF16__", _BF16_ROUNDED),
+    **{("f16", "f32", lanes): ("__F16C__", _F16_WIDENED) for lanes in (4, 8)},
+    **{("f32", "f16", lanes): ("__F16C__", _F16_ROUNDED) for lanes in (4, 8)},
     ("f16", "f32", 16): ("__AVX512F__", _F16_WIDENED),
     ("f32", "f16", 16): ("__AVX512F__", _F16_ROUNDED),
 })  # fmt: skip
 """By types and lanes: the macro that a compiler defines if the target has the instruction, and the text that then replaces the first part of
-`_VECTOR`. gcc 12 would split a widening of 16 bfloat16 into two halves."""
+`_VECTOR`; the last part follows either. gcc 12 would split a widening of 16 bfloat16 into two halves."""
 
 
 # --- CUDA C++ ---------------------------------------------------------------------------------------------------------

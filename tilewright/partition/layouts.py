@@ -55,7 +55,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
             elif output in converted:
                 layouts[output] = converted[output]
             elif output in copies:
-                layouts[output] = channels_last(shape)
+                layouts[output] = row_major(shape) if _along_rows(output, regions, fixed) else channels_last(shape)
             elif output in joined and (order := order_of(joined[output], layouts, fixed)) is not None:
                 layouts[output] = Layout(shape, order)
             else:
@@ -93,6 +93,11 @@ def _why_fixed(name: str, graph: Graph) -> str:
         if name in names:
             return f"{name} is {what} of the model, whose storage cannot be chosen"
     return f"PyTorch or a loop reads or writes {name}"
+
+
+def _along_rows(name: str, regions: Sequence[Region], fixed: set[str]) -> bool:
+    """Whether only windows whose results are row-major read the value: their vectors then lie along rows of the image, not along channels."""
+    return all(region.kind == "window" and fixed.issuperset(region.outputs) for region in regions if name in region.inputs)
 
 
 def _in_pairs(layout: Layout, load: Load, reduced: Sequence[Var]) -> Layout:

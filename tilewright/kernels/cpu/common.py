@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
-from tilewright.codegen.access import bind_shared, vectorise
+from tilewright.codegen.access import VECTOR_TYPES, bind_shared, vectorise
 from tilewright.codegen.assemble import block
 from tilewright.codegen.printer import C_INT_BYTES
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.dtypes import size_of
+from tilewright.ir.dtypes import NARROW_FLOATS, size_of
 from tilewright.ir.expr import (
     ZERO,
+    Apply,
     Expr,
     Linear,
     Load,
     Var,
     as_lanes,
     binary,
+    coefficient,
+    compare,
+    floordiv,
     from_linear,
     index_const,
     linear,
     replace_loads,
     rewrite,
+    select,
     substitute,
     variables,
 )
-from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, Let, Statement, Store, substitute_in
+from tilewright.ir.problem import Problem
 
 SERIAL_WORK = 1 << 14
 """Element operations below which a parallel region costs more than it saves."""
 CHUNK = 2048
 """Chunk size in elements when a single long axis is divided among threads."""
+MANY = 32
+"""Iterations of outer axes from which the threads divide only these."""
+SHORTEST = 4
+"""Fewest elements along an axis that are worth vectors."""
 ACCUMULATOR = "accumulated"
 
 
@@ -68,7 +78,7 @@ def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
         return loops(axes, body, False, simd=True)
     *outer, inner = axes
     extent = inner.extent or 0
-    if prod(axis.extent or 0 for axis in outer) >= 32:
+    if prod(axis.extent or 0 for axis in outer) >= MANY:
         return loops(outer, For(inner, index_const(extent), body, "simd"), True)
     chunks = -(-extent // CHUNK)
     if chunks <= 1:
@@ -79,6 +89,50 @@ def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
         length = binary("min", extent - chunk * CHUNK, index_const(CHUNK))
     moved = substitute_in(body, {inner: chunk * CHUNK + within})
     return loops([*outer, chunk], For(within, length, moved, "simd"), True)
+
+
+def in_vectors(problem: Problem, axis: Var, lanes: int) -> int:
+    """The lanes of the vectors in which loops along the axis access 16-bit floats: no compiler uses the instructions that convert them in a loop over
+    elements. 1 if there are none, or the axis is too short."""
+    names = (*problem.region.inputs, *problem.region.outputs)
+    width = min(lanes, 1 << (axis.extent or 1).bit_length() - 1)
+    return width if width >= SHORTEST and any(problem.values[name].dtype in NARROW_FLOATS for name in names) else 1
+
+
+def vector_store(target: str, where: Expr, value: Expr, axis: Var, width: int) -> Block | None:
+    """target[where] = value for `width` neighbours along the axis; None if a load is no vector of them, or the target is not contiguous."""
+    wide = vectorise(value, axis, width) if value.dtype in VECTOR_TYPES and coefficient(where, axis) == 1 else None
+    if wide is None:
+        return None
+    lets, (value, where) = bind_shared([as_lanes(wide, width), where])
+    return block(lets, Store(target, where, value))
+
+
+def swept(axis: Var, width: int, body: Statement, length: Expr | None = None, start: Expr = ZERO) -> Statement:
+    """A loop over vectors of `width` neighbours along the axis, `length` elements (all) from `start`, at least `width`. The last vector overlaps the
+    one before if vectors do not divide them, so that the body must store and nothing else."""
+    length = index_const(axis.extent or 0) if length is None else length
+    vector = Var("vector", -(-(axis.extent or 0) // width))
+    offset: Expr = vector * width
+    if (axis.extent or 0) % width:
+        offset = binary("min", offset, length - width)
+    first = Var(axis.name, None)
+    return For(vector, floordiv(length + (width - 1), width), block(Let(first, start + offset), substitute_in(body, {axis: first})))
+
+
+def vector_nest(axes: Sequence[Var], width: int, body: Statement, work: int) -> Statement:
+    """Loops with threads over the outer axes, and over vectors of the innermost, for which `body` stores; a single long axis is split into chunks for
+    the threads, the last of which takes a rest that is shorter than a vector."""
+    *outer, inner = axes
+    extent, parallel = inner.extent or 0, work > SERIAL_WORK
+    chunks = (extent - width) // CHUNK + 1
+    if not parallel or chunks == 1 or prod(axis.extent or 0 for axis in outer) >= MANY:
+        return loops(outer, swept(inner, width, body), parallel)
+    chunk = Var("chunk", chunks)
+    length: Expr = index_const(CHUNK)
+    if extent % CHUNK:
+        length = select(compare("lt", chunk, index_const(chunks - 1)), length, index_const(extent - (chunks - 1) * CHUNK))
+    return loops([*outer, chunk], swept(inner, width, body, length, chunk * CHUNK), True)
 
 
 def common_origin(element: Expr, unrolled: Sequence[Var]) -> tuple[list[Statement], Expr]:
@@ -126,6 +180,45 @@ def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc"
         else:
             inner = For(axis, index_const(axis.extent or 0), inner, kind)
     return [*result, inner], list(held)
+
+
+def vector_reduction(step: Step, body: Expr, width: int, prefix: str) -> tuple[list[Statement], Expr] | None:
+    """As `reduction`, in vectors of `width` neighbours along the innermost reduced axis; None if that is not possible. Elements that fill no vector
+    are the last of one that overlaps the one before, and are combined one by one."""
+    *outer, inner = (axis for axis in step.reduction if axis.extent != 1)
+    combiner, dtype, extent = COMBINERS[step.combiner or ""], body.dtype, inner.extent or 0
+    wide = vectorise(body, inner, width) if combiner.components == 1 and dtype in VECTOR_TYPES else None
+    if wide is None:
+        return None
+    wide = as_lanes(substitute(wide, {axis: ZERO for axis in step.reduction if axis.extent == 1}), width)
+    (identity,), held, rest = combiner.identity((dtype,)), Load(prefix, (ZERO,), dtype, width), extent % width
+    total = Var(f"{prefix}_total", None, dtype)
+
+    def at(start: Expr, combine: Callable[[Expr], Statement]) -> Statement:
+        lets, (value,) = bind_shared([substitute(wide, {inner: start})], "w")
+        return block(lets, combine(value))
+
+    def each(value: Expr) -> Statement:
+        return Store(prefix, ZERO, combiner.combine((held,), (value,))[0])
+
+    vector = Var("vector", extent // width)
+    whole: Statement = For(vector, index_const(extent // width), at(vector * width, each))
+    result: list[Statement] = [Allocate(Buffer(prefix, dtype, width, "register", width)), Store(prefix, ZERO, as_lanes(identity, width))]
+    last, lane, ending = f"{prefix}_last", Var("lane", rest), f"{prefix}_rest"
+    if rest:
+        result += [Allocate(Buffer(ending, dtype, 1, "register")), Store(ending, ZERO, identity)]
+        one = Load(last, (lane + (width - rest),), dtype)
+        single = Store(ending, ZERO, combiner.combine((Load(ending, (ZERO,), dtype),), (one,))[0])
+        tail = at(index_const(extent - width), lambda value: Store(last, ZERO, value))
+        whole = block(whole, Allocate(Buffer(last, dtype, width, "register")), tail, For(lane, index_const(rest), single))
+    result.append(loops(outer, whole, False))
+    for _ in range(width.bit_length() - 1):  # each round combines the halves; in the end every lane holds the total
+        low, high = (Apply(f"zip_{half}", (held, held), dtype, width) for half in ("low", "high"))
+        result.append(Store(prefix, ZERO, combiner.combine((low,), (high,))[0]))
+    value: Expr = replace(held, lanes=1)
+    if rest:
+        (value,) = combiner.combine((value,), (Load(ending, (ZERO,), dtype),))
+    return [*result, Let(total, value)], total
 
 
 def combined(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list[Statement]:

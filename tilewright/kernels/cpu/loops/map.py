@@ -7,15 +7,17 @@ in registers, so that both loads and stores are vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
-from tilewright.ir.expr import Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, substitute
+from tilewright.ir.dtypes import NARROW_FLOATS
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, const, index_const, loads, substitute
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
-from tilewright.kernels.cpu.common import SERIAL_WORK, loops, nest
+from tilewright.kernels.cpu.common import SERIAL_WORK, in_vectors, loops, nest, vector_nest, vector_store
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 from tilewright.kernels.cpu.transposition import transposed
 
@@ -39,11 +41,34 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
         axes = (*axes[:-2], axes[-1], axes[-2])
     else:
         axes, (flat, at) = merge_axes(order, [body, offset])
-    lets, (value, where) = bind_shared([flat, at])
+    stored = problem.values[region.outputs[0]].dtype
+    moved = _moved(flat, stored, problem) if stored in NARROW_FLOATS else None
+    lets, (value, where) = bind_shared([moved or flat, at])
     element = block(lets, Store(region.outputs[0], where, value))
     work = max(step.flops(), prod(step.shape))
-    squares = _squares(axes, flat, at, region.outputs[0], schedule.lanes, work)
-    return single(problem, schedule, squares or nest(axes, element, work))
+    vectors = _squares(axes, flat, at, region.outputs[0], schedule.lanes, work)
+    if vectors is None and moved is None:
+        vectors = _in_vectors(problem, axes, flat, at, schedule.lanes, work)
+    return single(problem, schedule, vectors or nest(axes, element, work))
+
+
+def _moved(value: Expr, stored: str, problem: Problem) -> Expr | None:
+    """The value in the 16-bit type in which all that it selects from is stored, so that nothing is converted; None if it is computed."""
+    if isinstance(value, Const):
+        return const(float(value.value), stored)
+    if isinstance(value, Load):
+        return replace(value, dtype=stored) if problem.values[value.buffer].dtype == stored else None
+    if isinstance(value, Apply) and value.operation == "select":
+        sides = [_moved(side, stored, problem) for side in value.args[1:]]
+        return None if None in sides else replace(value, args=(value.args[0], *sides), dtype=stored)  # type: ignore[arg-type]
+    return None
+
+
+def _in_vectors(problem: Problem, axes: Sequence[Var], body: Expr, at: Expr, lanes: int, work: int) -> Statement | None:
+    """The loops over vectors of 16-bit floats along the innermost axis; None if there are none, or they cannot be vectors."""
+    width = in_vectors(problem, axes[-1], lanes) if axes else 1
+    store = vector_store(problem.region.outputs[0], at, body, axes[-1], width) if width > 1 else None
+    return None if store is None else vector_nest(axes, width, store, work)
 
 
 def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:

@@ -17,7 +17,7 @@ from tilewright.ir.expr import ZERO, Expr, Load, Var, binary, coefficient, index
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
-from tilewright.kernels.cpu.common import SERIAL_WORK, combined, loops, reduction
+from tilewright.kernels.cpu.common import SERIAL_WORK, combined, in_vectors, loops, reduction, swept, vector_reduction, vector_store
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 LANE_BLOCK = 64
@@ -61,7 +61,10 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         bodies = [replace_loads(b, totals) for b in flat[step.name]]
         order = storage_order(step.reduction, _largest_offset(bodies, step.reduction))
         reduced, merged = merge_axes(order, bodies)
-        accumulate, results = reduction(replace(step, reduction=reduced), list(merged), "simd", step.name.replace(".", "_"))
+        merged_step, name = replace(step, reduction=reduced), step.name.replace(".", "_")
+        width = in_vectors(problem, reduced[-1], schedule.lanes) if reduced else 1
+        wide = vector_reduction(merged_step, merged[0], width, name) if width > 1 else None
+        accumulate, results = reduction(merged_step, list(merged), "simd", name) if wide is None else (wide[0], [wide[1]])
         result += accumulate
         totals |= dict(zip(step.names, results, strict=True))
     if last.kind == "reduce":
@@ -69,9 +72,13 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
     else:
         body = replace_loads(flat[last.name][0], totals)
         inner, (value, at) = merge_axes(storage_order(columns, where), [body, where])
-        lets, (value, at) = bind_shared([value, at])
-        store = block(lets, Store(region.outputs[0], at, value))
-        result.append(loops(inner, store, False, simd=True))
+        width = in_vectors(problem, inner[-1], schedule.lanes) if inner else 1
+        store = vector_store(region.outputs[0], at, value, inner[-1], width) if width > 1 else None
+        if store is not None:
+            result.append(loops(inner[:-1], swept(inner[-1], width, store), False))
+        else:
+            lets, (value, at) = bind_shared([value, at])
+            result.append(loops(inner, block(lets, Store(region.outputs[0], at, value)), False, simd=True))
     work = sum(step.flops() for step in steps)
     rows = [axis for axis in row_axes if axis.extent != 1]
     return single(problem, schedule, loops(rows, block(result), work > SERIAL_WORK))

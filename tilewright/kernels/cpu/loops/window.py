@@ -53,26 +53,29 @@ def lower_window(problem: Problem, schedule: LoopSchedule) -> Lowered:
     value = totals[component] if result is None else with_results(merged[-1], reduce, totals)
     lets, (value, where) = bind_shared([value, merged[len(bodies)]])
     element = block(accumulate, lets, Store(region.outputs[0], where, value))
-    tiles = _vector_tiles(region, reduce, axes, merged, points, schedule.lanes, element)
+    tiles = _vector_tiles(region, reduce, axes, merged, points, schedule.lanes)
     lowered = single(problem, schedule, tiles or nest(axes, element, max(reduce.flops(), 1)))
     return replace(lowered, storage=MappingProxyType(storage))
 
 
 def packed_along(problem: Problem, lane: Sequence[Var]) -> tuple[Problem, dict[str, Storage]]:
-    """The problem with constants that are strided along the lane axis replaced by copies with that dimension innermost, and the copies."""
+    """The problem with constants that are strided along the lane axis replaced by copies with that dimension innermost, and 16-bit ones by copies in
+    the type that kernels compute with; and the copies."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     storage: dict[str, Storage] = {}
     names: dict[str, str] = {}
     for load in loads(*region.steps[0].bodies):
         if load.buffer not in problem.constants or load.buffer in names or not lane:
             continue
-        known = [dim for dim, position in enumerate(load.index) if lane[0] in variables(position)]
-        if len(known) != 1 or coefficient(layouts[load.buffer].offset(load.index), lane[0]) in (0, 1, None):
-            continue
-        shape = values[load.buffer].shape
-        order = (*(dim for dim in range(len(shape)) if dim != known[0]), known[0])
+        shape, dtype = values[load.buffer].shape, computed_in(values[load.buffer].dtype)
+        inner = [dim for dim, position in enumerate(load.index) if lane[0] in variables(position)]
+        if len(inner) != 1 or coefficient(layouts[load.buffer].offset(load.index), lane[0]) in (0, 1, None):
+            if dtype == values[load.buffer].dtype:
+                continue
+            inner = []
+        order = (*(dim for dim in range(len(shape)) if dim not in inner), *inner)
         names[load.buffer] = packed = f"{load.buffer}@{region.name}"
-        value = replace(values[load.buffer], name=packed, dtype=computed_in(values[load.buffer].dtype))
+        value = replace(values[load.buffer], name=packed, dtype=dtype)
         storage[packed] = Storage(value, permuted(shape, order), load.buffer)
 
     def renamed(node: Expr) -> Expr:
@@ -96,18 +99,30 @@ class _Tile:
     offset: Expr
     lanes: int
     vectors: int
-    blocks: Var
     unrolled: bool
 
-    def emit(self, start: Expr, pixels: int) -> Block:
-        """The tile of `pixels` adjacent pixels from `start`, for one block of channels."""
+    def row(self, channel: Expr) -> Statement:
+        """All pixels of a row, for the block of channels from `channel`."""
+        if self.pixel is None:
+            return self.emit(channel, ZERO, 1)
+        across = self.pixel.extent or 0
+        size = min(PIXELS, across)
+        at = Var("tile", across // size)
+        full = self.emit(channel, at * size, size)
+        return block(
+            For(at, index_const(across // size), full) if at.extent != 1 else substitute_in(full, {at: ZERO}),
+            [self.emit(channel, index_const(across // size * size), across % size)] if across % size else [],
+        )
+
+    def emit(self, channel: Expr, start: Expr, pixels: int) -> Block:
+        """The tile of `pixels` adjacent pixels from `start`, for the block of channels from `channel`."""
         combiner = COMBINERS[self.reduce.combiner or ""]
         (identity,) = combiner.identity((self.wide.dtype,))
         size = pixels * self.vectors
         k, j, v = Var("k", size), Var("j", pixels), Var("v", self.vectors)
         at = (j * self.vectors + v) * self.lanes
         held = Load("acc", (at,), self.wide.dtype, self.lanes)
-        here: dict[Var, Expr] = {self.lane: self.blocks * (self.vectors * self.lanes) + v * self.lanes}
+        here: dict[Var, Expr] = {self.lane: channel + v * self.lanes}
         if self.pixel is not None:
             here[self.pixel] = start + j
         here |= {axis: ZERO for axis in self.reduce.reduction if axis.extent == 1}
@@ -135,12 +150,10 @@ def _over(body: Statement, *axes: Var) -> Statement:
     return body
 
 
-def _vector_tiles(
-    region: Region, reduce: Step, axes: Sequence[Var], merged: Sequence[Expr], points: int, lanes: int, element: Block
-) -> Statement | None:
+def _vector_tiles(region: Region, reduce: Step, axes: Sequence[Var], merged: Sequence[Expr], points: int, lanes: int) -> Statement | None:
     """The window with accumulators in vector registers over the innermost axis; None if that axis is short or an access cannot be vectorised.
 
-    `merged` is (body, store offset, [value]); `element` computes one output element."""
+    `merged` is (body, store offset, [value])."""
     if not axes or len(reduce.bodies) != 1:
         return None
     *outer, lane = axes
@@ -160,26 +173,12 @@ def _vector_tiles(
     pixel = outer.pop() if outer and guard == TRUE and points <= UNROLLED_POINTS else None
     vectors = next((v for v in VECTORS[pixel is not None :] if extent % (v * lanes) == 0), 1)
     width = vectors * lanes
-    blocks = Var("lane_block", extent // width)
-    tile = _Tile(region, reduce, lane, pixel, guard, wide, wide_value, offset, lanes, vectors, blocks, points <= UNROLLED_POINTS)
-    if pixel is None:
-        inside: Statement = tile.emit(ZERO, 1)
-    else:
-        across = pixel.extent or 0
-        size = min(PIXELS, across)
-        at = Var("tile", across // size)
-        full = tile.emit(at * size, size)
-        inside = block(
-            For(at, index_const(across // size), full) if at.extent != 1 else substitute_in(full, {at: ZERO}),
-            [tile.emit(index_const(across // size * size), across % size)] if across % size else [],
-        )
+    blocks, rest = Var("lane_block", extent // width), extent % width
+    tile = _Tile(region, reduce, lane, pixel, guard, wide, wide_value, offset, lanes, vectors, points <= UNROLLED_POINTS)
+    inside = tile.row(blocks * width)
     parallel = reduce.flops() > SERIAL_WORK
-    rest = extent % width
     if not rest:
         kept = [axis for axis in (*outer, blocks) if axis.extent != 1]
         return loops(kept, inside if blocks.extent != 1 else substitute_in(inside, {blocks: ZERO}), parallel)
-    within = Var("within", rest)
-    last: Statement = For(within, index_const(rest), substitute_in(element, {lane: within + (extent - rest)}), "simd")
-    if pixel is not None:
-        last = For(pixel, index_const(pixel.extent or 0), last)
-    return loops(outer, block(For(blocks, index_const(extent // width), inside), last), parallel)
+    # the last vector overlaps the one before; one thread computes both
+    return loops(outer, block(For(blocks, index_const(extent // width), inside), tile.row(index_const(extent - width))), parallel)
