@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -194,6 +194,62 @@ def check_random(seed: int, dtype: torch.dtype, target: str) -> None:
 @settings(max_examples=12, deadline=None)
 def test_random_graphs(seed: int, dtype: torch.dtype, target: str) -> None:
     check_random(seed, dtype, target)
+
+
+class Rows(nn.Module):
+    """Functions, reductions and moves along rows of any length."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.norm, self.table = nn.LayerNorm(length), nn.Embedding(7, length)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        f = nn.functional
+        return (
+            f.gelu(x), x.tanh(), x.softmax(-1), x.softmax(0), x.log_softmax(-1), self.norm(x), x.amax(-1), x.mean(0),
+            f.pad(x, (1, 2), value=0.1), self.table.weight[torch.arange(x.shape[0]) % 7], (x.half().float() + x).to(x.dtype),
+        )  # fmt: skip
+
+
+@given(rows=st.integers(1, 70), length=st.integers(2, 70), dtype=st.sampled_from(TYPES), target=st.sampled_from(TARGETS))
+@settings(max_examples=8, deadline=None)
+@example(rows=9, length=1031, dtype=torch.float16, target="native")
+@example(rows=1, length=1 << 14 | 5, dtype=torch.bfloat16, target="native")
+def test_rows_of_any_length(rows: int, length: int, dtype: torch.dtype, target: str) -> None:
+    torch.manual_seed(length)
+    module, inputs = Rows(length).to(dtype).eval(), (torch.randn(rows, length).to(dtype),)
+    executable = tilewright.compile(module, inputs, target, threads=2)
+    poison(executable)
+    assert_as_good_as_eager(module, inputs, executable(*inputs))
+
+
+@given(
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)), channels=st.integers(1, 20), stride=st.integers(1, 2), dtype=st.sampled_from([*TYPES, torch.float32]),
+    target=st.sampled_from(TARGETS),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+def test_depthwise_convolutions_of_row_major_images(size: tuple[int, int], channels: int, stride: int, dtype: torch.dtype, target: str) -> None:
+    torch.manual_seed(channels)
+    module, inputs = nn.Conv2d(channels, channels, 3, stride, 1, groups=channels).to(dtype), (torch.randn(2, channels, *size).to(dtype),)
+    executable = tilewright.compile(module, inputs, target, threads=2)
+    poison(executable)
+    assert_as_good_as_eager(module, inputs, executable(*inputs))
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("target", [AVX2, AVX512], ids=lambda m: m.name)
+@pytest.mark.parametrize("shape", [(1, 4100), (3, 2101), (40, 19), (5, 130)])
+def test_vectors_that_overlap_belong_to_one_thread(shape: tuple[int, int], target: Machine, dtype: torch.dtype) -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return nn.functional.gelu(x.exp()), x.softmax(-1)
+
+    module, inputs = Both(), (torch.randn(*shape).to(dtype),)
+    graph, _ = simplify(import_module(module, inputs).graph)
+    results, faults = run_program(plan_program(graph, target, 2), {name: array_of(x) for name, x in zip(graph.inputs, inputs, strict=True)})
+    assert not faults
+    found = [torch.from_numpy(results[name].copy()) for name in graph.outputs]
+    assert_as_good_as_eager(module, inputs, [x.view(dtype) if x.dtype == torch.uint16 else x for x in found])
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

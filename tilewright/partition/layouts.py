@@ -2,7 +2,8 @@
 
 Rules, in execution order: inputs and outputs of the model are row-major, as PyTorch passes them; a contraction stores its N axis (output channels)
 innermost; everything else is stored in the order in which it reads the largest input of its rank. A value that sums read with zero padding gets a
-halo as wide as they need; a graph input or other value that cannot have one is copied once into a padded buffer. Values that are concatenated are
+halo as wide as they need; a graph input or other value that cannot have one is copied once into a padded buffer, channels last unless all its
+readers are windows with row-major results. Values that are concatenated are
 stored as slices of one buffer (`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
 """
 
@@ -179,7 +180,7 @@ def _pad_by_copy(
                 values[copies[name]] = Value(copies[name], original.shape, original.dtype)
                 axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(original.shape))
                 step = Step(copies[name], original.shape, axes, (Load(name, axes, computed_in(original.dtype)),))
-                why = f"padding: {name} is copied once, channels last and with a zeroed border, so that no tile checks bounds"
+                why = f"padding: {name} is copied once, with a zeroed border, so that no tile checks bounds"
                 result.append(Region(copies[name], "map", (), (step,), (name,), (copies[name],), (why,)))
             region = reading(region, name, copies[name])
         result.append(region)

@@ -156,8 +156,10 @@ def with_results(body: Expr, step: Step, totals: Sequence[Expr]) -> Expr:
     return replace_loads(body, held)
 
 
-def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc") -> tuple[list[Statement], list[Expr]]:
-    """Statements that reduce flat bodies over the step's reduced axes into scalars, and loads of the results."""
+def reduction(
+    step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc", first: Statement | None = None
+) -> tuple[list[Statement], list[Expr]]:
+    """Statements that reduce flat bodies over the step's reduced axes into scalars, and loads of the results; `first` comes before each body."""
     combiner = COMBINERS[step.combiner or ""]
     names = [f"{prefix}{i}" for i in range(combiner.components)]
     dtypes = tuple(body.dtype for body in bodies)
@@ -167,7 +169,7 @@ def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc"
         result += [Allocate(Buffer(name, dtype, 1, "register")), Store(name, ZERO, identity)]
     zero: dict[Var, Expr] = {axis: ZERO for axis in step.reduction if axis.extent == 1}
     bodies = [substitute(b, zero) for b in bodies] if zero else bodies
-    update = block(combined(names, combiner.combine(held, tuple(bodies)), ZERO))
+    update = block([first] if first else [], combined(names, combiner.combine(held, tuple(bodies)), ZERO))
     axes = [axis for axis in step.reduction if axis.extent != 1]
     simd_safe = combiner.components == 1 and step.combiner in ("sum", "prod", "max", "min") and size_of(dtypes[0]) >= C_INT_BYTES
     inner: Statement = update
@@ -182,7 +184,9 @@ def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc"
     return [*result, inner], list(held)
 
 
-def vector_reduction(step: Step, body: Expr, width: int, prefix: str) -> tuple[list[Statement], Expr] | None:
+def vector_reduction(
+    step: Step, body: Expr, width: int, prefix: str, first: Statement | None = None
+) -> tuple[list[Statement], Expr] | None:
     """As `reduction`, in vectors of `width` neighbours along the innermost reduced axis; None if that is not possible. Elements that fill no vector
     are the last of one that overlaps the one before, and are combined one by one."""
     *outer, inner = (axis for axis in step.reduction if axis.extent != 1)
@@ -191,21 +195,21 @@ def vector_reduction(step: Step, body: Expr, width: int, prefix: str) -> tuple[l
     if wide is None:
         return None
     wide = as_lanes(substitute(wide, {axis: ZERO for axis in step.reduction if axis.extent == 1}), width)
-    (identity,), held, rest = combiner.identity((dtype,)), Load(prefix, (ZERO,), dtype, width), extent % width
-    total = Var(f"{prefix}_total", None, dtype)
+    sums, last, ending, total = f"{prefix}0", f"{prefix}_last", f"{prefix}_rest", Var(f"{prefix}_total", None, dtype)
+    (identity,), held, rest = combiner.identity((dtype,)), Load(sums, (ZERO,), dtype, width), extent % width
 
     def at(start: Expr, combine: Callable[[Expr], Statement]) -> Statement:
         lets, (value,) = bind_shared([substitute(wide, {inner: start})], "w")
-        return block(lets, combine(value))
+        return block([substitute_in(first, {inner: start})] if first else [], lets, combine(value))
 
     def each(value: Expr) -> Statement:
-        return Store(prefix, ZERO, combiner.combine((held,), (value,))[0])
+        return Store(sums, ZERO, combiner.combine((held,), (value,))[0])
 
     vector = Var("vector", extent // width)
     whole: Statement = For(vector, index_const(extent // width), at(vector * width, each))
-    result: list[Statement] = [Allocate(Buffer(prefix, dtype, width, "register", width)), Store(prefix, ZERO, as_lanes(identity, width))]
-    last, lane, ending = f"{prefix}_last", Var("lane", rest), f"{prefix}_rest"
+    result: list[Statement] = [Allocate(Buffer(sums, dtype, width, "register", width)), Store(sums, ZERO, as_lanes(identity, width))]
     if rest:
+        lane = Var("lane", rest)
         result += [Allocate(Buffer(ending, dtype, 1, "register")), Store(ending, ZERO, identity)]
         one = Load(last, (lane + (width - rest),), dtype)
         single = Store(ending, ZERO, combiner.combine((Load(ending, (ZERO,), dtype),), (one,))[0])
@@ -214,7 +218,7 @@ def vector_reduction(step: Step, body: Expr, width: int, prefix: str) -> tuple[l
     result.append(loops(outer, whole, False))
     for _ in range(width.bit_length() - 1):  # each round combines the halves; in the end every lane holds the total
         low, high = (Apply(f"zip_{half}", (held, held), dtype, width) for half in ("low", "high"))
-        result.append(Store(prefix, ZERO, combiner.combine((low,), (high,))[0]))
+        result.append(Store(sums, ZERO, combiner.combine((low,), (high,))[0]))
     value: Expr = replace(held, lanes=1)
     if rest:
         (value,) = combiner.combine((value,), (Load(ending, (ZERO,), dtype),))

@@ -13,13 +13,19 @@ from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_di
 from tilewright.codegen.assemble import block, single
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import ZERO, Expr, Load, Var, binary, coefficient, index_const, loads, replace_loads, substitute
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, binary, coefficient, index_const, loads, replace_loads, rewrite, substitute, walk
+from tilewright.ir.guards import guards
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
+from tilewright.ir.scalar import OPERATIONS
 from tilewright.kernels.cpu.common import SERIAL_WORK, combined, in_vectors, loops, reduction, swept, vector_reduction, vector_store
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
+KEPT, MOST_KEPT = "kept", 4096
+"""The array for what the last reduction computes and the map after it needs again, and its largest size: a row stays in the nearest cache."""
+COSTLY = 8
+"""Fewest operations of a function that is worth keeping."""
 LANE_BLOCK = 64
 """Neighbouring rows that one thread reduces together."""
 
@@ -57,14 +63,28 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
 
     result: list[Statement] = []
     totals: dict[str, Expr] = {}
+    kept = _kept(reduces[-1], flat[reduces[-1].name], flat[last.name], columns) if last.kind == "map" else None
+    if kept is not None:
+        row: dict[Var, Expr] = dict(zip(columns, reduces[-1].reduction, strict=True))
+        again, place = substitute(kept, dict(zip(reduces[-1].reduction, columns, strict=True))), _position(columns)
+        result.append(Allocate(Buffer(KEPT, kept.dtype, prod(axis.extent or 1 for axis in columns), "register")))
+        flat[last.name] = [_instead(b, again, Load(KEPT, (place,), kept.dtype)) for b in flat[last.name]]
     for step in reduces:
-        bodies = [replace_loads(b, totals) for b in flat[step.name]]
+        bodies, kept_here = [replace_loads(b, totals) for b in flat[step.name]], list[Expr]()
+        if kept is not None and step is reduces[-1]:
+            kept_here = [substitute(place, row), replace_loads(kept, totals)]
+            bodies = [_instead(b, kept_here[1], Load(KEPT, (kept_here[0],), kept.dtype)) for b in bodies]
         order = storage_order(step.reduction, _largest_offset(bodies, step.reduction))
-        reduced, merged = merge_axes(order, bodies)
+        reduced, merged = merge_axes(order, [*bodies, *kept_here])
         merged_step, name = replace(step, reduction=reduced), step.name.replace(".", "_")
         width = in_vectors(problem, reduced[-1], schedule.lanes) if reduced else 1
-        wide = vector_reduction(merged_step, merged[0], width, name) if width > 1 else None
-        accumulate, results = reduction(merged_step, list(merged), "simd", name) if wide is None else (wide[0], [wide[1]])
+        first = vector_store(KEPT, *merged[len(bodies) :], reduced[-1], width) if kept_here and width > 1 else None
+        wide = vector_reduction(merged_step, merged[0], width, name, first) if width > 1 and (first or not kept_here) else None
+        if wide is None:
+            first = Store(KEPT, *merged[len(bodies) :]) if kept_here else None
+            accumulate, results = reduction(merged_step, list(merged[: len(bodies)]), "simd", name, first)
+        else:
+            accumulate, results = wide[0], [wide[1]]
         result += accumulate
         totals |= dict(zip(step.names, results, strict=True))
     if last.kind == "reduce":
@@ -82,6 +102,33 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
     work = sum(step.flops() for step in steps)
     rows = [axis for axis in row_axes if axis.extent != 1]
     return single(problem, schedule, loops(rows, block(result), work > SERIAL_WORK))
+
+
+def _kept(reduce: Step, bodies: Sequence[Expr], values: Sequence[Expr], columns: Sequence[Var]) -> Expr | None:
+    """The largest part of the reduction's body that computes a function which the map computes again; None if there is none or a row is too long."""
+    extents = [axis.extent or 1 for axis in columns]
+    if [axis.extent or 1 for axis in reduce.reduction] != extents or prod(extents) > MOST_KEPT:
+        return None
+    row: dict[Var, Expr] = dict(zip(columns, reduce.reduction, strict=True))
+    again, reached = set(walk(*(substitute(value, row) for value in values))), guards(bodies)
+    costly = [
+        node
+        for node in walk(*bodies)
+        if isinstance(node, Apply) and OPERATIONS[node.operation].flops >= COSTLY and node in again and () in reached[id(node)]
+    ]
+    return costly[-1] if costly else None
+
+
+def _position(axes: Sequence[Var]) -> Expr:
+    """The flat position of the axes' point."""
+    position: Expr = ZERO
+    for axis in axes:
+        position = position * (axis.extent or 1) + axis
+    return position
+
+
+def _instead(expr: Expr, part: Expr, other: Expr) -> Expr:
+    return rewrite(expr, lambda node: other if node == part else node)
 
 
 def _rows_across(
