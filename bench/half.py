@@ -1,7 +1,8 @@
-"""float16 and bfloat16 networks on this CPU: Tilewright, eager PyTorch and Inductor, all in that type, in one process.
+"""float16 and bfloat16 networks and single operators on this CPU: Tilewright, eager PyTorch and Inductor, all in that type, in one process.
 
     python -m bench.half --threads 1 --name half_1_thread
-    python -m bench.half resnet18 --types bfloat16 --threads 2
+    python -m bench.half resnet18 gelu --types bfloat16 --threads 2
+    python -m bench.half operators --against eager --threads 1 --name operators_half_1
 
 The network and its inputs are converted by `.to(dtype)`; `eager_cl` has channels-last weights and images. Each contender is checked against PyTorch
 in float64 on the rounded weights before it is timed, in turns.
@@ -10,8 +11,10 @@ in float64 on the rounded weights before it is timed, in turns.
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from rich.console import Console
@@ -29,18 +32,59 @@ TOLERANCE = 0.2
 """Largest error relative to the largest output: BERT's in bfloat16 are 0.06 in eager PyTorch."""
 
 
+class Attention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
+    "gelu": (nn.GELU(), (128, 3072)),
+    "silu": (nn.SiLU(), (128, 3072)),
+    "relu": (nn.ReLU(), (1, 64, 56, 56)),
+    "softmax": (nn.Softmax(-1), (12, 128, 128)),
+    "log_softmax": (nn.LogSoftmax(-1), (128, 1000)),
+    "layer_norm": (nn.LayerNorm(768), (128, 768)),
+    "group_norm": (nn.GroupNorm(8, 64), (1, 64, 56, 56)),
+    "batch_norm": (nn.BatchNorm2d(64), (1, 64, 56, 56)),
+    "attention_128": (Attention(), (1, 12, 128, 64)),
+    "attention_512": (Attention(), (1, 12, 512, 64)),
+    "depthwise": (nn.Conv2d(64, 64, 3, padding=1, groups=64), (1, 64, 56, 56)),
+    "embedding": (nn.Embedding(30522, 768), (1, 128)),
+    "max_pool": (nn.MaxPool2d(2), (1, 64, 56, 56)),
+})  # fmt: skip
+"""Single operators with the shape of their inputs."""
+
+
+def built(name: str, batch: int, seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A network, or an operator, whose batch is fixed, and inputs."""
+    if name not in OPERATORS:
+        return zoo.build(name, batch, seed)
+    torch.manual_seed(seed)
+    return copy.deepcopy(OPERATORS[name][0]).eval(), drawn(name, batch)
+
+
+def drawn(name: str, batch: int) -> tuple[Tensor, ...]:
+    """Inputs of a network or operator."""
+    if name not in OPERATORS:
+        return zoo.NETWORKS[name].example_inputs(batch)
+    module, shape = OPERATORS[name]
+    if isinstance(module, nn.Embedding):
+        return (torch.randint(module.num_embeddings, shape),)
+    return tuple(torch.randn(shape) for _ in range(3 if isinstance(module, Attention) else 1))
+
+
 def converted(name: str, dtype: torch.dtype, batch: int, seed: int) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
-    """The network with example inputs, and once more with others."""
-    module, inputs = zoo.build(name, batch, seed)
+    """The network or operator with example inputs, and once more with others."""
+    module, inputs = built(name, batch, seed)
     module = module.to(dtype)
     torch.manual_seed(seed + 1)
-    for values in (inputs, zoo.NETWORKS[name].example_inputs(batch)):
+    for values in (inputs, drawn(name, batch)):
         yield module, tuple(x.to(dtype) if x.is_floating_point() else x for x in values)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NETWORK", help="zoo networks")
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="NAME", help="zoo networks, single operators, or `operators`")
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--against", default=",".join(AGAINST))
     parser.add_argument("--batch", type=int, default=1)
@@ -55,7 +99,7 @@ def main() -> None:
     contenders = [ours() if name == OURS else PEERS[name] for name in names]
     console = Console(width=160)
     results: list[Outcome] = []
-    for network in options.networks:
+    for network in OPERATORS if options.networks == ["operators"] else options.networks:
         for dtype in options.types.split(","):
             (module, inputs), (_, fresh) = converted(network, getattr(torch, dtype), options.batch, options.seed)
             found = compare(f"{network} {dtype}", module, inputs, fresh, contenders, TOLERANCE, options.rounds, options.seconds)

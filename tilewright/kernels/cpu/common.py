@@ -43,6 +43,8 @@ MANY = 32
 """Iterations of outer axes from which the threads divide only these."""
 SHORTEST = 4
 """Fewest elements along an axis that are worth vectors."""
+CHAINS = 4
+"""Accumulators of a reduction, so that one addition or maximum need not wait for the one before."""
 ACCUMULATOR = "accumulated"
 
 
@@ -195,31 +197,43 @@ def vector_reduction(
     if wide is None:
         return None
     wide = as_lanes(substitute(wide, {axis: ZERO for axis in step.reduction if axis.extent == 1}), width)
-    sums, last, ending, total = f"{prefix}0", f"{prefix}_last", f"{prefix}_rest", Var(f"{prefix}_total", None, dtype)
-    (identity,), held, rest = combiner.identity((dtype,)), Load(sums, (ZERO,), dtype, width), extent % width
+    acc, last, ending, total = f"{prefix}0", f"{prefix}_last", f"{prefix}_rest", Var(f"{prefix}_total", None, dtype)
+    full, rest = divmod(extent, width)
+    chains = CHAINS if full >= CHAINS else 1
+    (identity,), chain = combiner.identity((dtype,)), Var("chain", chains)
 
-    def at(start: Expr, combine: Callable[[Expr], Statement]) -> Statement:
+    def held(number: Expr) -> Load:
+        return Load(acc, (number * width,), dtype, width)
+
+    def merged(number: Expr, *values: Expr) -> Statement:
+        return Store(acc, number * width, combiner.combine((values[0],), (values[1],))[0])
+
+    def at(start: Expr, use: Callable[[Expr], Statement]) -> Statement:
         lets, (value,) = bind_shared([substitute(wide, {inner: start})], "w")
-        return block([substitute_in(first, {inner: start})] if first else [], lets, combine(value))
+        return block([substitute_in(first, {inner: start})] if first else [], lets, use(value))
 
-    def each(value: Expr) -> Statement:
-        return Store(sums, ZERO, combiner.combine((held,), (value,))[0])
+    def swept_by(count: int, start: Expr, number: Var) -> Statement:
+        body = at(start + number * width, lambda value: merged(number, held(number), value))
+        return For(number, index_const(count), body, "unroll")
 
-    vector = Var("vector", extent // width)
-    whole: Statement = For(vector, index_const(extent // width), at(vector * width, each))
-    result: list[Statement] = [Allocate(Buffer(sums, dtype, width, "register", width)), Store(sums, ZERO, as_lanes(identity, width))]
+    vector = Var("vector", full // chains)
+    parts: list[Statement] = [For(vector, index_const(full // chains), swept_by(chains, vector * (chains * width), chain))]
+    if full % chains:
+        parts.append(swept_by(full % chains, index_const(full // chains * chains * width), Var("chain", full % chains)))
+    result: list[Statement] = [Allocate(Buffer(acc, dtype, chains * width, "register", width))]
+    result.append(For(chain, index_const(chains), Store(acc, chain * width, as_lanes(identity, width)), "unroll"))
     if rest:
         lane = Var("lane", rest)
         result += [Allocate(Buffer(ending, dtype, 1, "register")), Store(ending, ZERO, identity)]
         one = Load(last, (lane + (width - rest),), dtype)
         single = Store(ending, ZERO, combiner.combine((Load(ending, (ZERO,), dtype),), (one,))[0])
-        tail = at(index_const(extent - width), lambda value: Store(last, ZERO, value))
-        whole = block(whole, Allocate(Buffer(last, dtype, width, "register")), tail, For(lane, index_const(rest), single))
-    result.append(loops(outer, whole, False))
+        parts += [Allocate(Buffer(last, dtype, width, "register")), at(index_const(extent - width), lambda value: Store(last, ZERO, value))]
+        parts.append(For(lane, index_const(rest), single))
+    result.append(loops(outer, block(parts), False))
+    result += [merged(ZERO, held(ZERO), held(index_const(number))) for number in range(1, chains)]
     for _ in range(width.bit_length() - 1):  # each round combines the halves; in the end every lane holds the total
-        low, high = (Apply(f"zip_{half}", (held, held), dtype, width) for half in ("low", "high"))
-        result.append(Store(sums, ZERO, combiner.combine((low,), (high,))[0]))
-    value: Expr = replace(held, lanes=1)
+        result.append(merged(ZERO, *(Apply(f"zip_{half}", (held(ZERO), held(ZERO)), dtype, width) for half in ("low", "high"))))
+    value: Expr = Load(acc, (ZERO,), dtype)
     if rest:
         (value,) = combiner.combine((value,), (Load(ending, (ZERO,), dtype),))
     return [*result, Let(total, value)], total

@@ -78,11 +78,13 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         reduced, merged = merge_axes(order, [*bodies, *kept_here])
         merged_step, name = replace(step, reduction=reduced), step.name.replace(".", "_")
         width = in_vectors(problem, reduced[-1], schedule.lanes) if reduced else 1
-        first = vector_store(KEPT, *merged[len(bodies) :], reduced[-1], width) if kept_here and width > 1 else None
-        wide = vector_reduction(merged_step, merged[0], width, name, first) if width > 1 and (first or not kept_here) else None
+        reads, kept_at = list(merged[: len(bodies)]), merged[len(bodies) :]
+        wide = None
+        if width > 1:
+            vectors = vector_store(KEPT, kept_at[0], kept_at[1], reduced[-1], width) if kept_at else None
+            wide = vector_reduction(merged_step, reads[0], width, name, vectors) if vectors or not kept_at else None
         if wide is None:
-            first = Store(KEPT, *merged[len(bodies) :]) if kept_here else None
-            accumulate, results = reduction(merged_step, list(merged[: len(bodies)]), "simd", name, first)
+            accumulate, results = reduction(merged_step, reads, "simd", name, Store(KEPT, kept_at[0], kept_at[1]) if kept_at else None)
         else:
             accumulate, results = wide[0], [wide[1]]
         result += accumulate
