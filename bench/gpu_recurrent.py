@@ -1,4 +1,4 @@
-"""Recurrent layers on the GPU present: all steps in one kernel, kernels of one step, and cuDNN, interleaved; and the time of a grid's barrier.
+"""Recurrent layers on the GPU present: all steps in one kernel, kernels of one step, and cuDNN, interleaved; and the times of barriers.
 
     python -m bench.gpu_recurrent
     python -m bench.gpu_recurrent "LSTM 512" --name recurrent_lstm
@@ -8,9 +8,9 @@ Each is one layer of 64 steps at batch 1 in float32 (TF32 off), whose inputs are
 results: the outputs of all steps and the final states. All are checked against PyTorch in float64 before they are timed, and find the level-2 cache
 full of other data. cuDNN is PyTorch's module as a CUDA graph, or where that cannot be captured by ordinary calls, whose name then says so.
 
-`barrier_seconds` is the time of one of many barriers of a grid with nothing between them, with a block for each processor: the constant that the
-models of `kernels.gpu.recurrence` need (part "recurrent" of the machine's calibration file). The kernels here are planned without such a file, and
-`predicted_seconds` is what the assumed constant gives.
+`barrier_seconds` is the time of one of many barriers of a grid with nothing between them, with a block for each processor, and
+`cluster_barrier_seconds` that of a cluster of eight blocks: the constants that the models of `kernels.gpu.recurrence` need (part "recurrent" of the
+machine's calibration file). `predicted_seconds` is what the file's constants give, or where it has none the assumed ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench.cpu_networks import OURS, cell
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from bench.recurrent import BY_STEPS, Workload, layer
 from tilewright.codegen.cuda import print_cuda
-from tilewright.codegen.intrinsics.barriers import COUNTER, grid_barrier
+from tilewright.codegen.intrinsics.barriers import COUNTER, cluster_barrier, grid_barrier
 from tilewright.compile import build, read, source_files
 from tilewright.frontend.imported import Imported
 from tilewright.graph.passes import simplify
@@ -45,6 +45,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Place
 from tilewright.ir.region import Program
+from tilewright.kernels.gpu.recurrence.space import CLUSTERS
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.driver import system_driver
 from tilewright.runtime.executable import executable_of
@@ -107,16 +108,17 @@ def by_cudnn(module: nn.Module, inputs: tuple[Tensor, ...], captures: bool) -> R
     return captured(run, inputs) if captures else run
 
 
-def barriers(count: int, processors: int) -> Kernel:
-    """A kernel of nothing but barriers."""
+def barriers(count: int, blocks: int, cluster: bool) -> Kernel:
+    """A kernel of nothing but barriers, of a grid or of one cluster."""
     step = Var("step", count)
-    body = For(step, index_const(count), grid_barrier(Place("counter", ZERO), (step + 1) * processors))
-    return Kernel(f"barriers_{count}", (Buffer("counter", COUNTER, 1, writable=True),), body, Launch((processors, 1, 1), (256, 1, 1)))
+    barrier = cluster_barrier() if cluster else grid_barrier(Place("counter", ZERO), (step + 1) * blocks)
+    parameters, launch = (Buffer("counter", COUNTER, 1, writable=True),), Launch((blocks, 1, 1), (256, 1, 1))
+    return Kernel(f"barriers_{count}", parameters, For(step, index_const(count), barrier), launch, cluster=blocks if cluster else 1)
 
 
-def barrier_seconds(machine: Machine, rounds: int) -> float:
+def barrier_seconds(machine: Machine, rounds: int, blocks: int, cluster: bool) -> float:
     """Seconds of one barrier: the difference between a kernel with many of them and one with half as many."""
-    kernels = [barriers(count, machine.processors) for count in (BARRIERS, BARRIERS // 2)]
+    kernels = [barriers(count, blocks, cluster) for count in (BARRIERS, BARRIERS // 2)]
     names = tuple(kernel.name for kernel in kernels)
     (binary,) = compile_kernels([SourceFile("barriers", print_cuda(kernels), "cuda", names)], machine)
     assert isinstance(binary, Binary), binary
@@ -133,7 +135,7 @@ def barrier_seconds(machine: Machine, rounds: int) -> float:
             before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             counter.zero_()
             before.record()
-            driver.launch_kernel(params, torch.cuda.current_stream().cuda_stream, cooperative=True)
+            driver.launch_kernel(params, torch.cuda.current_stream().cuda_stream, cooperative=not cluster)
             after.record()
             after.synchronize()
             seconds.append(before.elapsed_time(after) / 1e3)
@@ -183,8 +185,11 @@ def main() -> None:
     torch.cuda.init()
     plans = {name: Plans.of(made(), machine, device) for name, made in shapes.items()}
     compile_all(plans, machine)
-    settings = {**vars(options), "barrier_seconds": barrier_seconds(machine, options.rounds)}
+    settings = {**vars(options), "barrier_seconds": barrier_seconds(machine, options.rounds, machine.processors, False)}
     console.print(f"a barrier of {machine.processors} blocks: {1e6 * settings['barrier_seconds']:.3f} us")
+    if machine.compute_capability >= (9, 0):
+        settings["cluster_barrier_seconds"] = barrier_seconds(machine, options.rounds, max(CLUSTERS), True)
+        console.print(f"a barrier of a cluster of {max(CLUSTERS)} blocks: {1e6 * settings['cluster_barrier_seconds']:.3f} us")
     # longer than the host takes to enqueue a call, so that no call waits for it
     seconds_of = partial(cold_seconds, scratch=torch.empty(2 * FLUSHED_BYTES // 4, device=device))
     columns = ("layer", OURS, "predicted", BY_STEPS, "predicted", CUDNN, "cuDNN / ours", "by steps / ours")

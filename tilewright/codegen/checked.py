@@ -1,7 +1,7 @@
 """Kernel IR as C with a check on every access: the code that the interpreter compiles and runs.
 
 Blocks run one after another; those of a cluster, and all of a grid with barriers of its own, run in lockstep (a barrier of one of them then counts
-for all; accesses of one element by two blocks of a grid race unless a barrier of the grid is between them). A block's body is split at its
+for all; accesses of one element by two blocks race unless a barrier of their cluster or grid is between them). A block's body is split at its
 barriers: each piece runs for one thread after another, and the state that a thread keeps across a barrier (variables, register buffers) is stored in
 arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp around its instructions, one warp after another: an
 instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`) runs in Python.
@@ -112,8 +112,8 @@ class CheckedPrinter(CPrinter):
         if shared or buffer.space == "cluster":
             data, flags = self.reserve(size), self.reserve(buffer.size)
             self.setup.append(
-                f"tw_buffer {name}__store = {{arena + {data}, {facts}, (uint8_t *)arena + {flags}, tw_shadows({buffer.size}), 0, {aligned}, 1}}, "
-                f"*const {name} = &{name}__store;"
+                f"tw_buffer {name}__store = {{arena + {data}, {facts}, (uint8_t *)arena + {flags}, tw_shadows({buffer.size}), "
+                f"{'TW_CLUSTER' if buffer.space == 'cluster' else 0}, {aligned}, 1}}, *const {name} = &{name}__store;"
             )
             self.cleanup.append(f"free({name}->shadow);")
             self.block_start.append(f"tw_forget({name});")
@@ -217,8 +217,13 @@ class CheckedPrinter(CPrinter):
         """Runs an instruction for one thread or for the threads in lockstep: gathers their operands lane by lane, then hands out the results."""
         intrinsic = root.intrinsic
         lanes = self.width(intrinsic.scope)
+        if intrinsic.order == "arrive":
+            self.line("s->arrived = 1;")
+            return
         if intrinsic.order == "barrier":
-            self.line("++s->epoch;")
+            self.line("++s->epoch; s->arrived = 0;")
+            if intrinsic.scope == "cluster":
+                self.line("++s->meetings;")
             if intrinsic.scope == "grid":
                 ((_, counter),) = root.places
                 (arrivals,) = root.values.values()
@@ -494,6 +499,7 @@ class CheckedPrinter(CPrinter):
                 if axis == "x" and self.cluster > 1:
                     self.line(f"for (int64_t cluster_first = 0; cluster_first < {extent}; cluster_first += {self.cluster})")
                     self.thread_indices.append(f"const int64_t rank = thread / {self.block_threads}, {name} = cluster_first + rank;")
+                    self.thread_indices.append("s->rank = rank;")
                     if self.cooperative:
                         self.thread_indices.append("s->block = rank;")
                 else:
@@ -504,7 +510,7 @@ class CheckedPrinter(CPrinter):
                 self.thread_indices.append(f"const int64_t {name} = thread / {below} % {extent};")
                 below *= extent
             self.line("{")
-            self.line(f"++s->block; ++s->epoch; tw_no_copies(s, {self.threads});")
+            self.line(f"++s->block; ++s->epoch; ++s->meetings; tw_no_copies(s, {self.threads});")
             start = len(self.lines)
             self.region(kernel.body.statements if isinstance(kernel.body, Block) else (kernel.body,))
             self.lines[start:start] = self.block_start

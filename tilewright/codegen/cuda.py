@@ -171,6 +171,13 @@ _BUILTIN: Mapping[str, Helper] = {
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
     **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
+    "tw_cluster_address": Helper(
+        """static __device__ __forceinline__ float *tw_cluster_address(float *own, int rank) {
+    float *other;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(own), "r"(rank));
+    return other;
+}"""
+    ),
     **{f"tw_checked_{dtype}": _checking("index", dtype) for dtype in ("i32", "i64")},
     **{f"tw_counted_{dtype}": _checking("index < 0 ? index + extent : index", dtype) for dtype in ("i32", "i64")},
 }
@@ -258,9 +265,10 @@ class CudaPrinter(Printer):
     def load(self, node: Load) -> Code:
         text, buffer = self.buffer(node.buffer)
         if buffer.space == "cluster":
-            part = buffer.size // self.cluster
+            rank, within = self.in_cluster(buffer, node.index[0])
+            if rank == Var("block_x", self.cluster):  # of a grid of one cluster: the block's own part
+                return Code(self.place(node.buffer, within)) if node.lanes == 1 else self.vector_place(node.buffer, within, node.lanes, False)
             function = self.need(f"tw_cluster_load{node.lanes}")
-            within, rank = mod(node.index[0], part), floordiv(node.index[0], part)
             return Code(f"{function}({text} + {self.text(within, SUM)}, {self.text(rank)})")
         if node.lanes == 1:
             code = Code(self.place(node.buffer, node.index[0]))
@@ -273,12 +281,16 @@ class CudaPrinter(Printer):
     def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
         return Code(f"{self.need(conversion_name(source, target, lanes))}({code.text})")
 
+    def in_cluster(self, buffer: Buffer, offset: Expr) -> tuple[Expr, Expr]:
+        """The block whose part of a "cluster" buffer has this place, and the offset in it."""
+        part = buffer.size // self.cluster
+        return floordiv(offset, part), mod(offset, part)
+
     def store(self, statement: Store) -> None:
         value = statement.value
         if self.buffer(statement.buffer)[1].space == "cluster":
             # a block stores only to its own part
-            own = mod(statement.offset, self.buffer(statement.buffer)[1].size // self.cluster)
-            statement = Store(statement.buffer, own, value)
+            statement = Store(statement.buffer, self.in_cluster(self.buffer(statement.buffer)[1], statement.offset)[1], value)
         _, buffer = self.buffer(statement.buffer)
         if value.lanes == 1:
             self.assign(self.place(statement.buffer, statement.offset), statement)
@@ -306,6 +318,9 @@ class CudaPrinter(Printer):
         text, buffer = self.buffer(place.buffer)
         if buffer.space == "register" and buffer.size == buffer.lanes:
             return f"&{text}"
+        if buffer.space == "cluster":
+            rank, within = self.in_cluster(buffer, place.offset)
+            return f"{self.need('tw_cluster_address')}({text} + {self.text(within, SUM)}, {self.text(rank)})"
         return super().address(Place(place.buffer, floordiv(place.offset, buffer.lanes)) if buffer.lanes > 1 else place)
 
     def allocate(self, buffer: Buffer) -> None:

@@ -6,13 +6,15 @@
 
 enum { TW_OUT_OF_BOUNDS, TW_UNINITIALISED, TW_RACE, TW_BLOCK_RACE, TW_MISALIGNED, TW_DIVERGENCE, TW_READ_ONLY };
 enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2, TW_ATOMIC = -3, TW_ATOMIC_BLOCK = -10 };
+enum { TW_GRID = 1, TW_CLUSTER = 2 };
 
 typedef struct {
     int64_t kind, buffer, offset, lanes, block, thread, other, writes;
 } tw_fault;
 
 /* The last epoch (time between two barriers) in which an element was written and read, by which threads, and by which blocks since the last barrier
-   of the grid, which began the phase. */
+   of the grid, or of the cluster for its shared memory, which began the phase. Accesses between arrival at a barrier and its end count as of the next
+   epoch, and are compared with those of both. */
 typedef struct {
     int64_t written, read;
     int32_t writer, reader;
@@ -26,7 +28,8 @@ typedef struct {
     int32_t bytes, id;
     uint8_t *set;      /* per element: whether it was written; NULL: all were */
     tw_shadow *shadow; /* NULL: no race is possible */
-    int32_t global, aligned, writable;
+    int32_t blocks; /* whose blocks access it: TW_GRID, TW_CLUSTER, 0: only one */
+    int32_t aligned, writable;
 } tw_buffer;
 
 /* An asynchronous copy that its thread has not awaited; its elements count as not written. */
@@ -37,7 +40,7 @@ typedef struct {
 
 typedef struct {
     tw_fault *faults;
-    int64_t count, block, thread, epoch, phase;
+    int64_t count, block, thread, epoch, arrived, phase, rank, meetings;
     tw_pending *copies;
     int64_t copying, capacity;
     int64_t groups[262144]; /* per thread: number of committed groups of copies */
@@ -66,16 +69,20 @@ static int tw_refused(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
     return 0;
 }
 
+/* The number of the block that runs, in its grid or cluster. */
+static int64_t tw_block(const tw_state *s, const tw_buffer *b) { return b->blocks == TW_CLUSTER ? s->rank : s->block; }
+
 /* Whether another block wrote. TW_ATOMIC_BLOCK - b stands for atomic additions by block b only, TW_ATOMIC for those by several blocks. */
-static int tw_foreign(const tw_state *s, int64_t writer) {
-    return writer != TW_NOBODY && writer != s->block && writer != TW_ATOMIC_BLOCK - s->block;
+static int tw_foreign(int64_t block, int64_t writer) {
+    return writer != TW_NOBODY && writer != block && writer != TW_ATOMIC_BLOCK - block;
 }
 
 static tw_shadow *tw_shadow_of(const tw_state *s, const tw_buffer *b, int64_t offset) {
     tw_shadow *const e = b->shadow + offset;
-    if (e->phase != s->phase) {
+    const int64_t phase = b->blocks == TW_CLUSTER ? s->meetings : s->phase;
+    if (e->phase != phase) {
         e->writing_block = e->reading_block = TW_NOBODY;
-        e->phase = s->phase;
+        e->phase = phase;
     }
     return e;
 }
@@ -83,19 +90,20 @@ static tw_shadow *tw_shadow_of(const tw_state *s, const tw_buffer *b, int64_t of
 static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
     tw_shadow *e = tw_shadow_of(s, b, offset);
     const int32_t me = (int32_t)s->thread;
-    if (e->written == s->epoch && e->writer != me)
+    if (e->written >= s->epoch && e->writer != me)
         tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 0);
-    if (e->read != s->epoch) {
-        e->read = s->epoch;
+    if (e->read < s->epoch)
         e->reader = me;
-    } else if (e->reader != me)
+    else if (e->reader != me)
         e->reader = TW_SEVERAL;
-    if (b->global) {
-        if (tw_foreign(s, e->writing_block))
+    e->read = s->epoch + s->arrived;
+    if (b->blocks) {
+        const int64_t block = tw_block(s, b);
+        if (tw_foreign(block, e->writing_block))
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 0);
         if (e->reading_block == TW_NOBODY)
-            e->reading_block = s->block;
-        else if (e->reading_block != s->block)
+            e->reading_block = block;
+        else if (e->reading_block != block)
             e->reading_block = TW_SEVERAL;
     }
 }
@@ -103,18 +111,19 @@ static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
 static void tw_check_write(tw_state *s, const tw_buffer *b, int64_t offset) {
     tw_shadow *e = tw_shadow_of(s, b, offset);
     const int32_t me = (int32_t)s->thread;
-    if (e->written == s->epoch && e->writer != me)
+    if (e->written >= s->epoch && e->writer != me)
         tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 1);
-    else if (e->read == s->epoch && e->reader != me)
+    else if (e->read >= s->epoch && e->reader != me)
         tw_report(s, TW_RACE, b->id, offset, 1, e->reader, 1);
-    e->written = s->epoch;
+    e->written = s->epoch + s->arrived;
     e->writer = me;
-    if (b->global) {
-        if (tw_foreign(s, e->writing_block))
+    if (b->blocks) {
+        const int64_t block = tw_block(s, b);
+        if (tw_foreign(block, e->writing_block))
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 1);
-        else if (e->reading_block != TW_NOBODY && e->reading_block != s->block)
+        else if (e->reading_block != TW_NOBODY && e->reading_block != block)
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->reading_block, 1);
-        e->writing_block = s->block;
+        e->writing_block = block;
     }
 }
 
@@ -157,22 +166,23 @@ static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
 static void tw_check_atomic(tw_state *s, const tw_buffer *b, int64_t offset) {
     tw_shadow *e = tw_shadow_of(s, b, offset);
     const int32_t me = (int32_t)s->thread;
-    if (e->written == s->epoch && e->writer != me && e->writer != TW_ATOMIC)
+    if (e->written >= s->epoch && e->writer != me && e->writer != TW_ATOMIC)
         tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 1);
-    else if (e->read == s->epoch && e->reader != me)
+    else if (e->read >= s->epoch && e->reader != me)
         tw_report(s, TW_RACE, b->id, offset, 1, e->reader, 1);
-    e->written = s->epoch;
+    e->written = s->epoch + s->arrived;
     e->writer = TW_ATOMIC;
-    if (b->global) {
-        const int foreign = tw_foreign(s, e->writing_block), atomic = e->writing_block <= TW_ATOMIC;
+    if (b->blocks) {
+        const int64_t block = tw_block(s, b);
+        const int foreign = tw_foreign(block, e->writing_block), atomic = e->writing_block <= TW_ATOMIC;
         if (foreign && !atomic)
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 1);
-        else if (e->reading_block != TW_NOBODY && e->reading_block != s->block)
+        else if (e->reading_block != TW_NOBODY && e->reading_block != block)
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->reading_block, 1);
         if (foreign)
             e->writing_block = TW_ATOMIC;
         else if (e->writing_block == TW_NOBODY)
-            e->writing_block = TW_ATOMIC_BLOCK - s->block;
+            e->writing_block = TW_ATOMIC_BLOCK - block;
     }
 }
 
@@ -238,8 +248,8 @@ static void tw_forget(const tw_buffer *b) { memset(b->set, 0, (size_t)b->size); 
 static void tw_left(tw_state *s, const tw_buffer *b) {
     for (int64_t i = 0; i < b->size; ++i) {
         const tw_shadow *e = b->shadow + i;
-        if (e->written == s->epoch || e->read == s->epoch)
-            tw_report(s, TW_RACE, b->id, i, 1, e->written == s->epoch ? e->writer : e->reader, 1);
+        if (e->written >= s->epoch || e->read >= s->epoch)
+            tw_report(s, TW_RACE, b->id, i, 1, e->written >= s->epoch ? e->writer : e->reader, 1);
     }
 }
 

@@ -186,13 +186,16 @@ class GpuChains:
 
 @dataclass(frozen=True)
 class GpuRecurrence:
-    """Constants of `kernels.gpu.recurrence`. barrier_seconds: from the last block's arrival at a barrier of the grid to what follows it."""
+    """Constants of `kernels.gpu.recurrence`. barrier_seconds: from the last block's arrival at a barrier of the grid to what follows it;
+    cluster_barrier_seconds: the same of a barrier of a cluster of eight blocks."""
 
     barrier_seconds: float
+    cluster_barrier_seconds: float = 0.25e-6
 
 
 ASSUMED_RECURRENCE = GpuRecurrence(1.2e-6)
-"""Assumed for GPUs on which it was not measured: a fence, an atomic addition in level 2, and on average one and a half reads of the counter."""
+"""Assumed for GPUs on which they were not measured: a fence, an atomic addition in level 2, and on average one and a half reads of the counter; and
+a message to the blocks of a cluster and back."""
 
 
 @dataclass(frozen=True)

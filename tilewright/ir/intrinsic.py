@@ -33,7 +33,7 @@ LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "wa
 
 STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin", "address"})
-ORDER: Final = frozenset({"", "commit", "await", "barrier"})
+ORDER: Final = frozenset({"", "commit", "await", "arrive", "barrier"})
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ class Intrinsic:
     no operand is written. `key`: its name in the tables of latency and throughput. `requires`: machine features that it needs, as names of
     `Machine.isa` ("amx_tile") or the lowest architecture of a GPU ("sm_80"). `order`: its effect on the order of other instructions, "commit" (the
     thread's writes begun since the last commit form a group, which may be empty), "await" (until at most the youngest n groups are incomplete, where
-    n is its first operand) or "barrier" (all threads of the scope meet).
+    n is its first operand), "barrier" (all threads of the scope meet) or "arrive" (what precedes it is ordered before what follows the scope's next
+    barrier, and what is between them with neither).
     """
 
     name: str
@@ -119,7 +120,7 @@ class Intrinsic:
     order: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        assert self.order in ORDER and (self.scope in LANES) == (self.order != "barrier"), self
+        assert self.order in ORDER and (self.scope in LANES) == (self.order not in ("arrive", "barrier")), self
         assert (self.meaning is None) == (not any(operand.writes for operand in self.operands)), self
 
 

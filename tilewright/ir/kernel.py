@@ -39,7 +39,7 @@ FAULTS = "faults"
 @dataclass(frozen=True)
 class Buffer:
     """Storage of `size` scalars. space: "global", "shared" (of a GPU block), "cluster" (in equal parts in the shared memory of the blocks of a
-    cluster, in their order; a block stores only to its own part) or "register" (locals of one thread). `lanes` > 1 (register only): an array of
+    cluster, in their order; a `Store` is to the block's own part) or "register" (locals of one thread). `lanes` > 1 (register only): an array of
     size/lanes vectors, or in a context a register of size/lanes rows. `writable` applies to global parameters."""
 
     name: str

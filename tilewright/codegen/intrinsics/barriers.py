@@ -23,6 +23,31 @@ _CLUSTER = Intrinsic(
     requires=("sm_90",),
     order="barrier",
 )
+_CLUSTER_ARRIVE = Intrinsic(
+    "arrival at a cluster barrier",
+    "cluster",
+    text={"CUDA": Text('asm volatile("barrier.cluster.arrive;" ::: "memory");')},
+    key="barrier.cluster.arrive",
+    requires=("sm_90",),
+    order="arrive",
+)
+_CLUSTER_WAIT = Intrinsic(
+    "end of a cluster barrier",
+    "cluster",
+    text={"CUDA": Text('asm volatile("barrier.cluster.wait;" ::: "memory");')},
+    key="barrier.cluster.wait",
+    requires=("sm_90",),
+    order="barrier",
+)
+_CLUSTER_STORE = Intrinsic(
+    "store to a block of the cluster",
+    "thread",
+    (Operand("target", "shared", "write", FLOAT32, (1,)), Operand("value", "value")),
+    lambda value: value[:, None],
+    {"CUDA": Text("*({target}) = {value};")},
+    "st.shared::cluster",
+    ("sm_90",),
+)
 
 _GRID = Intrinsic(
     "grid barrier",
@@ -76,6 +101,22 @@ def block_barrier() -> Invoke:
 def cluster_barrier() -> Invoke:
     """Barrier of all threads of a cluster's blocks. A block must not end while others read its part of a "cluster" buffer."""
     return Invoke(_CLUSTER)
+
+
+def cluster_arrive() -> Invoke:
+    """The first half of a barrier of a cluster: what a thread accesses before is ordered before what others access behind `cluster_wait`. What it
+    accesses in between is ordered with neither."""
+    return Invoke(_CLUSTER_ARRIVE)
+
+
+def cluster_wait() -> Invoke:
+    """The second half of a barrier of a cluster."""
+    return Invoke(_CLUSTER_WAIT)
+
+
+def cluster_store(target: Place, value: Expr) -> Invoke:
+    """Stores a float in any block's part of a "cluster" buffer."""
+    return Invoke(_CLUSTER_STORE, (target, value))
 
 
 def grid_barrier(counter: Place, arrivals: Expr) -> Invoke:

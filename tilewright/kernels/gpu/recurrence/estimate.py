@@ -2,13 +2,18 @@
 
     seconds = launches + weights + steps * (states + products + sums + gates + barrier)
 
-Weights are read from memory once. In a step a block waits for the states in level 2, multiplies and adds at the rate of its processor (limited by
-shared memory if the weights are there), adds up the sums of its threads by exchanges and shared memory, computes gates, and meets all others. Nothing
-of this overlaps, as each needs what is before it. The barrier is the one constant to be measured (`hardware.calibration.GpuRecurrence`).
+Weights are read from memory once. In a step a block waits for the states in level 2 or, sent by the blocks of its cluster, in its shared memory. It
+multiplies and adds at the rate of its processor (limited by shared memory if the weights are there), adds up the sums of its threads by exchanges and
+shared memory, computes gates, and meets all others. Nothing of this overlaps, as each needs what is before it. The barriers of a grid and of a
+cluster are the constants to be measured (`hardware.calibration.GpuRecurrence`); that of a block counts as the latency of level 1.
 
 Worked example, an LSTM of 512 units and one sequence in blocks of 4 units and 256 threads on an H200: a thread holds 4 gates * 4 units * 2 elements =
 32 weights. Level 2 answers in 263 cycles and passes the states to all blocks in 93; 8 warps multiply for 64 cycles on 4 schedulers; exchanges and the
 meeting in shared memory take 447, the gates 497, and the barrier of 1.2 us 2376 at 1.98 GHz. A step takes 1.9 us, two thirds of it for the barrier.
+
+An LSTM of 128 units in a cluster of 8 blocks of 4 warps with 4 units each: a lane holds 4 * 4 * 4 = 64 weights. States arrive 180 cycles after they
+are sent, and the warps read them in 57; products take 64 cycles, exchanges and the meeting 355, the gates 497, and the barrier of 0.25 us 495. A step
+takes 0.83 us.
 """
 
 from __future__ import annotations
@@ -23,19 +28,22 @@ from tilewright.kernels.counts import counted
 from tilewright.kernels.gpu.bounds import fma_cycles
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, launch_counts
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth, latency_seconds
-from tilewright.kernels.gpu.recurrence.space import padded, registers_of, shared_bytes_of, sums_of, thread_weights
+from tilewright.kernels.gpu.recurrence.space import blocks_of, padded, registers_of, shared_bytes_of, slices, sums_of, thread_weights
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 
 EXCHANGE_INSTRUCTIONS = 4
 """Of one exchange: two selections, the exchange and an addition."""
+CLUSTER_LATENCY = 180
+"""Cycles until a block sees what another of its cluster stored in its shared memory (Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU
+Architecture via Microbenchmarking, 2024: the latency of the network between processors)."""
 
 
 def recurrence_counts(facts: RecurrenceFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
-    """Each block reads all states in every step, and its weights once."""
-    blocks = ceil_divided(facts.units, candidates["units"])
+    """Each block reads its weights once; each group of a grid reads all states in every step."""
+    blocks = blocks_of(facts, candidates)
     streams = float(facts.steps * facts.stream_bytes)
-    states = float(facts.steps * facts.rows * WORD * sum(r for _, r in facts.products))
-    moved = counted(length(candidates), facts.total_flops, facts.weight_bytes + streams, 0.0, facts.weight_bytes + streams + blocks * states)
+    states = np.where(candidates["cluster"] > 0, 0.0, facts.steps * blocks * candidates["groups"] * _state_bytes(facts))
+    moved = counted(length(candidates), facts.total_flops, facts.weight_bytes + streams, 0.0, facts.weight_bytes + streams + states)
     shared = shared_bytes_of(facts, candidates, machine.warp_size)
     return launch_counts(moved, blocks, candidates["threads"], registers_of(facts, candidates), shared, machine)
 
@@ -44,6 +52,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     """Seconds of each candidate."""
     level1, level2 = machine.cache(1), machine.cache(2)
     assert level1 is not None and level2 is not None, f"{machine.name} lacks the facts about its caches"
+    groups, cluster = candidates["groups"], candidates["cluster"]
     warps = candidates["threads"] / machine.warp_size
     scheduled = np.ceil(warps / machine.schedulers_per_processor)
     tiles = ceil_divided(facts.rows, candidates["rows"])
@@ -54,18 +63,26 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     sums = padded(sums_of(facts, candidates))
     distances = np.log2(machine.warp_size)
     exchanged = tiles * (EXCHANGE_INSTRUCTIONS * np.maximum(sums, distances) * scheduled + distances * level1.latency_cycles)
-    turns = ceil_divided(facts.rows * candidates["units"], candidates["threads"])
-    met = 2 * level1.latency_cycles + turns * facts.gates * warps
+    turns = ceil_divided(facts.rows * candidates["units"] * groups, candidates["threads"])
+    met = 2 * level1.latency_cycles + turns * facts.gates * warps / groups
     gates = turns * (facts.flops * machine.fma_latency_cycles + level1.latency_cycles)
-    states = tiles * level2.latency_cycles / clock + counts.blocks * facts.rows * WORD * sum(r for _, r in facts.products) / l2_bandwidth(machine)
-    barrier = (gpu_recurrence(machine) or ASSUMED_RECURRENCE).barrier_seconds
+    through_level2 = tiles * level2.latency_cycles / clock + counts.blocks * groups * _state_bytes(facts) / l2_bandwidth(machine)
+    read = facts.rows * WORD * sum(slices(r, candidates) for _, r in facts.products) * candidates["threads"] / machine.shared_bytes_per_cycle
+    through_shared = (np.where(cluster > 1, CLUSTER_LATENCY, 0.0) + tiles * level1.latency_cycles + read) / clock
+    constants = gpu_recurrence(machine) or ASSUMED_RECURRENCE
+    meeting = np.where(cluster > 1, constants.cluster_barrier_seconds, level1.latency_cycles / clock)
     terms = {
-        "launch": np.where(counts.blocks > 1, 2.0, 1.0) * machine.launch_seconds,
+        "launch": np.where(cluster > 0, 1.0, 2.0) * machine.launch_seconds,
         "weights": np.full(len(weights), latency_seconds(machine) + facts.weight_bytes / bandwidth(machine)),
-        "states": facts.steps * states,
+        "states": facts.steps * np.where(cluster > 0, through_shared, through_level2),
         "products": facts.steps * np.maximum(multiplied, fetched) / clock,
         "sums": facts.steps * (exchanged + met) / clock,
         "gates": facts.steps * gates / clock,
-        "barriers": np.where(counts.blocks > 1, facts.steps * barrier, 0.0),
+        "barriers": facts.steps * np.where(cluster > 0, meeting, constants.barrier_seconds),
     }
     return Estimate(terms)
+
+
+def _state_bytes(facts: RecurrenceFacts) -> float:
+    """Bytes of the states that the sums of one unit read."""
+    return float(facts.rows * WORD * sum(r for _, r in facts.products))

@@ -1,4 +1,4 @@
-"""Schedules of the `recurrence` schema on a GPU: units and threads of a block, sequences at a time, and where the weights stay."""
+"""Schedules of the `recurrence` schema on a GPU: units and threads of a block, sequences at a time, where weights stay, and where states meet."""
 
 from __future__ import annotations
 
@@ -12,34 +12,48 @@ from tilewright.kernels.gpu.counts import WORD
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 
 UNITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
+GROUPS = (1, 2, 4, 8, 16)
 THREADS = (32, 64, 128, 256, 512)
 ROWS = (1, 2, 4, 8)
+CLUSTERS = (0, 1, 2, 4, 8)
+"""Blocks that exchange states through shared memory: up to eight are portable (CUDA C++ Programming Guide, thread block clusters)."""
 OTHER_REGISTERS = 56
 """Registers per thread besides weights, sums and states: addresses, and what gates are computed from."""
 
 
 @dataclass(frozen=True)
 class GpuRecurrenceSchedule:
-    """A block owns `units` hidden units with all their gates. Its `threads` divide the reduction, and each computes its part of the sums of `rows`
-    sequences at a time. `shared`: the block's weights stay in shared memory instead of registers."""
+    """The `threads` of a block form `groups`. A group owns `units` hidden units with all their gates; its threads divide the reduction, and each
+    computes its part of the sums of `rows` sequences at a time. `shared`: the block's weights stay in shared memory instead of registers. `cluster`:
+    the number of blocks, which form one cluster (or are a single block) and exchange states through shared memory; 0: blocks of a grid, which do so
+    through level 2."""
 
     units: int
+    groups: int
     threads: int
     rows: int
     shared: int
+    cluster: int
 
     def __str__(self) -> str:
         place = "shared memory" if self.shared else "registers"
-        return f"{self.units} units per block, weights in {place}; {self.threads} threads divide sums of {self.rows} sequences"
+        units = f"{self.groups} x {self.units}" if self.groups > 1 else f"{self.units}"
+        met = "" if not self.cluster else "; one block" if self.cluster == 1 else f"; a cluster of {self.cluster} blocks"
+        threads = f"{self.threads // self.groups} threads divide sums of {self.rows} sequences"
+        return f"{units} units per block, weights in {place}; {threads}{met}"
 
 
-def slices(r: int, threads: np.ndarray | int) -> np.ndarray:
+def blocks_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
+    return ceil_divided(facts.units, candidates["units"] * candidates["groups"])
+
+
+def slices(r: int, candidates: Columns) -> np.ndarray:
     """Reduced elements per thread."""
-    return ceil_divided(r, threads)
+    return ceil_divided(r, candidates["threads"] // candidates["groups"])
 
 
 def sums_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
-    """Sums of a tile of rows: each thread holds a part of all of them."""
+    """Sums of a tile of rows: each thread of a group holds a part of all of them."""
     sums: np.ndarray = facts.gates * candidates["units"] * candidates["rows"]
     return sums
 
@@ -52,39 +66,45 @@ def padded(sums: np.ndarray) -> np.ndarray:
 
 def thread_weights(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Weights that a thread multiplies with in every step."""
-    return sum((gates * slices(r, candidates["threads"]) for gates, r in facts.products), np.zeros(1, np.int64)) * candidates["units"]
+    return sum((gates * slices(r, candidates) for gates, r in facts.products), np.zeros(1, np.int64)) * candidates["units"]
 
 
 def registers_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
-    """Estimated registers per thread."""
-    states = candidates["rows"] * max(slices(r, candidates["threads"]).max(initial=0) for _, r in facts.products)
+    """Estimated registers per thread. States in level 2 are all loaded before the first is used, those in shared memory one after another."""
+    states = candidates["rows"] * sum(slices(r, candidates) for _, r in facts.products)
     kept = np.where(candidates["shared"] > 0, 0, thread_weights(facts, candidates))
-    registers: np.ndarray = OTHER_REGISTERS + kept + sums_of(facts, candidates) + states
+    registers: np.ndarray = OTHER_REGISTERS + kept + sums_of(facts, candidates) + np.where(candidates["cluster"] > 0, 0, states)
     return registers
 
 
 def shared_bytes_of(facts: RecurrenceFacts, candidates: Columns, warp_size: int) -> np.ndarray:
-    """Shared memory per block: the parts of all sums by warp, and the weights if they stay there."""
+    """Shared memory per block: the parts of all sums by warp, the weights if they stay there, and states of two steps if they are exchanged there."""
     tiles = ceil_divided(facts.rows, candidates["rows"])
     parts = tiles * padded(sums_of(facts, candidates)) * (candidates["threads"] // warp_size)
     weights = np.where(candidates["shared"] > 0, thread_weights(facts, candidates) * candidates["threads"], 0)
-    size: np.ndarray = WORD * (parts + weights)
+    states = np.where(candidates["cluster"] > 0, 2 * facts.rows * facts.units, 0)
+    size: np.ndarray = WORD * (parts + weights + states)
     return size
 
 
 def recurrence_space(facts: RecurrenceFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns units, threads, rows and shared; and the number rejected for each reason."""
-    candidates = product_of({"units": UNITS, "threads": THREADS, "rows": ROWS, "shared": (0, 1)})
-    units, threads, rows = candidates["units"], candidates["threads"], candidates["rows"]
+    """Candidates with the fields of the schedule as columns; and the number rejected for each reason."""
+    clusters = CLUSTERS if machine.compute_capability >= (9, 0) else (0, 1)
+    ways = {"units": UNITS, "groups": GROUPS, "threads": THREADS, "rows": ROWS, "shared": (0, 1), "cluster": clusters}
+    candidates = product_of(ways)
+    groups, threads, rows, cluster = candidates["groups"], candidates["threads"], candidates["rows"], candidates["cluster"]
+    blocks, units, each = blocks_of(facts, candidates), candidates["units"] * groups, threads // groups
     longest = max(r for _, r in facts.products)
     admitted = np.minimum(machine.registers_per_processor // threads // 8 * 8, machine.registers_per_thread_max)
     return reject(
         candidates,
         [
-            ("more blocks than processors, which could not all be resident", ceil_divided(facts.units, units) > machine.processors),
-            ("more units than there are", (units > 1) & (units > facts.units)),
+            ("groups are no whole warps", each % machine.warp_size != 0),
+            ("more blocks than processors, which could not all be resident", blocks > machine.processors),
+            ("other blocks than those of the cluster", np.where(cluster > 0, blocks != cluster, blocks == 1)),
+            ("more units than there are", (units > 1) & (units >= 2 * facts.units)),
             ("more rows than sequences", (rows > 1) & (rows >= 2 * facts.rows)),
-            ("more threads than reduced elements", (threads > machine.warp_size) & (threads >= 2 * longest)),
+            ("more threads than reduced elements", (each > machine.warp_size) & (each >= 2 * longest)),
             ("registers exceed a thread's", registers_of(facts, candidates) > admitted),
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates, machine.warp_size) > machine.shared_bytes_per_block),
         ],
