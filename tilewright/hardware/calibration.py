@@ -187,7 +187,7 @@ class GpuChains:
 @dataclass(frozen=True)
 class GpuRecurrence:
     """Constants of `kernels.gpu.recurrence`. barrier_seconds: from the last block's arrival at a barrier of the grid to what follows it;
-    cluster_barrier_seconds: the same of a barrier of a cluster of eight blocks."""
+    cluster_barrier_seconds: the same of a barrier of a cluster of eight blocks, assumed where the file has only the other."""
 
     barrier_seconds: float
     cluster_barrier_seconds: float = 0.25e-6
