@@ -26,10 +26,11 @@ from tilewright.compile import source_files
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuRecurrence
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import ZERO, Const, Load, Var, index_const
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Invoke, Kernel, Launch, Place, Statement, Store, block_variable
+from tilewright.ir.expr import ZERO, Const, Load, Var, index_const, unary
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Invoke, Kernel, Launch, Let, Place, Statement, Store, block_variable
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.recurrence import estimate
+from tilewright.kernels.gpu.recurrence.lower import without_division
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of, thread_weights
 from tilewright.kernels.recurrence_form import RecurrenceFacts
@@ -99,6 +100,21 @@ def test_models_choose_one_kernel(kind: str) -> None:
         kernel = lowered.kernels[-1]
         assert kernel.launch is not None and kernel.launch.grid[0] <= H200.processors and kernel.cooperative == (hidden > 256)
         assert kernel.cluster == (8 if hidden <= 256 else 1)
+
+
+def test_gates_do_not_branch() -> None:
+    """A sigmoid is the square of a reciprocal square root, whose error is small relative to values far from 1 too."""
+    program = planned(nn.LSTM(4, 16), torch.randn(3, 1, 4), H200, 1, persistent=True)
+    (lowered,) = loops(program)
+    code = print_cuda([lowered.kernels[-1]])
+    assert code.count("rsqrtf(") == 3 and "1.0f / " not in code
+    x = Var("x", None, "f32")
+    plain = Const(1.0, "f32") / (Const(1.0, "f32") + unary("exp", -x))
+    points = torch.linspace(-80, 80, 4001)
+    out, at = np.zeros(4001, np.float32), Var("at", 4001)
+    body = For(at, index_const(4001), Block((Let(x, Load("points", (at,), "f32")), Store("out", at, without_division(plain)))))
+    run(Kernel("sigmoid", (Buffer("points", "f32", 4001), Buffer("out", "f32", 4001, writable=True)), body), [points.numpy(), out], ())
+    np.testing.assert_allclose(out, torch.sigmoid(points.double()).numpy(), rtol=1e-6)
 
 
 def test_shared_memory_is_as_counted() -> None:

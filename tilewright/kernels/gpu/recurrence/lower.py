@@ -47,6 +47,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import (
     ZERO,
+    Apply,
     Const,
     Expr,
     Load,
@@ -62,6 +63,7 @@ from tilewright.ir.expr import (
     rewrite,
     select,
     substitute,
+    unary,
     variables,
 )
 from tilewright.ir.graph import Value
@@ -88,7 +90,7 @@ from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule
 from tilewright.kernels.recurrence_form import GATES, Product, RecurrenceForm, recurrence_form
 
 LANES = 32
-NOTHING = Const(0.0, FLOAT32)
+NOTHING, ONE = Const(0.0, FLOAT32), Const(1.0, FLOAT32)
 
 
 def shared_form(problem: Problem) -> RecurrenceForm:
@@ -166,6 +168,17 @@ def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: GpuRecurr
     body = _Steps(form, schedule, tuple(entry.value.name for entry in weights), stored, launch, counter).emit()
     add("recurrence", body, written, launch, f"{described(problem)}\n{schedule}", 1, max(schedule.cluster, 1))
     return Lowered(region, str(schedule), tuple(kernels), tuple(calls), MappingProxyType(storage))
+
+
+def without_division(node: Expr) -> Expr:
+    """1 / (1 + exp(x)) as the square of a reciprocal square root, to a relative error of 4e-7: a division branches, as its result might be
+    subnormal, so those of a thread's gates would wait for one another."""
+    if isinstance(node, Apply) and node.operation == "div" and node.args[0] == ONE and isinstance(node.args[1], Apply):
+        divisor = node.args[1]
+        if divisor.operation == "add" and ONE in divisor.args and any(isinstance(a, Apply) and a.operation == "exp" for a in divisor.args):
+            root = unary("rsqrt", divisor)
+            return root * root
+    return node
 
 
 def _in_rows(problem: Problem, product: Product, number: int) -> Storage:
@@ -433,7 +446,11 @@ class _Steps:
                 allocated.append(Allocate(Buffer(name, FLOAT32, count, "register")))
                 if form.step in variables(load):
                     ahead.append(Store(name, turn, substitute(load, {**place, form.step: form.step + 1})))
-        values = tuple(rewrite(value, lambda node: names.get(node, node) if isinstance(node, Load) else node) for value in form.values)
+
+        def kept(node: Expr) -> Expr:
+            return names.get(node, node) if isinstance(node, Load) else without_division(node)
+
+        values = tuple(rewrite(value, kept) for value in form.values)
 
         def turns(body: Sequence[Statement]) -> list[Statement]:
             return [For(turn, index_const(count), If(inside, block(body)), "unroll")] if body else []
