@@ -1,6 +1,7 @@
 """Regions in one kernel, by tiles in shared memory, against separate kernels and cuDNN on the GPU present: predicted and measured.
 
     python -m bench.gpu_chains                            30 random chains, the constants fitted to them, and the chains of `bench.chains.LITERATURE`
+    python -m bench.gpu_chains --random 0 --name gpu_chains_judged     those of LITERATURE alone, with the constants of the calibration file
     python -m bench.gpu_chains --check                    without a GPU: plans and compiles the same chains
 
 Each chain is compiled twice, as one kernel with the tiles predicted fastest and as separate kernels, and checked against PyTorch in float64. The time
@@ -37,7 +38,7 @@ from bench.chains import LARGEST_ERROR, LITERATURE, Links, drawn, merging, summa
 from bench.common import double_precision_outputs, interleaved_seconds, relative_error, write_results
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from tilewright.hardware import identified_machine
-from tilewright.hardware.calibration import GpuChains
+from tilewright.hardware.calibration import GpuChains, gpu_chains
 from tilewright.partition import chains, plan, tile_judge
 from tilewright.partition.tile_judge import TileJudge, TileParts
 from tilewright.runtime.executable import Executable
@@ -233,7 +234,8 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
-    constants, rows = UNFITTED, list[dict[str, Any]]()
+    known = None if options.random else gpu_chains(target)
+    constants, rows = known or UNFITTED, list[dict[str, Any]]()
     for kind, problems in (("random", {f"random {number}": links for number, links in enumerate(random)}), ("literature", dict(LITERATURE))):
         for text in all_ahead(list(problems.values()), constants, target.name):
             console.print(text)

@@ -3,10 +3,11 @@
     seconds = launch + max(rounds * sum over the regions of (work * time of the region's part + turn), memory)
 
 The time of a part is what the region's schema predicts for it on a processor of which the block has a share: one of r resident blocks has 1/r of the
-throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2 or shared
-memory, so both are taken at the rate of level 2. rounds = ceil(blocks / (processors * r)): waves, with the tail. memory: the bytes that the chain
-reads and writes at least once, so that what it saves on inner results counts; rows that adjacent tiles both compute are in the parts. r follows from
-the shared memory and registers of all parts together. `work` and `turn` are fitted (`hardware.calibration.GpuChains`).
+throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2, or, if the
+chain holds them, from shared memory: they pass at the rate at which all bytes of the part pass one after another. rounds = ceil(blocks / (processors
+* r)): waves, with the tail. memory: the bytes that the chain reads and writes at least once, so that what it saves on inner results counts; rows that
+adjacent tiles both compute are in the parts. r follows from the shared memory and registers of all parts together. `work` and `turn` are fitted
+(`hardware.calibration.GpuChains`).
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class TileJudge:
                 break
             rankings, seconds = dict[int, Ranking](), 0.0
             for number in sorted(range(len(tiling.cuts)), key=lambda number: -tiling.cuts[number].region.flops()):
-                rankings[number] = self._ranking(tiling.part(number), share)
+                rankings[number] = self._ranking(tiling, number, share)
                 seconds += float(rankings[number].seconds.min(initial=inf))
                 if self._parts(tiling, [seconds], share).seconds(self.constants, self.machine.clock_hz) > limit:
                     break
@@ -205,13 +206,16 @@ class TileJudge:
         moved = sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs))
         return TileParts(self.machine.launch_seconds, moved / bandwidth(self.machine), rounds * sum(seconds), rounds * len(seconds))
 
-    def _ranking(self, part: Problem, share: int) -> Ranking:
-        """The candidates of a part on a share of a processor."""
-        key = (key_of(part), share)
+    def _ranking(self, tiling: Tiling, number: int, share: int) -> Ranking:
+        """The candidates of a region's part on a share of a processor."""
+        part = tiling.part(number)
+        names = (*part.region.inputs, *part.region.outputs)
+        near = sum(part.values[name].bytes for name in names if name in tiling.storage) / sum(part.values[name].bytes for name in names)
+        key = (key_of(part), share, near)
         if key not in self.rankings:
             try:
                 numerics = replace(self.numerics, winograd=False, atomics=False, vendor=False)
-                self.rankings[key] = found = rank(part, shared_processor(self.machine, share), 1, numerics, learned=False)
+                self.rankings[key] = found = rank(part, shared_processor(self.machine, share, near), 1, numerics, learned=False)
                 self.counted(found.candidates)
             except Unsuitable as reason:
                 self.rankings[key] = str(reason)
@@ -234,21 +238,21 @@ class TileJudge:
         return ranking.choice(int(np.argmin(seconds))) if np.isfinite(seconds).any() else None
 
 
-def shared_processor(machine: Machine, share: int) -> Machine:
-    """One processor of a GPU as one of `share` resident blocks sees it, whose data are in level 2 or closer."""
+def shared_processor(machine: Machine, share: int, near: float) -> Machine:
+    """One processor of a GPU as one of `share` resident blocks sees it. `near`: the part of the bytes that is in shared memory; the rest is in level
+    2."""
     level_2 = machine.cache(2)
     assert level_2 is not None
-    caches = tuple(replace(cache, bandwidth=cache.bandwidth / share) for cache in machine.caches)
-    rate = level_2.bandwidth * machine.clock_hz / share
+    rate = 1 / (share * (near / machine.shared_bytes_per_cycle + (1 - near) / level_2.bandwidth))
     return replace(
         machine,
         processors=1,
-        caches=caches,
+        caches=tuple(replace(cache, bandwidth=rate if cache is level_2 else cache.bandwidth / share) for cache in machine.caches),
         blocks_per_processor=1,
         launch_seconds=0.0,
         memory_latency_cycles=level_2.latency_cycles,
-        memory_bandwidth=rate,
-        sustained_memory_bandwidth=rate,
+        memory_bandwidth=rate * machine.clock_hz,
+        sustained_memory_bandwidth=rate * machine.clock_hz,
         shared_bytes_per_cycle=machine.shared_bytes_per_cycle / share,
         schedulers_per_processor=max(machine.schedulers_per_processor // share, 1),
         fp32_lanes_per_processor=machine.fp32_lanes_per_processor // share,
