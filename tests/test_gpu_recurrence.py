@@ -19,6 +19,7 @@ from tests.runtime_programs import ProgramBuilder
 from tests.test_gpu_runtime import FakeStream, fake_engine
 from tests.test_gpu_runtime import stream as stream
 from tests.test_recurrence import KINDS, interpreted, layers, loops, planned, reasons
+from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.cuda import print_cuda, shared_bytes
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics.barriers import COUNTER, cluster_arrive, cluster_barrier, cluster_store, cluster_wait, grid_barrier
@@ -77,6 +78,7 @@ def test_any_cluster_without_races(layer: Any, seed: int, cluster: int) -> None:
         (kernel,) = lowered.kernels
         code = print_cuda([kernel])
         assert kernel.cluster == cluster and not kernel.cooperative and "tw_cluster_load" not in code
+        assert {access.space for access in accesses(kernel) if access.buffer == "states" and access.kind == "load"} == {"shared"}
         assert ("tw_cluster_address(states + " in code) == (cluster > 1) and ("barrier.cluster" in code) == (cluster > 1)
 
 

@@ -23,7 +23,7 @@ from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printe
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, statements
+from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, is_own_part, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -266,7 +266,7 @@ class CudaPrinter(Printer):
         text, buffer = self.buffer(node.buffer)
         if buffer.space == "cluster":
             rank, within = self.in_cluster(buffer, node.index[0])
-            if rank == Var("block_x", self.cluster):  # of a grid of one cluster: the block's own part
+            if is_own_part(buffer, node.index[0], self.cluster):
                 return Code(self.place(node.buffer, within)) if node.lanes == 1 else self.vector_place(node.buffer, within, node.lanes, False)
             function = self.need(f"tw_cluster_load{node.lanes}")
             return Code(f"{function}({text} + {self.text(within, SUM)}, {self.text(rank)})")

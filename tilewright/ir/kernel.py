@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tilewright.ir.expr import TRUE, Expr, Load, Var, substitute
+from tilewright.ir.expr import TRUE, Expr, Load, Var, floordiv, substitute
 from tilewright.ir.intrinsic import Context, Intrinsic, Operand
 
 FAULTS = "faults"
@@ -213,6 +213,11 @@ def thread_variable(launch: Launch, axis: str = "x") -> Var:
 
 def block_variable(launch: Launch, axis: str = "x") -> Var:
     return Var(f"block_{axis}", launch.grid["xyz".index(axis)])
+
+
+def is_own_part(buffer: Buffer, offset: Expr, cluster: int) -> bool:
+    """Whether a place in a "cluster" buffer is known to be in the block's own part: in a grid of one cluster, whose ranks are the blocks' numbers."""
+    return floordiv(offset, buffer.size // cluster) == Var("block_x", cluster)
 
 
 def statements(root: Statement) -> Iterator[Statement]:

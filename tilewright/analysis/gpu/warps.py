@@ -13,7 +13,7 @@ global memory, if they are whole sectors), do not change conflicts, and are left
     asynchronous    of 4 and 8 bytes: one wavefront per sector read. Of 16 bytes: no wavefront, as they bypass level 1, and as many sectors as
     copies          they touch in shared memory, if these are more (rows that begin in the middle of a sector).
     matrices        ldmatrix: like loads of 16 bytes by the lanes that give an address (not compared with counters).
-    clusters        one in `cluster` loads from a cluster's shared memory reads the block's own part.
+    clusters        one in `cluster` loads from a cluster's shared memory reads the block's own part, unless all of them are known to do so.
 
 Source: Tuna (2021), section III.B, "Shared memory bank conflict", which evaluates the first warp; CUDA C++ Programming Guide, "Compute Capability
 5.x", shared memory, for the banks. The treatment of wide accesses and copies is not documented: these rules were found by comparison with counters of
@@ -48,6 +48,7 @@ from tilewright.ir.kernel import (
     Store,
     With,
     expressions,
+    is_own_part,
     statements,
     written_by,
 )
@@ -285,7 +286,8 @@ class KernelWalk:
             count = ideal = np.max([distinct(side // SECTOR_BYTES, active) for side in addresses], axis=0)
         times = self.scale * repeated
         figures = (times * float(figure) for figure in (active.any(axis=1).sum(), active.sum(), count.sum(), ideal.sum()))
-        self.found.append(Access(name, buffer.space, kind, size * lanes, *figures))
+        own = buffer.space == "cluster" and is_own_part(buffer, offset, self.cluster)
+        self.found.append(Access(name, "shared" if own else buffer.space, kind, size * lanes, *figures))
 
     def varying(self, offset: Expr, period: int) -> np.ndarray:
         """The offset without terms that are equal in all lanes of a warp; with a period, only those that are multiples of it are left out."""

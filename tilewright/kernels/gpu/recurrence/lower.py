@@ -106,12 +106,9 @@ def shared_form(problem: Problem) -> RecurrenceForm:
         raise Unsuitable("its sums do not read one state")
     readers = [(product.a, _unit_of(product)) for product in form.products] + [(value, form.unit) for value in form.values]
     for expr, unit in readers:
-        certain = certainly_evaluated([expr])
         for load in loads(expr):
             if load.buffer not in form.outputs:
                 continue
-            if id(load) not in certain:
-                raise Unsuitable("it reads states under a condition")
             before = linear(_stored_at(form, load.buffer, form.step - 1, form.row, unit))
             found = linear(load.index[0])
             if (dict(found.terms), found.constant) != (dict(before.terms), before.constant):
