@@ -234,7 +234,8 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
     with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
         stored = remembered(numerics)
-        program = plan_program(graph, machine, request.threads, chooser, request.precision, numerics, stored, recorded=recorded, stages=stages)
+        planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
+        program = planned(recorded=recorded, stages=stages, updates=imported.updates)
     with stages.stage("compile"):
         program, binaries = build(program, machine, stages.report)
     live = module if isinstance(module, torch.nn.Module) else None

@@ -77,6 +77,12 @@ class Imported:
     states: tuple[State, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
+    @property
+    def updates(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of a graph input and the graph output that replaces it after a call: the mutations and the states."""
+        pairs = [(self.leaves[leaf], output) for leaf, output in self.mutations] + [(state.input, state.output) for state in self.states]
+        return tuple((given, output) for given, output in pairs if given is not None)
+
 
 def through(nodes: Sequence[UnsupportedNode]) -> str:
     """What runs these nodes: "through PyTorch", "through ONNX's runtimes", or both."""

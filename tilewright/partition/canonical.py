@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -31,7 +31,7 @@ def canonical(problem: Problem) -> Canonical:
     region = _split(problem.region, problem.constants)
     order: dict[str, None] = {}
     for step in region.steps:
-        for load in loads(*step.bodies):
+        for load in loads(*step.bodies, *step.index):
             order.setdefault(load.buffer)
         order.setdefault(step.name)
     names = {name: f"value{i}" for i, name in enumerate(order)}
@@ -43,9 +43,10 @@ def canonical(problem: Problem) -> Canonical:
         return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) else node
 
     def renamed(region: Region) -> Region:
-        steps = tuple(
-            replace(step, name=names[step.name], bodies=tuple(rewrite(body, short) for body in step.bodies)) for step in region.steps
-        )
+        def of(exprs: Sequence[Expr]) -> tuple[Expr, ...]:
+            return tuple(rewrite(expr, short) for expr in exprs)
+
+        steps = tuple(replace(step, name=names[step.name], bodies=of(step.bodies), index=of(step.index)) for step in region.steps)
         outputs = tuple(names[name] for name in region.outputs)
         inputs = tuple(names[name] for name in region.inputs if name in names)
         return Region(outputs[0], region.kind, (), steps, inputs, outputs, stages=tuple(map(renamed, region.stages)))

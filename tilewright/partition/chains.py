@@ -494,7 +494,13 @@ def paths(graph: Graph, laid_out: LaidOut) -> list[list[Region]]:
         for name in dict.fromkeys(region.inputs):
             readers.setdefault(name, []).append(region)
     shared = {*graph.outputs, *laid_out.slices, *(place.buffer for place in laid_out.slices.values())}
-    made = {region.outputs[0]: region for region in laid_out.regions if len(region.outputs) == 1 and _may_be_cut(region, laid_out.values)}
+    values = laid_out.values
+    in_place = {name for name, place in laid_out.slices.items() if values[name].shape == values[place.buffer].shape}  # partition.updates
+    made = {
+        region.outputs[0]: region
+        for region in laid_out.regions
+        if len(region.outputs) == 1 and _may_be_cut(region, values) and region.outputs[0] not in in_place
+    }
     before: dict[str, Region] = {}
     for region in made.values():
         only = [made[name] for name in region.inputs if name in made and name not in shared and len(readers[name]) == 1]

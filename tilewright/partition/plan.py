@@ -33,6 +33,7 @@ from tilewright.partition.recurrence import whole_body
 from tilewright.partition.scans import Loop, unfold, without_copies
 from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.partition.tile_judge import TileJudge
+from tilewright.partition.updates import in_place
 from tilewright.selection.bounds import ARITHMETIC, arithmetic_seconds, bounds_of
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
@@ -117,6 +118,7 @@ def plan_program(
     recorded: Recorded = lambda problem, machine, threads: None,
     stages: Stages | None = None,
     persistent: bool | None = None,
+    updates: Sequence[tuple[int, int]] = (),
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -125,7 +127,8 @@ def plan_program(
     `chains`: whether successive regions may become one kernel (`partition.chains`); by default where the models know what that takes: on CPUs, and on
     GPUs with measured constants (`hardware.calibration.gpu_chains`). `recorded`: what was measured of those on CPUs, which decides about them if
     their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by
-    default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`).
+    default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
+    outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`).
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -140,6 +143,9 @@ def plan_program(
         graph = merged.graph
         fused = partial(predictions.laid_out, graph, precision)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
+        if updates and not machine.is_gpu:
+            pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
+            laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _, same=laid_out: same)
         if persistent is None:
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
         context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent)

@@ -50,27 +50,27 @@ static int64_t now(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-// Whether a kernel has reported an index out of range.
+// Whether a kernel has reported an index out of range; no other runs after it, as one could update an input in place.
 int tilewright_run(const segment *s)
 {
     for (int64_t i = 0; i < s->patch_count; i++)
         *s->patches[i].slot = s->externals[s->patches[i].external];
-    int before = 0;
+    int before = 0, fault = 0;
     if (s->get_threads && s->set_threads) {
         before = s->get_threads();
         if (before != s->threads) s->set_threads((int)s->threads);
     }
     if (s->moments)
         s->moments[0] = now();
-    for (int64_t i = 0; i < s->record_count; i++) {
+    for (int64_t i = 0; i < s->record_count && !fault; i++) {
         s->records[i].function(s->records[i].arguments, s->records[i].scalars);
         if (s->moments)
             s->moments[i + 1] = now();
+        for (int64_t k = 0; k < s->fault_count; k++)
+            fault |= s->faults[k] != 0;
     }
     if (before && before != s->threads) s->set_threads(before);
-    for (int64_t i = 0; i < s->fault_count; i++)
-        if (s->faults[i]) return 1;
-    return 0;
+    return fault;
 }
 """
 TILES = "amx_tile"
@@ -357,6 +357,8 @@ class CpuEngine:
         for function, arguments, scalars in segment.records.tolist():
             KERNEL_PROTOTYPE(function)(arguments, scalars)
             moments.append(time.perf_counter_ns())
+            if self.buffers.faults.any():
+                break
         if segment.struct.moments:
             ctypes.memmove(segment.struct.moments, (ctypes.c_int64 * len(moments))(*moments), 8 * len(moments))
         if self.library.openmp is not None:

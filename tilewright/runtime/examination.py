@@ -26,7 +26,7 @@ WARM_UP_CALLS = 2
 def verified(executable: Executable, engine: Engine, leaves: Sequence[Any], tolerance: float | None) -> Verification:
     """Every stored value compared with the graph in float64, see `Executable.verify`."""
     program, buffers = executable.image.program, engine.buffers
-    inputs, outputs = executable._admission.admit(leaves), executable._allocate()
+    inputs, outputs = _unchanged(executable, leaves), executable._allocate()
     addresses = executable._admission.addresses(inputs, outputs)
     # a value that several regions write (a loop's final state, a concatenation) is complete only after the last of them
     last = completions(program)
@@ -56,9 +56,16 @@ def verified(executable: Executable, engine: Engine, leaves: Sequence[Any], tole
     return Verification(tuple(rows))
 
 
+def _unchanged(executable: Executable, leaves: Sequence[Any]) -> list[torch.Tensor]:
+    """The inputs of a call, with copies of those that it would update in place."""
+    program = executable.image.program
+    admitted = zip(program.graph.inputs, executable._admission.admit(leaves), strict=True)
+    return [tensor.clone() if name in program.updated else tensor for name, tensor in admitted]
+
+
 def profiled(executable: Executable, engine: Engine, leaves: Sequence[Any], repetitions: int) -> Profile:
     """Calls without and with clocks between regions, in turns, see `Executable.profile`."""
-    inputs = executable._admission.admit(leaves)
+    inputs = _unchanged(executable, leaves)
 
     def call(run: Callable[..., Any]) -> tuple[Any, Any, Any]:
         start = engine.moment()

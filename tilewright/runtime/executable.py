@@ -312,8 +312,15 @@ class Executable:
         # Everything that is still needed from inputs and states is read before they are changed.
         names = program.graph.outputs
         produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind == "value"}
-        changed = [(leaves[leaf], value(names[output])) for leaf, output in signature.mutations]
-        changed += [(tensor, value(names[state.output])) for tensor, state in zip(self._states, signature.states, strict=True)]
+        targets = [(leaves[leaf], names[output]) for leaf, output in signature.mutations]
+        targets += [(tensor, names[state.output]) for tensor, state in zip(self._states, signature.states, strict=True)]
+        changed = []
+        for target, name in targets:
+            place = buffers.places.inputs.get(program.root(name)) if name in program.aliases else None
+            if place is not None and inputs[place] is target:
+                torch.autograd.graph.increment_version(target)  # updated in place
+            else:
+                changed.append((target, value(name)))
         with torch.no_grad():
             for target, new in changed:
                 target.copy_(new)

@@ -88,6 +88,11 @@ class LoadableProgram:
         return tuple(check for checks in self.faults.values() for check in checks)
 
     @cached_property
+    def updated(self) -> frozenset[str]:
+        """The graph's inputs that calls update in place: aliases share their storage."""
+        return frozenset(map(self.root, self.aliases)).intersection(self.graph.inputs)
+
+    @cached_property
     def nodes(self) -> Mapping[str, Node]:
         return MappingProxyType({node.name: node for node in self.graph.nodes})
 

@@ -32,7 +32,7 @@ def accesses_overlap(program: LoadableProgram, a: str, b: str) -> bool:
 def completions(program: LoadableProgram) -> dict[str, int]:
     """For each value that regions store, or of which they store parts, the number of the last of these regions."""
     last = {name: number for number, region in enumerate(program.regions) for name in region.outputs}
-    whole = {*program.aliases, *program.aliases.values()} - last.keys()
+    whole = {*program.aliases, *program.aliases.values()} - last.keys() - {*program.graph.inputs}
     parts = {name: [number for other, number in last.items() if accesses_overlap(program, name, other)] for name in whole}
     return last | {name: max(numbers) for name, numbers in parts.items() if numbers}
 

@@ -5,7 +5,8 @@ shapes and layouts. `check` compares every statement about a program with the ot
 
 - the facts of each kernel (bytes of each argument, what it writes, steps, launch; of CPU kernels also required features) are those that its binary
   carries as the name of a symbol (`loadable.facts_symbol`), and the buffer of each argument has that many bytes;
-- nothing writes to an input, a constant, or an alias of one; nothing is read before it is written;
+- nothing writes to a constant, to an input that a call does not replace by a result stored in it, or to an alias of one; nothing is read before it
+  is written;
 - values, layouts, views, aliases, weights and the signature agree on shapes and types; sizes and counts are within limits.
 
 No file contains addresses: the memory plan (`memory_plan`) is made from the data checked here. Replaced machine code in a binary can do anything that
@@ -58,9 +59,10 @@ def check(program: LoadableProgram, signature: Signature, machine: Machine, stat
         _check_kernel(kernel, machine)
     if sum(region.repeat * len(region.calls) for region in program.regions) > MOST_CALLS:
         raise ValueError(f"it calls more than {MOST_CALLS} kernels")
-    _check_places(program)
-    _check_order(program)
     _check_signature(program, signature, states)
+    kept = frozenset(program.graph.inputs) - _updated(program, signature)
+    _check_places(program, kept)
+    _check_order(program, kept)
 
 
 
@@ -268,8 +270,16 @@ def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
         raise ValueError(f"kernel {kernel.name} asks for {prod(kernel.grid)} blocks at once, and {machine.name} has {machine.processors} processors")
 
 
-def _check_places(program: LoadableProgram) -> None:
-    """Inputs and outputs are stored as PyTorch passes them, and every buffer that a call names is at least as large as its kernel accesses."""
+def _updated(program: LoadableProgram, signature: Signature) -> set[str]:
+    """The graph's inputs that a call may write to: those whose new value is stored in them."""
+    pairs = [(signature.inputs[leaf].name, output) for leaf, output in signature.mutations]
+    pairs += [(state.input, state.output) for state in signature.states]
+    return {given for given, output in pairs if program.root(program.graph.outputs[output]) == given}
+
+
+def _check_places(program: LoadableProgram, kept: Set[str]) -> None:
+    """Inputs and outputs are stored as PyTorch passes them, and every buffer that a call names is at least as large as its kernel accesses. Nothing
+    writes to the inputs that are `kept`."""
     graph = program.graph
     for name in graph.inputs:
         storage = program.storage.get(name)
@@ -284,7 +294,7 @@ def _check_places(program: LoadableProgram) -> None:
     for name in program.faults:  # memory of its own, which only calls write and nothing else accesses
         if program.root(name) != name or program.storage[name].source is not None:
             raise ValueError(f"{name} is for indices out of range, and an alias or a constant")
-    read_only = {*graph.inputs, *assign_places(program).constants}
+    read_only = {*kept, *assign_places(program).constants}
     for region in program.regions:
         if region.library is not None:
             _check_library_call(program, region, region.library, read_only)
@@ -325,14 +335,13 @@ def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: 
         raise ValueError(f"{where} in a loop, or with a second factor that is not constant")
 
 
-def _check_order(program: LoadableProgram) -> None:
+def _check_order(program: LoadableProgram, kept: Set[str]) -> None:
     """Regions and calls read only what was written before."""
-    inputs = set(program.graph.inputs)
     written = Written(program)
-    for name in chain(inputs, program.graph.constants, (name for name in program.storage if program.constant_source(name) is not None)):
+    for name in chain(program.graph.inputs, program.graph.constants, (name for name in program.storage if program.constant_source(name) is not None)):
         written.add(name)
     for region in program.regions:
-        for name, writes in _accesses(program, region, inputs):
+        for name, writes in _accesses(program, region, kept):
             root = program.root(name)
             empty = root in program.storage and not program.bytes_of(root)
             if not writes and not empty and not written.holds(name):
@@ -345,7 +354,7 @@ def _check_order(program: LoadableProgram) -> None:
             raise ValueError(f"nothing is written to the output {name}")
 
 
-def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]) -> Iterator[tuple[str, bool]]:
+def _accesses(program: LoadableProgram, region: LoadableRegion, kept: Set[str]) -> Iterator[tuple[str, bool]]:
     """Accesses (buffer, whether it is written), in order."""
     if region.kind == "torch":
         if region.calls or region.library is not None or region.repeat != 1:
@@ -361,7 +370,7 @@ def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]
         for name in region.outputs:
             root = program.root(name)
             constant = root in program.storage and program.constant_source(root) is not None
-            if name not in local or constant or root in inputs or root in program.faults:
+            if name not in local or constant or root in kept or root in program.faults:
                 raise ValueError(f"region {region.name} does not make {name}, or writes to an input or a constant")
             if root in program.storage:
                 yield name, True

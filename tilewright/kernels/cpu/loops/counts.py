@@ -14,10 +14,11 @@ from tilewright.kernels.counts import Counts, counted
 
 
 def loop_counts(problem: Problem, candidates: Columns, machine: Machine) -> Counts:
-    """Every input is read from memory once, and every output written once."""
+    """Every input is read from memory once, and every output written once, or of an update in place the elements that it may change."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     read = sum(min(layouts[name].own_size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
-    written = sum(layouts[name].own_size * size_of(values[name].dtype) for name in region.outputs)
+    changed = {step.name: prod(axis.extent or 0 for axis in step.axes) for step in region.steps if step.kind == "map" and loads(*step.index)}
+    written = sum(changed.get(name, layouts[name].own_size) * size_of(values[name].dtype) for name in region.outputs)
     return counted(length(candidates), region.flops(), read, written)
 
 

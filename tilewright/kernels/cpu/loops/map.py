@@ -2,6 +2,8 @@
 
 If inputs are contiguous along another axis than the output (a copy from row-major to channels-last, or back), squares of the two axes are transposed
 in registers, so that both loads and stores are vectors.
+
+A body `select(condition, value, out[index])` keeps the elements for which the condition does not hold, and stores nothing there.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from math import prod
 from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
 from tilewright.ir.dtypes import NARROW_FLOATS
-from tilewright.ir.expr import Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, const, index_const, loads, substitute
-from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
+from tilewright.ir.expr import TRUE, Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, const, index_const, loads, substitute, variables
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels.cpu.common import SERIAL_WORK, in_vectors, loops, nest, vector_nest, vector_store
@@ -33,23 +35,41 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
     """out[index] = body, in the order of the output's layout, contiguous axes merged."""
     region = problem.region
     step = split_divided_axes(region.steps[-1])
-    body, offset = flatten(step.bodies[0], problem.layouts), problem.layouts[region.outputs[0]].offset(step.index)
-    order = storage_order(step.axes, offset)
-    axes, (flat, at) = merge_axes(order, [body, offset], lambda outer, inner: False)
+    body, condition = _kept(step.bodies[0], step.name)
+    exprs = [flatten(expr, problem.layouts) for expr in (body, problem.layouts[region.outputs[0]].offset(step.index), condition)]
+    order = storage_order(step.axes, exprs[1])
+    axes, (flat, at, condition) = merge_axes(order, exprs, lambda outer, inner: False)
     if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(flat)):
         # an image's three channels are copied one after the other, each in vectors, row by row
         axes = (*axes[:-2], axes[-1], axes[-2])
     else:
-        axes, (flat, at) = merge_axes(order, [body, offset])
+        axes, (flat, at, condition) = merge_axes(order, exprs)
+    work = max(step.flops(), prod(axis.extent or 0 for axis in step.axes))
+    depth = max((number for number, axis in enumerate(axes, 1) if axis in variables(condition)), default=0)
+    outer, inner = axes[:depth], axes[depth:]
+    parallel = work > SERIAL_WORK and depth > 0
+    stores = _stores(problem, inner, flat, at, schedule.lanes, 0 if parallel else work)
+    return single(problem, schedule, stores if condition == TRUE else loops(outer, If(condition, stores), parallel))
+
+
+def _kept(body: Expr, name: str) -> tuple[Expr, Expr]:
+    """What is stored, and the condition under which it is."""
+    if isinstance(body, Apply) and body.operation == "select" and isinstance(body.args[2], Load) and body.args[2].buffer == name:
+        return body.args[1], body.args[0]
+    return body, TRUE
+
+
+def _stores(problem: Problem, axes: Sequence[Var], flat: Expr, at: Expr, lanes: int, work: int) -> Statement:
+    """Loops over the axes that store all elements."""
+    region = problem.region
     stored = problem.values[region.outputs[0]].dtype
     moved = _moved(flat, stored, problem) if stored in NARROW_FLOATS else None
     lets, (value, where) = bind_shared([moved or flat, at])
     element = block(lets, Store(region.outputs[0], where, value))
-    work = max(step.flops(), prod(step.shape))
-    vectors = _squares(axes, flat, at, region.outputs[0], schedule.lanes, work)
+    vectors = _squares(axes, flat, at, region.outputs[0], lanes, work)
     if vectors is None and moved is None:
-        vectors = _in_vectors(problem, axes, flat, at, schedule.lanes, work)
-    return single(problem, schedule, vectors or nest(axes, element, work))
+        vectors = _in_vectors(problem, axes, flat, at, lanes, work)
+    return vectors or nest(axes, element, work)
 
 
 def _moved(value: Expr, stored: str, problem: Problem) -> Expr | None:
