@@ -145,7 +145,8 @@ def plan_program(
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
         if updates and not machine.is_gpu:
             pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
-            laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _, same=laid_out: same)
+            apart = laid_out
+            laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _: apart)
         if persistent is None:
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
         context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent)

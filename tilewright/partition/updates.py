@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from types import MappingProxyType
 
 from tilewright.ir.computation import Step
-from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import INDEX, TRUE, Apply, Expr, Load, Var, checks, compare, constants, loads, logical_and, select, substitute, variables, walk
+from tilewright.ir.expr import INDEX, TRUE, Apply, Expr, Load, Var, checks, compare, constants, loads, logical_and, select, substitute, variables
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Region
