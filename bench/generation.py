@@ -2,9 +2,10 @@
 
     python -m bench.generation            # needs transformers; weights are random
 
-Two loops of greedy decoding. "growing": the whole sequence is passed in each step, so that its length is another each time (`compile` with a free
-length). "static cache": `generate()` with keys and values in a cache of fixed size (`torch.compile`). The first pass compiles. Further passes of
-eager and compiled are timed in turns; for each step the median over the passes counts. The tokens of both must agree.
+Loops of greedy decoding. "growing": the whole sequence is passed in each step, so that its length is another each time (`compile` with a free
+length). "static cache": `generate()` with keys and values in a cache of fixed size (`torch.compile`), that of the sequence or the model's whole
+context. The first pass compiles. Further passes of eager and compiled are timed in turns; for each step the median over the passes counts. The tokens
+of both must agree.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,8 +52,10 @@ def growing(run: Callable[[torch.Tensor], torch.Tensor], prompt: torch.Tensor, s
     return tokens, seconds
 
 
-def generated(model: Any, forward: Callable[..., Any], prompt: torch.Tensor, steps: int) -> tuple[torch.Tensor, list[float]]:
-    """`generate()` with a static cache, whose calls of the model are `forward`."""
+def generated(model: Any, forward: Callable[..., Any], prompt: torch.Tensor, steps: int, positions: int) -> tuple[torch.Tensor, list[float]]:
+    """`generate()` with a static cache for that many positions, whose calls of the model are `forward`."""
+    from transformers import StaticCache
+
     seconds = []
 
     def timed(*inputs: Any, **keywords: Any) -> Any:
@@ -63,8 +67,9 @@ def generated(model: Any, forward: Callable[..., Any], prompt: torch.Tensor, ste
     original = model.forward
     model.forward = timed
     try:
-        options = {"do_sample": False, "cache_implementation": "static", "pad_token_id": 0, "disable_compile": True}
-        tokens = model.generate(prompt, max_new_tokens=steps, min_new_tokens=steps, **options)
+        options = {"do_sample": False, "pad_token_id": 0, "disable_compile": True}
+        cache = StaticCache(config=model.config, max_cache_len=positions)
+        tokens = model.generate(prompt, max_new_tokens=steps, min_new_tokens=steps, past_key_values=cache, **options)
     finally:
         model.forward = original
     return tokens, seconds
@@ -115,15 +120,11 @@ def main() -> None:
         results = [measured("growing", lambda: growing(whole, prompt, options.steps), lambda: growing(grown, prompt, options.steps), options.passes)]
         results[0]["programs"] = len(grown.sizes)
         forward = model.forward
-        fast = torch.compile(forward, backend="tilewright")
-        results.append(
-            measured(
-                "static cache",
-                lambda: generated(model, forward, prompt, options.steps),
-                lambda: generated(model, fast, prompt, options.steps),
-                options.passes,
-            )
-        )
+        for positions in (options.prompt + options.steps, model.config.n_positions):
+            torch.compiler.reset()
+            fast = torch.compile(forward, backend="tilewright")
+            eager, ours = (partial(generated, model, run, prompt, options.steps, positions) for run in (forward, fast))
+            results.append(measured(f"static cache of {positions:,} positions", eager, ours, options.passes))
     print(write_results(options.name, vars(options), results))
     for row in results:
         print({key: value for key, value in row.items() if not isinstance(value, (list, dict))})
