@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_results_do_not_depend_on_padding(encoder: tuple[Encoder, DynamicExecuta
     served = executable.sizes[-1]
     assert isinstance(served["length"], range)
     assert length in served["length"]
-    assert len(executable.sizes) <= 2 * 3
+    assert len(executable.sizes) <= 2 * 4
 
 
 def _band(least: int, most: int) -> Callable[[int], torch.Tensor]:
@@ -177,6 +178,44 @@ def test_programs_of_ranges(encoder: tuple[Encoder, DynamicExecutable]) -> None:
         executable(tokens, torch.randn(18))
     with torch.no_grad():
         torch.testing.assert_close(executable(tokens[:, :1], bias[:1, :1])[0], module(tokens[:, :1], bias[:1, :1])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_next_range_is_built_before_it_is_needed() -> None:
+    torch.manual_seed(0)
+    module = Encoder(True).eval()
+    dynamic = {"tokens": {0: "batch", 1: "length"}, "bias": {0: "length", 1: "length"}}
+    executable = tilewright.compile(module, (torch.randint(64, (2, 10)), torch.randn(10, 10)), dynamic=dynamic, wait=True)
+    first, second = ({"batch": 2, "length": lengths} for lengths in (range(2, 17), range(17, 25)))
+
+    def call(length: int) -> None:
+        tokens, bias = torch.randint(64, (2, length)), torch.randn(length, length)
+        with torch.no_grad():
+            torch.testing.assert_close(executable(tokens, bias)[0], module(tokens, bias)[0], atol=1e-5, rtol=1e-5)
+
+    with mock.patch.object(executable._builds, "request", wraps=executable._builds.request) as request:
+        for length in (15, 14, 2, 16, 11, 12):  # shorter, much longer, or far from the end
+            call(length)
+        request.assert_not_called()
+        call(13)
+        request.assert_called_once()
+        made = executable._builds.request(request.call_args.args[0])
+        made.done.wait()
+        assert made.error is None
+        assert executable.sizes == (second, first)  # in the order of their uses
+        for length in (14, 15, 16, 17, 18):
+            call(length)
+        assert request.call_count == 2
+        assert executable.sizes == (first, second)
+
+
+def test_a_range_that_cannot_be_built_ahead_is_requested_once() -> None:
+    module = Positions().eval().requires_grad_(False)
+    executable = tilewright.compile(module, (torch.randn(2, 12, 8), torch.tensor([0])), dynamic={"x": {1: "length"}}, wait=True)
+    with mock.patch.object(executable._builds, "request", wraps=executable._builds.request) as request:
+        for length in range(12, 20):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(executable(x, torch.tensor([0])), module(x, torch.tensor([0])))
+            assert length != 16 or request.call_count == 1
 
 
 def ranges(function: Callable[..., Any], *inputs: torch.Tensor) -> Ranges | None:

@@ -33,6 +33,7 @@ class Ranges:
         self._refused: set[Key] = set()
         self._tried: dict[Key, tuple[Imported, Frame]] = {}
         self.rounded = lru_cache(maxsize=KNOWN)(self._rounded_key)
+        self.following = lru_cache(maxsize=KNOWN)(self._following_key)
 
     def _rounded_key(self, key: Key) -> Key | None:
         """The sizes of the program that serves these: the next of four steps for each power of two. None if they need one of their own."""
@@ -43,6 +44,20 @@ class Ranges:
         """Of rounded sizes for which there is no program: sizes that they would serve have programs of their own from now on."""
         self._refused.add(key)
         self.rounded.cache_clear()
+        self.following.cache_clear()
+
+    def _following_key(self, key: Key) -> Key | None:
+        """Of sizes in the last quarter of a range the sizes of the next range's program; None for other sizes, or if there is no such program."""
+        rounded = self.rounded(key)
+        if rounded is None:
+            return None
+        last = rounded[self.position]
+        near = 4 * (last - key[self.position]) < last + 1 - self.first(last)
+        return self.rounded(self._with(key, last + 1)) if near else None
+
+    def grows(self, before: Key, key: Key) -> bool:
+        """Whether two successive calls may be of a sequence that grows: by a few entries, with the same other sizes."""
+        return self._with(before, key[self.position]) == key and 0 < key[self.position] - before[self.position] <= STEP
 
     def first(self, last: int) -> int:
         """The smallest size that is rounded up to this one."""

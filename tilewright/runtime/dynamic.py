@@ -1,7 +1,7 @@
 """``DynamicExecutable``: a compiled model whose sizes may differ from call to call. Each set of sizes has a program of its own.
 
 A call with sizes that have no program requests one, which a thread makes. Until it is there, such calls run eager, unless it is expected within the
-time that a call may wait.
+time that a call may wait. While a sequence that grows nears the end of the range that its program serves, the next one is made.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class DynamicExecutable:
         self._lock = threading.RLock()
         self._programs: OrderedDict[Served, _Program] = OrderedDict()
         self._failed: dict[Served, Exception] = {}
+        self._before: Key | None = None
+        self._ahead: set[Served] = set()
         self._closed = False
         self._builds: Builds[Served, _Program] = Builds(lambda served: self._keep(served, build(served)), programs)
         # buffers of the module that calls change are the same for all sizes
@@ -103,6 +105,8 @@ class DynamicExecutable:
                 assert self._eager is not None
                 return self._eager(*args, **kwargs)
         try:
+            if program.frame is not None:
+                self._look_ahead(key)
             with self._writing:
                 return program.executable(*args, **kwargs) if program.frame is None else self._framed(program, program.frame, key, leaves)
         finally:
@@ -112,6 +116,20 @@ class DynamicExecutable:
         """What the program for these sizes is made for."""
         rounded = self._ranges.rounded(key) if self._ranges is not None else None
         return (key, False) if rounded is None else (rounded, True)
+
+    def _look_ahead(self, key: Key) -> None:
+        """Requests the next range's program, once, where a sequence that grows comes near it, so that no call waits for it or runs eager."""
+        assert self._ranges is not None
+        before, self._before = self._before, key
+        following = self._ranges.following(key)
+        if following is None or before is None or not self._ranges.grows(before, key) or self.most_programs < 2:
+            return
+        served = (following, True)
+        with self._lock:
+            if served in self._programs or served in self._failed or served in self._ahead:
+                return
+            self._ahead.add(served)
+        self._builds.request(served)
 
     def _framed(self, program: _Program, frame: Frame, key: Key, leaves: Sequence[Any]) -> Any:
         count = self._count(key)
@@ -194,7 +212,11 @@ class DynamicExecutable:
             if self._closed:
                 idle.append(program)
             else:
+                used = next(reversed(self._programs), None)
                 self._programs[key] = program
+                if key in self._ahead and used is not None:  # not used yet
+                    self._ahead.remove(key)
+                    self._programs.move_to_end(used)
                 while len(self._programs) > self.most_programs:
                     old = self._programs.popitem(last=False)[1]
                     old.evicted = True
