@@ -258,7 +258,7 @@ def test_the_reasons_say_why_a_part_is_copied() -> None:
 @pytest.mark.parametrize("target", ["h200", "x86-avx2"])
 def test_a_dense_block_has_one_buffer_and_its_layers_one_kernel(target: str) -> None:
     block = nn.Sequential(nn.Conv2d(3, 32, 1), *(DenseLayer(32 + 16 * i, 16) for i in range(3)), nn.Conv2d(80, 8, 1))
-    program = planned(block, (torch.randn(1, 3, 8, 8),), target)
+    program = plan_program(graph_of(block, (torch.randn(1, 3, 8, 8),)), machine(target), 2, chains=False)
     assert {part.region.kind for part in program.regions if "concatenate" in [node.operator for node in part.region.nodes]} == {"contraction"}
     (buffer,) = set(program.aliases.values())
     assert program.storage[buffer].value.shape == (1, 80, 8, 8)

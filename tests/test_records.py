@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tilewright
+from tests.compiled import without_chains
 from tests.fake_workers import seconds as seconds_of
 from tests.stand_ins import FAILURE, H200, OTHER, SMALL, example, measurement, problems_of_network, stand_ins
 from tilewright.cli import main
@@ -39,8 +40,10 @@ absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    with without_chains():
+        yield
 
 
 @pytest.fixture()
@@ -153,7 +156,7 @@ def programs(path: Path | None) -> list[tuple[str, str]]:
     module, inputs = example()
     graph, _ = simplify(read(module, inputs).graph)
     with chooser_for(H200, path) as (chooser, _):
-        program = plan_program(graph, H200, 1, chooser)
+        program = plan_program(graph, H200, 1, chooser, chains=False)
     from tilewright.codegen.source import source_text
 
     return [(region.schedule, source_text(kernel)) for region in program.regions for kernel in region.kernels]

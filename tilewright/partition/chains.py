@@ -356,7 +356,9 @@ def cuts_of(problem: Problem, dims: Sequence[int]) -> tuple[Cut, ...]:
     inside = frozenset(stage.outputs[0] for stage in stages[:-1])
     cuts = [cut(stages[-1], dims, problem, inside)]
     for stage in stages[-2::-1]:
-        read = cuts[0].spans[stage.outputs[0]]
+        read = cuts[0].spans.get(stage.outputs[0])
+        if read is None:
+            raise Unsuitable(f"{stage.outputs[0]} is not needed")
         cuts.insert(0, cut(stage, [None if rows is None else rows.dim for rows in read], problem, inside))
     return tuple(cuts)
 
