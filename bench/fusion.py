@@ -53,8 +53,7 @@ WAYS = ("none", "registers", "chains", "libraries")
 def fusing(way: str) -> Iterator[None]:
     """Inside the context regions are made in one of `WAYS`."""
     with ExitStack() as stack:
-        if way in ("none", "registers"):
-            stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=False)))
+        stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers"))))
         if way == "none":
             for rule in ("_refuse_reader", "_refuse_epilogue", "_refuse_absorbing"):
                 stack.enter_context(mock.patch.object(fusion._Partitioner, rule, lambda *_: "nothing is fused"))

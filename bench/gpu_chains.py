@@ -36,10 +36,11 @@ from torch import Tensor, nn
 import tilewright
 from bench.chains import LARGEST_ERROR, LITERATURE, Links, drawn, merging, summary
 from bench.common import double_precision_outputs, interleaved_seconds, relative_error, write_results
+from bench.fusion import fusing
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import GpuChains, gpu_chains
-from tilewright.partition import chains, plan, tile_judge
+from tilewright.partition import chains, tile_judge
 from tilewright.partition.tile_judge import TileJudge, TileParts
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
@@ -54,7 +55,7 @@ WAYS = ("separate", "merged")
 def planned(links: Links, merges: bool, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
     """Inside the context the layers of the chain become one kernel, or separate ones."""
     known = mock.Mock(return_value=constants)
-    with mock.patch.object(plan, "gpu_chains", known), mock.patch.object(tile_judge, "gpu_chains", known):
+    with fusing("chains"), mock.patch.object(tile_judge, "gpu_chains", known):
         with merging(len(links.layers), merges, seen, judging=TileJudge), warnings.catch_warnings():
             warnings.simplefilter("error")
             yield

@@ -1,7 +1,7 @@
 """Zoo networks on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs, in one process.
 
     python -m bench.gpu_networks resnet18 resnet50 --against eager,eager_cl,inductor
-    python -m bench.gpu_networks mobilenet_v2 --against none,registers,vendor,eager_cl --batch 64      what is fused (`bench.fusion`)
+    python -m bench.gpu_networks mobilenet_v2 --against none,chains,vendor,eager_cl --batch 64      what is fused (`bench.fusion`)
 
 Every contender computes in float32 (TF32 off, cuDNN in benchmark mode), is checked against PyTorch in float64 before it is timed, and is left out
 with the reason if it fails or is wrong. Before each timed call a buffer larger than the L2 cache is overwritten, so that weights and inputs come from
@@ -86,7 +86,7 @@ def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 CONTENDERS = {
     OURS: Contender(OURS, ours),
     "none": Contender("none", partial(fused, "none")),
-    "registers": Contender("registers", partial(fused, "registers")),
+    "chains": Contender("chains", partial(fused, "chains")),
     VENDOR: with_libraries(),
     "eager": Contender("eager", eager),
     "eager_cl": Contender("eager_cl", eager_channels_last),

@@ -11,7 +11,7 @@ from tilewright.codegen.describe import prediction
 from tilewright.errors import contained
 from tilewright.graph.index_checks import IndexChecks
 from tilewright.graph.table import OPERATORS, STRUCTURAL
-from tilewright.hardware.calibration import gpu_chains, gpu_recurrence
+from tilewright.hardware.calibration import gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
@@ -124,8 +124,8 @@ def plan_program(
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
     where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
-    `chains`: whether successive regions may become one kernel (`partition.chains`); by default where the models know what that takes: on CPUs, and on
-    GPUs with measured constants (`hardware.calibration.gpu_chains`). `recorded`: what was measured of those on CPUs, which decides about them if
+    `chains`: whether successive regions may become one kernel (`partition.chains`); by default on CPUs alone, since
+    networks were slower with those chosen for an H200 (docs/models.md). `recorded`: what was measured of those on CPUs, which decides about them if
     their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by
     default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
     outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`).
@@ -152,7 +152,7 @@ def plan_program(
         context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent)
         search = tuple(merged.decisions.values())
         if chains is None:
-            chains = not machine.is_gpu or gpu_chains(machine) is not None
+            chains = not machine.is_gpu
         if chains:
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
             chained = partial(_chained, laid_out, context, predictions, recorded)
