@@ -265,3 +265,18 @@ def test_states_and_inputs_that_share_memory() -> None:
 def test_a_sparse_tensor_is_refused() -> None:
     with torch.no_grad(), pytest.raises(InvalidInput, match="expected a float32 tensor"):
         compiled("added")(torch.zeros(6, 6).to_sparse(), torch.zeros(6, 6))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize(
+    "pieces", [lambda x, d: x.split(2, d), lambda x, d: x.split([1, 3, 2], d), lambda x, d: x.chunk(4, d), lambda x, d: x.unbind(d)]
+)
+def test_results_that_are_pieces_of_an_input_are_views_of_it(pieces: Callable[[Tensor, int], Any], dim: int) -> None:
+    torch._dynamo.reset()
+    x = numbers(6, 6)
+    with torch.no_grad():
+        module = Function(lambda x: (*pieces(x.T, dim), x + 1))
+        for executable in (tilewright.compile(module, (x,)), torch.compile(module, backend="tilewright", fullgraph=True)):
+            ours, theirs = executable(x)[:-1], module(x)[:-1]
+            assert [piece.data_ptr() for piece in ours] == [piece.data_ptr() for piece in theirs]
+            assert [(piece.shape, piece.stride()) for piece in ours] == [(piece.shape, piece.stride()) for piece in theirs]

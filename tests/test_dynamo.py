@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -487,3 +490,49 @@ def test_options_reach_the_compiler(compiled_calls: list[Any]) -> None:
     with torch.no_grad():
         close(compiled(network, options={"target": "native", "threads": 1})(x), network(x))
     assert compiled_calls[0].threads == 1
+
+
+def test_threads_trace_and_compile_at_the_same_time() -> None:
+    """Dynamo traces a graph for new sizes on one thread while others export: both use PyTorch's tracers, of which a process has one."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.SiLU()).eval()
+    run, errors, disabled = compiled(network, dynamic=True), [], {name for name, logger in _loggers() if logger.disabled}
+    streams = sys.stdout, sys.stderr
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            with torch.no_grad():
+                for k in range(6):
+                    x = torch.randn(*((2, 3, 19, 21), (3, 3, 11, 12), (4, 3, 9, 9))[(seed + k) % 3], generator=generator)
+                    torch.testing.assert_close(run(x), network(x), rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert (sys.stdout, sys.stderr) == streams
+    assert {name for name, logger in _loggers() if logger.disabled} == disabled
+
+
+def _loggers() -> list[tuple[str, logging.Logger]]:
+    return [(name, logging.getLogger(name)) for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "made", [lambda n: torch.randn(6).expand(n, 6), lambda n: torch.randn(n + 5).unfold(0, 6, 1), lambda n: torch.randn(n, 12)[:, ::2]]
+)
+def test_inputs_whose_elements_share_memory(made: Callable[[int], torch.Tensor], dynamic: bool, compiled_calls: list[Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1) @ torch.ones(6, 3)
+
+    run = compiled(function, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (4, 5):
+            x = made(n)
+            close(run(x), function(x))
+    assert compiled_calls

@@ -346,10 +346,12 @@ def _name_of(node: torch.fx.Node) -> str:
 
 
 def _plain(tensor: Any) -> Any:
-    """A copy of an example input that is not an inference tensor and requires no gradients; numbers are returned unchanged."""
+    """A copy of an example input that is not an inference tensor and requires no gradients; numbers are returned unchanged. All memory from the first
+    element to the last is copied, because elements of an expanded tensor share theirs."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.detach().as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _is_static(node: torch.fx.Node) -> bool:

@@ -1,6 +1,8 @@
 """Suppresses PyTorch's messages to its own developers during export. The exporter warns of its own deprecated calls, logs tracebacks of errors that
 it also raises, and prints the partial graph. A user of the compiler sees the error, in one line; with logging of ``tilewright`` at INFO (`--debug`),
 or ``TILEWRIGHT_DEBUG=1``, everything is shown.
+
+All of that, and the tracers of PyTorch, are global to the process: one thread exports at a time, and Dynamo traces on no other meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 
 from tilewright import settings
 
@@ -20,10 +22,16 @@ ASSIGNED = r"The tensor attributes? (.|\n)* (was|were) assigned during export"
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Runs the exporter; only warnings and output of the model itself pass through."""
-    if settings.debug() or logging.getLogger("tilewright").isEnabledFor(logging.INFO):
+    """Runs the exporter, on one thread at a time; only warnings and output of the model itself pass through."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    shown = settings.debug() or logging.getLogger("tilewright").isEnabledFor(logging.INFO)
+    with compile_lock, nullcontext() if shown else _quiet():
         yield
-        return
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] == "torch"]
     before = [logger.disabled for logger in loggers]
     printed = io.StringIO()

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,23 +68,19 @@ def _decompositions() -> Mapping[Any, Any]:
     return MappingProxyType({op: how for op, how in table.items() if not stays(str(op).removeprefix("aten."))})
 
 
-_REPLACING = threading.RLock()
-"""Held while a function of PyTorch is replaced: another thread must not take the replacement for the original."""
-
-
 @contextmanager
 def _replaced(module: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
-    """While it lasts, the replacement of the module's function of this name, if there is one; one thread at a time."""
-    with _REPLACING:
-        original = getattr(module, name, None)
-        if original is None:
-            yield
-            return
-        setattr(module, name, replacement_of(original))
-        try:
-            yield
-        finally:
-            setattr(module, name, original)
+    """While it lasts, the replacement of the module's function of this name, if there is one. For use within `quiet_exporter`, on one thread: another
+    must not take the replacement for the original."""
+    original = getattr(module, name, None)
+    if original is None:
+        yield
+        return
+    setattr(module, name, replacement_of(original))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 def _lstm_states_in_shape() -> AbstractContextManager[None]:
@@ -105,6 +102,13 @@ def _lstm_states_in_shape() -> AbstractContextManager[None]:
         return selected
 
     return _replaced(torch._decomp.decompositions, "select_one_layer_lstm_function", replacement_of)
+
+
+def _exporting_here_alone() -> AbstractContextManager[None]:
+    """While exporting, says so on this thread only. PyTorch's flag is global: calls of compiled graphs on other threads would annotate the trace, and
+    modules there would leave their fast paths."""
+    here = threading.get_ident()
+    return _replaced(torch.compiler, "is_exporting", lambda original: lambda: threading.get_ident() == here and original())
 
 
 def _operators_registered_once() -> AbstractContextManager[None]:
@@ -140,7 +144,7 @@ def exported(
     Raises InvalidModel if the module cannot be exported, for example because its control flow depends on tensor values, or it allows only one value
     of a size that is to be symbolic."""
     try:
-        with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
+        with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape(), _exporting_here_alone():
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
             shapes = None
             if free:
@@ -286,6 +290,7 @@ class _Importer:
         self.state_inputs: dict[str, int] = {}
         self.named: dict[torch.fx.Node, str] = {}
         self.views: dict[torch.fx.Node, tuple[int, tuple[Any, ...]]] = {}
+        self.pieces: dict[Any, list[tuple[int, tuple[Any, ...]]]] = {}
 
     def run(self) -> Imported:
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
@@ -359,7 +364,10 @@ class _Importer:
 
     def _call(self, node: torch.fx.Node) -> Any:
         if node.target is operator.getitem:
-            return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
+            source, index = node.args
+            if source in self.pieces:
+                self.views[node] = self.pieces[source][index]  # type: ignore[index]
+            return self.environment[source][index]  # type: ignore[index]
         if is_symbolic(node.meta.get("val")):
             return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -372,7 +380,7 @@ class _Importer:
             return None
         expected = self._expected(node)
         values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
-        self._note_view(node, target, values[0])
+        self._note_view(node, called, values)
         handler = HANDLERS.get(target)
         with self.builder.at(node.name, place_of(node), [t for t in expected if t is not None]):
             reason = _uncomputed(values, expected, self.computed) or (None if handler else "no definition in the operator table")
@@ -386,16 +394,23 @@ class _Importer:
                 del self.builder.nodes[marks:]
             return self._through_torch(node, called, values, reason or "")
 
-    def _note_view(self, node: torch.fx.Node, target: str, arguments: Sequence[Any]) -> None:
+    def _note_view(self, node: torch.fx.Node, called: torch._ops.OpOverload, values: Any) -> None:
+        """Notes how a node's result, or each of several, is a view of an input."""
         source = node.args[0] if node.args else None
-        if (
-            target in VIEWS
-            and isinstance(source, torch.fx.Node)
-            and source in self.views
-            and not any(isinstance(leaf, Value) for leaf in pytree.tree_leaves(list(arguments[1:])))
-        ):
-            leaf, calls = self.views[source]
-            self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in arguments[1:]))))
+        if not isinstance(source, torch.fx.Node) or source not in self.views:
+            return
+        (_, *arguments), target = values[0], str(called).removeprefix("aten.")
+        leaf, calls = self.views[source]
+        if target in VIEWS and not any(isinstance(value, Value) for value in pytree.tree_leaves(arguments)):
+            self.views[node] = (leaf, (*calls, (str(called), tuple(_plain(a) for a in arguments))))
+        elif target in ("split.Tensor", "split_with_sizes.default", "unbind.int"):
+            dim = _bound(called, *values)[-1]
+            if target == "unbind.int":
+                views: list[tuple[str, tuple[Any, ...]]] = [("aten.select.int", (dim, i)) for i in range(len(node.meta["val"]))]
+            else:
+                ends = list(accumulate(self.sizes.shape(piece, node.name)[dim] for piece in node.meta["val"]))
+                views = [("aten.slice.Tensor", (dim, *between)) for between in pairwise([0, *ends])]
+            self.pieces[node] = [(leaf, (*calls, view)) for view in views]
 
     def _through_torch(self, node: torch.fx.Node, called: torch._ops.OpOverload, values: Any, reason: str) -> Any:
         if self.file:
