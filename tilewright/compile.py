@@ -32,6 +32,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.models import resolve
+from tilewright.partition.chains import Memory
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
 from tilewright.runtime.buffers import SharedConstants
@@ -158,7 +159,7 @@ def compile(
         return compiled(imported, request, stages)
     with stages.stage("export"):
         model = sized(module, inputs, example_keywords, dynamic, types_computed(machine))
-    shared = SharedConstants()
+    shared, memory = SharedConstants(), Memory()
     examples = tree_leaves((inputs, dict(example_keywords or {})))
     if not examples and isinstance(module, torch.export.ExportedProgram):
         examples = tree_leaves(module.example_inputs or ())
@@ -175,11 +176,11 @@ def compile(
     def build(served: Served) -> Built:
         key, several = served
         bound, frame = ranges.bind(key) if several and ranges is not None else (model.bind(key), None)
-        return compiled(bound, later, None, shared), frame
+        return compiled(bound, later, None, shared, memory), frame
 
     served = (key, False) if rounded is None else (rounded, True)
     bound, frame = (imported, None) if ranges is None or rounded is None else ranges.bind(rounded)
-    first = compiled(bound, request, stages, shared), frame
+    first = compiled(bound, request, stages, shared, memory), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
     eager = module if isinstance(module, torch.nn.Module) else None
     return DynamicExecutable(model, ranges, build, signature, (served, first), eager, wait, programs)
@@ -221,8 +222,10 @@ class Request:
     by_code: bool
 
 
-def compiled(imported: Imported, request: Request, stages: Stages | None = None, shared: SharedConstants | None = None) -> Executable:
-    """The executable of a model that was read. `shared` holds the constants of the programs for other sizes."""
+def compiled(
+    imported: Imported, request: Request, stages: Stages | None = None, shared: SharedConstants | None = None, memory: Memory | None = None
+) -> Executable:
+    """The executable of a model that was read. `shared` holds the constants of the programs for other sizes, `memory` what planning them found."""
     machine, numerics, module, stages = request.machine, request.numerics, request.module, stages or Stages()
     with stages.stage("simplify"):
         graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
@@ -235,7 +238,7 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
         stored = remembered(numerics)
         planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
-        program = planned(recorded=recorded, stages=stages, updates=imported.updates)
+        program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory)
     with stages.stage("compile"):
         program, binaries = build(program, machine, stages.report)
     live = module if isinstance(module, torch.nn.Module) else None

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from tilewright.codegen.describe import described, parameter
 from tilewright.codegen.lifting import lift_checks
 from tilewright.codegen.source import source_text
+from tilewright.codegen.trips import counted, given
 from tilewright.ir.expr import INDEX, Expr, Load, checks, constants, loads, rewrite, variables
 from tilewright.ir.kernel import (
     FAULTS,
@@ -45,18 +46,26 @@ def assemble(
     launch: Launch | None = None,
     blocks_per_processor: int = 0,
     cluster: int = 1,
+    growths: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a body whose loads and stores name values of the problem, and the names of its arguments in order: the values that it reads by
     first use, then those that it writes, and FAULTS if indices are checked. Variables that no loop binds become scalars. `header` is text for the
-    reader, followed by one line per parameter; `roles` says what each value is used for."""
+    reader, followed by one line per parameter; `roles` says what each value is used for. A body that defines TRIPS comes with the growths of its
+    values; others on a CPU get TRIPS where that is possible (`codegen.trips`)."""
     layouts, dtypes = problem.layouts, problem.dtypes
     body = lift_checks(body, keep=launch is None)
     used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}
     names |= {name: "out" if len(written) == 1 else f"out{i}" for i, name in enumerate(written)}
+    trips = 0
+    if launch is None:
+        sizes = {name: layouts[name].size for name in arguments}
+        found = given(body, growths) if growths else counted(body, sizes, written)
+        if found is not None:
+            body, trips, growths = found.body, found.trips, found.growths
     parameters = tuple(
-        Buffer(names[name], dtypes[name], layouts[name].size, "global", 1, name in written) for name in arguments
+        Buffer(names[name], dtypes[name], layouts[name].size, "global", 1, name in written, growths.get(name, 0)) for name in arguments
     )
     sites = [site for check in checks(*expressions(body)) for site in constants(check.args[3:])]
     faults = (Buffer(FAULTS, INDEX, 1 + max(sites), writable=True),) if sites else ()
@@ -65,7 +74,7 @@ def assemble(
     special = ("thread_", "block_")
     free = {v for e in expressions(body) for v in variables(e)} - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
-    kernel = Kernel("kernel", (*parameters, *faults), body, launch, scalars, "", blocks_per_processor, cluster)
+    kernel = Kernel("kernel", (*parameters, *faults), body, launch, scalars, "", blocks_per_processor, cluster, trips)
     lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))
     last = (f"{FAULTS}: indices out of range, by place",) if faults else ()
     text = "\n".join(line for line in (header, *lines, *last) if line)
@@ -92,14 +101,16 @@ def single(problem: Problem, schedule: object, body: Statement, launch: Launch |
     kernel, arguments = assemble(
         region.kind, body, problem, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor
     )
-    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
+    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments, kernel.trips),))
 
 
 def _digest(kernel: Kernel) -> str:
     """Digest of the code only: headers (shapes, predictions) may differ for equal code."""
     text = source_text(kernel)
     # one name means one kernel, so the name depends on buffer sizes too
-    text += "".join(f"{buffer.dtype} {buffer.size};" for buffer in kernel.parameters)
+    for buffer in kernel.parameters:
+        each = f" {buffer.growth}" if kernel.trips else ""
+        text += f"{buffer.dtype} {buffer.size - buffer.growth * max(kernel.trips - 1, 0)}{each};"
     return sha256(text.encode()).hexdigest()[:12]
 
 

@@ -1,8 +1,9 @@
 """Kernel IR as C: what gcc and clang compile for CPUs.
 
 Every kernel is ``void NAME(void *const *arguments, const int64_t *scalars)``. `arguments[i]` is the i-th parameter, aligned to its element and
-overlapping no other; `scalars[i]` is the i-th scalar parameter. Vectors are GCC vector extensions (`f32x16`), loaded and stored unaligned through the
-`_u` types. Booleans are stored as bytes 0 and 1; a vector of booleans is a vector of integers, 0 or -1, as wide as the operands of the comparison.
+overlapping no other; `scalars[i]` is the i-th scalar parameter, and `trips`, if the kernel has it, follows them. Vectors are GCC vector extensions
+(`f32x16`), loaded and stored unaligned through the `_u` types. Booleans are stored as bytes 0 and 1; a vector of booleans is a vector of integers, 0
+or -1, as wide as the operands of the comparison.
 
 Cases that C leaves undefined: integer arithmetic wraps (compile with ``-fwrapv``); integer division by zero, and casts of floating-point numbers
 to integers that cannot hold them, stay undefined (x86 gives the same result as PyTorch). If the condition of a `select` is a vector, both sides are
@@ -34,7 +35,7 @@ from tilewright.codegen.printer import (
 from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import Allocate, Block, Buffer, Comment, For, If, Kernel, Place, Statement, Store, With, statements, written_by
+from tilewright.ir.kernel import TRIPS, Allocate, Block, Buffer, Comment, For, If, Kernel, Place, Statement, Store, With, statements, written_by
 
 _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
@@ -406,12 +407,15 @@ class CPrinter(Printer):
             name = self.declare_buffer(buffer)
             constant = "" if buffer.writable else "const "
             self.line(f"{constant}{C_TYPES[buffer.dtype]} *restrict const {name} = arguments[{number}];")
-        for number, scalar in enumerate(kernel.scalars):
+        body, scalars = kernel.body, kernel.scalars
+        if kernel.trips and isinstance(body, Block):  # begins with their number, which the call passes instead
+            body, scalars = Block(body.statements[1:]), (*scalars, TRIPS)
+        for number, scalar in enumerate(scalars):
             self.line(f"const int64_t {self.declare(scalar)} = scalars[{number}];")
-        if not kernel.scalars:
+        if not scalars:
             self.line("(void)scalars;")
         self.depth -= 1
-        self.body(kernel.body)
+        self.body(body)
         self.line("}")
         self.line("")
         self.pop()

@@ -34,13 +34,16 @@ from tilewright.ir.intrinsic import Context, Intrinsic, Operand
 
 FAULTS = "faults"
 """Name of the parameter where kernels report indices that are out of range."""
+TRIPS = Var("trips")
+"""The extent of the loop over the outermost dimension of a CPU kernel's result, such as the images of a batch; an argument of the call."""
 
 
 @dataclass(frozen=True)
 class Buffer:
     """Storage of `size` scalars. space: "global", "shared" (of a GPU block), "cluster" (in equal parts in the shared memory of the blocks of a
     cluster, in their order; a `Store` is to the block's own part) or "register" (locals of one thread). `lanes` > 1 (register only): an array of
-    size/lanes vectors, or in a context a register of size/lanes rows. `writable` applies to global parameters."""
+    size/lanes vectors, or in a context a register of size/lanes rows. `writable` applies to global parameters, and so does `growth`: the scalars by
+    which each of the kernel's `trips` but the first adds to `size`."""
 
     name: str
     dtype: str
@@ -48,6 +51,7 @@ class Buffer:
     space: str = "global"
     lanes: int = 1
     writable: bool = False
+    growth: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,10 @@ class Launch:
 class Kernel:
     """`parameters` are in the order of the call's arguments; `scalars` are index parameters that vary between calls (a scan's step).
     `blocks_per_processor` is the occupancy requested from the GPU compiler (0: no request). Groups of `cluster` neighbouring blocks along x run at
-    the same time and can access one another's shared memory (compute capability 9.0 or higher; 8 is the largest portable size)."""
+    the same time and can access one another's shared memory (compute capability 9.0 or higher; 8 is the largest portable size).
+
+    `trips`: the iterations along the outermost dimension of its result, an argument that follows the scalars, so that the code is that of every
+    number of them. The body begins with Let(TRIPS, trips), and its parameters have the sizes for them. 0: it has no such argument."""
 
     name: str
     parameters: tuple[Buffer, ...]
@@ -196,6 +203,7 @@ class Kernel:
     header: str = ""
     blocks_per_processor: int = 0
     cluster: int = 1
+    trips: int = 0
 
     @property
     def is_gpu(self) -> bool:

@@ -72,10 +72,12 @@ class Unsuitable(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call; its arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters."""
+    """One kernel call; its arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters. `trips`: see
+    `ir.kernel.Kernel`."""
 
     kernel: str
     arguments: tuple[str, ...]
+    trips: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tilewright.codegen.access import split_divided_sum
 from tilewright.ir.expr import Expr, Load, loads, rewrite
 from tilewright.ir.kernel import FAULTS
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered, Region
+from tilewright.ir.region import Lowered, Region
 
 _SHORT = re.compile(r"\bvalue\d+\b")
 
@@ -90,7 +90,7 @@ def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowere
         )
         for key, entry in lowered.storage.items()
     }
-    calls = tuple(Call(call.kernel, tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
+    calls = tuple(replace(call, arguments=tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
     checks = MappingProxyType({faults: region.checks} if faults in storage else {})
     library = lowered.library.renamed(name) if lowered.library is not None else None
     unsuitable = {schema: _SHORT.sub(lambda match: actual.get(match[0], match[0]), why) for schema, why in lowered.comparison.unsuitable.items()}

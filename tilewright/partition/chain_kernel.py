@@ -21,17 +21,18 @@ from types import MappingProxyType
 from tilewright.codegen.access import divide_linear
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
+from tilewright.codegen.trips import defined
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, index_const, logical_and
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, floordiv, index_const, logical_and
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Block, For, If, Let, Statement, Store
+from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.partition.embedding import embedded
 from tilewright.partition.strips import Cut, Rows
 
-WORKER, TASK, PART, SLOT, ROW = "chain_worker", "chain_task", "chain_part", "chain_slot", "chain_row"
+WORKER, SHARE, TASK, PART, SLOT, ROW = "chain_worker", "chain_share", "chain_task", "chain_part", "chain_slot", "chain_row"
 """Variables of a chain's own loops. They occur in the addresses of embedded kernels, so no schema may bind these names."""
 LowerStrip = Callable[[Problem, bool], Lowered]
 """Lowers the problem of a strip for one thread, and may use that it is a whole image; the results' values keep their names."""
@@ -156,6 +157,8 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     count = full + bool(rest)
     tasks = prod(chain.outer) * count
     each = -(-tasks // workers)
+    growths = _growths(chain)
+    all_tasks, share = TRIPS * count if growths else index_const(tasks), Var(SHARE)
     worker, number = Var(WORKER, workers), Var(TASK, each)
     task = Var(PART, tasks)
     *images, strip = divide_linear(task, [*chain.outer, count])
@@ -164,17 +167,32 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     if rest:
         last = emitter.strip(rest, index_const(full * rows), images, begins)
         inside = If(compare("lt", strip, index_const(full)), inside, last) if full else last
-    inside = block(Let(task, worker * each + number), inside)
-    if each * workers != tasks:
-        inside = If(compare("lt", worker * each + number, index_const(tasks)), inside)
-    body = For(worker, index_const(workers), For(number, index_const(each), inside), "parallel" if workers > 1 else "serial")
+    part = worker * share + number
+    inside = block(Let(task, part), inside)
+    if workers > 1:
+        inside = If(compare("lt", part, all_tasks), inside)
+    loops = For(worker, index_const(workers), For(number, share, inside), "parallel" if workers > 1 else "serial")
+    body = block(Let(share, floordiv(all_tasks + (workers - 1), index_const(workers))), loops)
+    if growths:
+        body = defined(body, chain.outer[0])
     problem = chain.problem.with_storage(emitter.storage)
     said = f"{schedule}: " + "; ".join(emitter.schedules)
     written = (*emitter.tiles, *chain.problem.region.outputs)
     header = f"{described(problem)}\n{said}"
     roles = {name: "tile" for name in emitter.tiles}
-    kernel, arguments = assemble("chain", body, problem, written, header=header, roles=roles)
-    return Lowered(chain.problem.region, said, (kernel,), (Call(kernel.name, arguments),), MappingProxyType(emitter.storage))
+    kernel, arguments = assemble("chain", body, problem, written, header=header, roles=roles, growths=growths)
+    call = Call(kernel.name, arguments, kernel.trips)
+    return Lowered(chain.problem.region, said, (kernel,), (call,), MappingProxyType(emitter.storage))
+
+
+def _growths(chain: Chain) -> dict[str, int]:
+    """The scalars between two images of each value that is cut into images; empty if that is none or not the same for all regions."""
+    found: dict[str, set[int]] = {}
+    for part in chain.cuts:
+        for name, (_, *images) in part.spans.items():
+            strides = chain.problem.layouts[name].dense_strides() or ()
+            found.setdefault(name, set()).update(0 if image is None else strides[image.dim] for image in images)
+    return {name: stride for name, (stride,) in found.items()} if all(len(strides) == 1 for strides in found.values()) else {}
 
 
 class _Emitter:

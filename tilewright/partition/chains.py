@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, prod
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -139,12 +139,31 @@ class Merge:
         return f"{' -> '.join(self.results)} {said}"
 
     @property
+    def saved(self) -> float:
+        """Seconds that one kernel saves, measured or predicted; negative where it is slower."""
+        return 0.0 if self.way is None else (self.measured or self).apart - (self.measured or self.way).seconds
+
+    @property
     def gain(self) -> float:
-        """Seconds that one kernel gains, measured or predicted; 0 where that is too little to be taken."""
-        if self.way is None:
-            return 0.0
-        apart, together = (self.measured or self).apart, (self.measured or self.way).seconds
-        return apart - together if together < (1 - LEAST_GAIN) * apart else 0.0
+        """Seconds that one kernel saves; 0 where that is too little to be taken."""
+        return self.saved if self.saved > LEAST_GAIN * (self.measured or self).apart else 0.0
+
+
+KEPT = 0.05
+"""Share of the time by which what was chosen for another size may be slower than the best and be chosen again, since its kernels may be compiled
+already: predictions that differ by less do not order candidates (`tuning.code_choice.CLOSE`)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
+    strips, which are of one image; the schedule chosen last for the region with some results; and by its last result the results of each region or
+    chain of a path."""
+
+    near_seconds: dict[object, float] = field(default_factory=dict)
+    strips: dict[object, Lowered] = field(default_factory=dict)
+    schedules: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Judging(Protocol):
@@ -167,7 +186,7 @@ class Judge:
     threads: int
     numerics: Numerics
     counted: Callable[[int], object] = lambda count: None
-    near_seconds: dict[object, float] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     strips: dict[object, Strips | str] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
     scales: ClassVar[bool] = True
@@ -220,9 +239,11 @@ class Judge:
     def _strip(self, strip: Problem, whole: bool) -> Lowered:
         """The kernel of a strip of one region: of a whole image the one that it would be by itself on one thread."""
         same = canonical(strip)
-        choice = choose(same.problem, self.machine, 1, self._direct) if whole else self.near(same.problem)
-        lowered = registry.lower(same.problem, choice.schedule, self.machine)
-        return named(lowered, strip.region, {short: name for name, short in same.names.items()})
+        key = (key_of(same.problem), whole)
+        if key not in self.memory.strips:
+            choice = choose(same.problem, self.machine, 1, self._direct) if whole else self.near(same.problem)
+            self.memory.strips[key] = registry.lower(same.problem, choice.schedule, self.machine)
+        return named(self.memory.strips[key], strip.region, {short: name for name, short in same.names.items()})
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Strips] | str:
         """All strips of a canonical chain, fastest first; see `best`."""
@@ -277,9 +298,10 @@ class Judge:
 
     def _near_seconds(self, problem: Problem, part: Cut, key: object, count: int) -> float:
         """Predicted seconds of `count` rows of a region, on one thread, whose data are in the second-level cache."""
-        if (key, count) not in self.near_seconds:
-            self.near_seconds[key, count] = self.near(canonical(strip(part, count, problem)).problem).seconds
-        return self.near_seconds[key, count]
+        known = self.memory.near_seconds
+        if (key, count) not in known:
+            known[key, count] = self.near(canonical(strip(part, count, problem)).problem).seconds
+        return known[key, count]
 
     def near(self, problem: Problem) -> Choice:
         """The choice for a canonical problem on one thread if its data are in the second-level cache, or cannot be there."""
@@ -392,13 +414,14 @@ def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
 
 
 def with_chains(
-    graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, library: Library
+    graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, library: Library, memory: Memory
 ) -> tuple[LaidOut, tuple[Merge, ...]]:
-    """The regions with chains where these were measured to be faster, or are predicted so if records lack them, and what was considered."""
+    """The regions with chains where these were measured to be faster, or are predicted so if records lack them, and what was considered. The chains
+    that the memory has of another size are kept if they are predicted nearly as fast (`KEPT`)."""
     considered: list[Merge] = []
     taken: dict[str, tuple[Region, ...]] = {}
     for path in paths(graph, laid_out):
-        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered)
+        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered, memory)
         taken |= {segment[-1].name: segment for segment in chosen if len(segment) > 1}
     dropped = {region.name for segment in taken.values() for region in segment}
     regions = []
@@ -422,6 +445,7 @@ def _partitioned(
     measured: FindMeasured,
     library: Library,
     considered: list[Merge],
+    memory: Memory,
 ) -> list[tuple[Region, ...]]:
     """The fastest partition of a path into segments. A segment whose kernel turns out to be impossible is refused, and the others decided again."""
     alone = [predict(region, True) for region in path]
@@ -444,7 +468,9 @@ def _partitioned(
                 merges[begin, end] = Merge(results, apart, way, measured=known, by_library=any(its is not None for its in found))
             problems[begin, end] = problem
     while True:
-        places = _fastest(len(path), merges)
+        places, before = _fastest(len(path), merges), _as_before(path, merges, memory)
+        if before and sum(alone) - _saved(before, merges) <= (1 + KEPT) * (sum(alone) - _saved(places, merges)):
+            places = before
         for place in places:
             if place in merges:
                 lowered = contained(_described(path[slice(*place)]), "is not merged", partial(judge.lowered, problems[place], merges[place]), _fault)
@@ -453,6 +479,7 @@ def _partitioned(
                     break
         else:
             considered += (replace(merge, taken=place in places) for place, merge in merges.items())
+            memory.chains.update((path[end - 1].outputs[0], tuple(region.outputs[0] for region in path[begin:end])) for begin, end in places)
             return [tuple(path[begin:end]) for begin, end in places]
 
 
@@ -471,6 +498,25 @@ def _fastest(count: int, merges: Mapping[tuple[int, int], Merge]) -> list[tuple[
         places.insert(0, (best[end][1], end))
         end = best[end][1]
     return places
+
+
+def _as_before(path: Sequence[Region], merges: Mapping[tuple[int, int], Merge], memory: Memory) -> list[tuple[int, int]]:
+    """The partition of a path that the memory has; empty if it has none, or one that is not possible."""
+    places: list[tuple[int, int]] = []
+    end = len(path)
+    while end:
+        results = memory.chains.get(path[end - 1].outputs[0], ())
+        place = (end - len(results), end)
+        if not results or len(results) > 1 and (place not in merges or merges[place].results != results or merges[place].way is None):
+            return []
+        places.insert(0, place)
+        end = place[0]
+    return places
+
+
+def _saved(places: Sequence[tuple[int, int]], merges: Mapping[tuple[int, int], Merge]) -> float:
+    """Seconds that the merges of a partition save."""
+    return sum(merges[place].saved for place in places if place in merges)
 
 
 def _described(regions: Sequence[Region]) -> str:

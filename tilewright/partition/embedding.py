@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilewright.ir.expr import ZERO, Expr, Load, rewrite, variables
+from tilewright.ir.expr import ZERO, Expr, Load, index_const, rewrite, variables
 from tilewright.ir.kernel import (
+    TRIPS,
     Allocate,
     AtomicAdd,
     Block,
@@ -37,6 +38,8 @@ def embedded(kernel: Kernel, places: Mapping[str, tuple[str, Expr]], label: str 
         return replace(buffer, name=places[buffer.name][0])
 
     def read(node: Expr) -> Expr:
+        if node == TRIPS:
+            return index_const(kernel.trips)
         if not isinstance(node, Load) or node.buffer not in places:
             return node
         name, offset = places[node.buffer]
@@ -48,7 +51,7 @@ def embedded(kernel: Kernel, places: Mapping[str, tuple[str, Expr]], label: str 
 
     def change(statement: Statement) -> Statement:
         if isinstance(statement, Block):
-            return Block(tuple(change(part) for part in statement.statements))
+            return Block(tuple(change(part) for part in statement.statements if not isinstance(part, Let) or part.variable != TRIPS))
         if isinstance(statement, For):
             kind = "serial" if statement.kind == "parallel" else statement.kind
             reductions = tuple((places.get(name, (name, ZERO))[0], combiner) for name, combiner in statement.reductions)

@@ -24,7 +24,7 @@ from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import Judge, Measured, Merge, parts_of, with_chains
+from tilewright.partition.chains import KEPT, Judge, Measured, Memory, Merge, parts_of, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
@@ -35,7 +35,7 @@ from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.partition.tile_judge import TileJudge
 from tilewright.partition.updates import in_place
 from tilewright.selection.bounds import ARITHMETIC, arithmetic_seconds, bounds_of
-from tilewright.selection.choice import choose
+from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.stages import Stages
 
@@ -97,13 +97,14 @@ class _Context:
     """Lowered canonical problems: networks repeat layers."""
     persistent: bool = True
     """Whether all steps of a recurrent layer may be one kernel."""
+    memory: Memory = field(default_factory=Memory)
 
     @cached_property
     def judge(self) -> Judge | TileJudge:
         """Predicts chains."""
         if self.machine.is_gpu:
             return TileJudge(self.machine, self.numerics, self.stages.ranked)
-        return Judge(self.machine, self.threads, self.numerics, self.stages.ranked)
+        return Judge(self.machine, self.threads, self.numerics, self.stages.ranked, self.memory)
 
 
 def plan_program(
@@ -119,6 +120,7 @@ def plan_program(
     stages: Stages | None = None,
     persistent: bool | None = None,
     updates: Sequence[tuple[int, int]] = (),
+    memory: Memory | None = None,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -128,7 +130,8 @@ def plan_program(
     networks were slower with those chosen for an H200 (docs/models.md). `recorded`: what was measured of those on CPUs, which decides about them if
     their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by
     default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
-    outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`).
+    outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans
+    for other sizes, whose schedules and chains are kept where they are predicted nearly as fast as the best; this plan is added.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -149,7 +152,10 @@ def plan_program(
             laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _: apart)
         if persistent is None:
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
-        context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent)
+        memory = memory or Memory()
+        context = _Context(
+            graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory
+        )
         search = tuple(merged.decisions.values())
         if chains is None:
             chains = not machine.is_gpu
@@ -217,7 +223,7 @@ def _chained(laid_out: LaidOut, context: _Context, predictions: _Predictions, re
         choice = context.choose(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
-    return with_chains(context.graph, laid_out, predict, context.judge, measured, library)
+    return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory)
 
 
 def _laid_out(
@@ -266,7 +272,7 @@ def lower_region(region: Region, context: _Context) -> Lowered:
         return Lowered(region, "nothing to compute", (), ())
     problem, key, names = _canonical(region, context)
     if key not in context.lowered:
-        context.lowered[key] = _lower(problem, context)
+        context.lowered[key] = _lower(problem, context, region.outputs)
     lowered = context.lowered[key]
     reasons = (*region.reasons, *lowered.region.reasons)
     return named(lowered, replace(region, reasons=reasons), names)
@@ -278,14 +284,14 @@ def _canonical(region: Region, context: _Context) -> tuple[Problem, object, dict
     return same.problem, key_of(same.problem), {short: name for name, short in same.names.items()}
 
 
-def _lower(problem: Problem, context: _Context) -> Lowered:
+def _lower(problem: Problem, context: _Context, results: tuple[str, ...]) -> Lowered:
     if problem.region.kind == "chain":
         kernel = context.judge.kernels[key_of(problem)]
         assert not isinstance(kernel, str)
         bounds = {ARITHMETIC: arithmetic_seconds(problem.region.flops(), context.machine, context.threads)}
         return replace(kernel, region=replace(problem.region, reasons=()), bounds=MappingProxyType(bounds))
     with context.stages.stage("choice"):
-        choice = context.choose(problem, context.machine, context.threads)
+        choice = _as_before(problem, context.choose(problem, context.machine, context.threads), context, results)
         context.stages.ranked(choice.space.generated)
     lowered = lower(problem, choice.schedule, context.machine)
     said = [prediction(choice.predicted, choice.terms, len(lowered.kernels))] if choice.predicted else [f"what follows {choice.schedule}"]
@@ -306,6 +312,21 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
         ),
         comparison=choice.comparison,
     )
+
+
+def _as_before(problem: Problem, best: Choice, context: _Context, results: tuple[str, ...]) -> Choice:
+    """The schedule that the region with these results has for another size, if it is predicted nearly as fast as the best; otherwise the best. Only
+    for CPUs, where sizes share kernels, and unless the best was measured."""
+    earlier = context.memory.schedules.get(results)
+    context.memory.schedules[results] = best.schedule
+    if earlier in (None, best.schedule) or context.machine.is_gpu or best.measured_seconds is not None:
+        return best
+    ranking = rank(problem, context.machine, context.threads, context.numerics)
+    found = ranking.find(earlier)
+    if found is None or found.seconds > (1 + KEPT) * best.seconds:
+        return best
+    context.memory.schedules[results] = earlier
+    return ranking.compared(found)
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:

@@ -21,6 +21,7 @@ import torch
 from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware import identified_cpu
+from tilewright.ir.region import Call
 from tilewright.runtime.buffers import Buffers, SharedConstants
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.system.libraries import mapped
@@ -255,19 +256,16 @@ class CpuEngine:
             raise KernelFailed(f"no binary holds the kernels {', '.join(missing)}", "compile the model again")
         slots = sum(len(call.arguments) for region in program.regions for call in region.calls)
         self.arguments = np.zeros(max(slots, 1), dtype=np.int64)
-        repeats = max((region.repeat for region in program.regions), default=1)
-        width = max((kernel.scalars for kernel in program.kernels.values()), default=0) or 1
-        # row i holds the number of the repetition, once per scalar parameter
-        self.scalars = np.repeat(np.arange(repeats, dtype=np.int64)[:, None], width, axis=1).copy()
+        scalars: list[int] = []
         records: list[tuple[int, int, int]] = []
         patches: list[tuple[int, int]] = []
         self.region_starts = [0]
         cursor = 0
-        argument_base, scalar_base = self.arguments.ctypes.data, self.scalars.ctypes.data
+        argument_base = self.arguments.ctypes.data
         for region in program.regions:
-            calls: list[tuple[int, int]] = []
+            calls: list[tuple[int, int, Call]] = []
             for call in region.calls:
-                calls.append((self.library.entries[call.kernel], argument_base + 8 * cursor))
+                calls.append((self.library.entries[call.kernel], argument_base + 8 * cursor, call))
                 for name in call.arguments:
                     slot = self.buffers.slot(name)
                     if slot is None:
@@ -276,9 +274,13 @@ class CpuEngine:
                         patches.append((argument_base + 8 * cursor, slot))
                     cursor += 1
             for step in range(region.repeat):
-                records.extend((function, arguments, scalar_base + 8 * width * step) for function, arguments in calls)
+                for function, arguments, call in calls:
+                    records.append((function, arguments, len(scalars)))
+                    scalars += [*[step] * program.kernels[call.kernel].scalars, call.trips]
             self.region_starts.append(len(records))
+        self.scalars = np.array(scalars, dtype=np.int64)
         self.records = np.array(records, dtype=np.int64).reshape(-1, 3)
+        self.records[:, 2] = self.scalars.ctypes.data + 8 * self.records[:, 2]
         self.patches = np.array(patches, dtype=np.int64).reshape(-1, 2)
 
     @property

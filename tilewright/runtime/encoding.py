@@ -206,7 +206,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "nodes": list(region.nodes),
                 "inputs": list(region.inputs),
                 "outputs": list(region.outputs),
-                "calls": [[call.kernel, list(call.arguments)] for call in region.calls],
+                "calls": [[call.kernel, list(call.arguments), call.trips] for call in region.calls],
                 "repeat": region.repeat,
                 "schedule": _prose(region.schedule),
                 "reasons": list(map(_prose, region.reasons)),
@@ -271,8 +271,8 @@ def _decode_space(data: Field) -> SpaceCounts:
 
 
 def _decode_call(data: Field) -> Call:
-    kernel, arguments = data.exactly(2)
-    return Call(kernel.name(), arguments.names())
+    kernel, arguments, trips = data.exactly(3)
+    return Call(kernel.name(), arguments.names(), trips.integer(0, MOST_ELEMENTS))
 
 
 def _decode_view_of(data: Field) -> View:
@@ -326,6 +326,8 @@ def _decode_kernel(data: Field) -> LoadableKernel:
         data["steps"].integer(1, MOST_REPEATS),
         data["requires"].names(),
         data["cooperative"].flag(),
+        data["trips"].integer(0, MOST_ELEMENTS),
+        data["growths"].integers(0, 8 * MOST_ELEMENTS),
     )
 
 

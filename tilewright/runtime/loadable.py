@@ -28,6 +28,7 @@ from tilewright.ir.space import Comparison, SpaceCounts
 class LoadableKernel:
     """How one compiled kernel is called. For each parameter, `writes` says whether the kernel writes it, and `extents` how many bytes from its start
     the kernel may access, for any `scalars` below `steps`. `requires`: machine features that its instructions need (`ir.intrinsic`), sorted.
+    `trips`: the number of trips (`ir.kernel.Kernel`) that `extents` are for, each of which but the first adds `growths`; 0 without such an argument.
 
     `grid`, `block`, `shared_bytes` (dynamic shared memory per block) and `scalar_bytes` (size of each of the `scalars` that follow the buffers) are
     for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers. `cooperative`: all blocks must be resident at once.
@@ -44,6 +45,14 @@ class LoadableKernel:
     steps: int = 1
     requires: tuple[str, ...] = ()
     cooperative: bool = False
+    trips: int = 0
+    growths: tuple[int, ...] = ()
+
+    def touched(self, trips: int) -> tuple[int, ...]:
+        """The extents for so many trips."""
+        if not self.trips:
+            return self.extents
+        return tuple(extent + growth * (trips - self.trips) for extent, growth in zip(self.extents, self.growths, strict=True))
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,8 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         extents=tuple(buffer.size * size_of(buffer.dtype) for buffer in kernel.parameters),
         steps=min((variable.extent or 1 for variable in kernel.scalars), default=1),
         requires=required_features(kernel),
+        trips=kernel.trips,
+        growths=tuple(buffer.growth * size_of(buffer.dtype) for buffer in kernel.parameters) if kernel.trips else (),
     )
     if kernel.launch is None:
         return touched
@@ -157,9 +168,12 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
 
 def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     """The name of a symbol that encodes all of this. A kernel's binary contains it, so that no other file can claim anything else about that binary:
-    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second. For CPU code the name also contains the digest of
+    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second; with `r3072p1024` 1,024 bytes more for each trip
+    after the first. For CPU code the name also contains the digest of
     the instruction sets (`Machine.isa`) that it may use, such as `_isa0123456789abcdef`, and then the features that it requires."""
-    touched = "".join(f"_{'w' if write else 'r'}{extent}" for write, extent in zip(kernel.writes, kernel.extents, strict=True))
+    growths = [f"p{growth}" for growth in kernel.growths] if kernel.trips else [""] * len(kernel.writes)
+    parts = zip(kernel.writes, kernel.touched(1), growths, strict=True)
+    touched = "".join(f"_{'w' if write else 'r'}{extent}{growth}" for write, extent, growth in parts)
     scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
     shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
     together = "_together" if kernel.cooperative else ""
@@ -226,6 +240,8 @@ def check(program: LoadableProgram) -> None:
                 raise ValueError(f"region {region.name} calls the unknown kernel {call.kernel}")
             if len(kernel.writes) != len(call.arguments):
                 raise ValueError(f"kernel {call.kernel} has {len(kernel.writes)} parameters, called with {len(call.arguments)}")
+            if bool(kernel.trips) != bool(call.trips):
+                raise ValueError(f"kernel {call.kernel} is called with {call.trips} trips")
             if prod(kernel.grid) < 1 or prod(kernel.block) < 1:
                 raise ValueError(f"kernel {call.kernel} is launched with grid {kernel.grid} and block {kernel.block}")
             for name in call.arguments:

@@ -257,6 +257,10 @@ def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
 def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
     if len(kernel.extents) != len(kernel.writes):
         raise ValueError(f"kernel {kernel.name} has {len(kernel.writes)} parameters and {len(kernel.extents)} extents")
+    if len(kernel.growths) != (len(kernel.writes) if kernel.trips else 0):
+        raise ValueError(f"kernel {kernel.name} has {len(kernel.writes)} parameters and {len(kernel.growths)} growths")
+    if min(kernel.touched(1), default=0) < 0:
+        raise ValueError(f"kernel {kernel.name} has growths above its extents")
     for feature in kernel.requires:
         if not machine.has(feature):
             raise ValueError(f"kernel {kernel.name} requires {feature}, which {machine.name} does not have")
@@ -309,7 +313,7 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
         raise ValueError(f"{where} for {region.repeat} steps, and it was made for {kernel.steps}")
     arguments = call.arguments
     times = Counter(program.root(name) for name in arguments)
-    for at, (name, extent, writes) in enumerate(zip(arguments, kernel.extents, kernel.writes, strict=True)):
+    for at, (name, extent, writes) in enumerate(zip(arguments, kernel.touched(call.trips), kernel.writes, strict=True)):
         root = program.root(name)
         held = program.bytes_of(root) - program.base_bytes(name)
         if held < extent:

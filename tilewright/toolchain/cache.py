@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -33,6 +34,7 @@ from tilewright.toolchain.compilers import Compiler, Outcome
 
 SCHEMA = 1
 """Version of the entries' format; part of every key."""
+_COMMENTS = re.compile(r"^//.*\n", re.MULTILINE)
 BUILDING = "building-"
 STALE_SECONDS = 3600.0
 """A folder being built counts as abandoned after this time, even if a process with its number exists."""
@@ -60,8 +62,9 @@ class Entry:
 
 
 def kernel_key(source: SourceFile, compiler: Compiler) -> str:
-    """Hash of everything that determines the binary: text, command, compiler identity, format version."""
-    parts = [SCHEMA, source.language, source.text, compiler.command(source), compiler.identity]
+    """Hash of everything that determines the binary: text, command, compiler identity, format version. Lines that are comments do not: kernels for
+    several sizes differ in their headers only."""
+    parts = [SCHEMA, source.language, _COMMENTS.sub("", source.text), compiler.command(source), compiler.identity]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 

@@ -35,7 +35,7 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
     return {
         "binary": binary,
         "kernels": {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels},
-        "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
+        "calls": [[call.kernel, list(call.arguments), call.trips] for call in lowered.calls],
         "storage": serialisation.encode(dict(sorted(lowered.storage.items()))),
         "library": serialisation.encode(lowered.library),
     }

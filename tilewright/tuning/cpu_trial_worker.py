@@ -32,8 +32,8 @@ LEAST_CALLS = 3
 """Minimum calls per replay; below three, the median equals the mean."""
 NETWORK_BYTES = 96 << 20
 """Bytes that a network moves between two uses of a weight, about the size of ResNet-50's weights: too much for shared caches."""
-Call = tuple[Any, Sequence[Any]]
-"""A C function and an array of addresses for each set of buffers, or `_call_operator` and a library's operator over each."""
+Call = tuple[Any, Sequence[Any], Any]
+"""A C function, an array of addresses for each set of buffers, and its scalars; or `_call_operator`, a library's operator over each, and None."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Replay:
 
     def __init__(self, loaded: Loaded, count: int, sets: int) -> None:
         self._written_before = loaded.written_before
-        self._calls = [[(function, arguments[number % sets]) for function, arguments in loaded.calls] for number in range(count)]
+        self._calls = [[(function, arguments[number % sets], scalars) for function, arguments, scalars in loaded.calls] for number in range(count)]
 
     def seconds(self) -> float:
         """Median seconds of one call, since other processes interrupt some. Outputs of the previous kernel are rewritten before each call, untimed:
@@ -60,8 +60,8 @@ class Replay:
             for tensor in self._written_before:
                 tensor.mul_(1)
             start = time.perf_counter()
-            for function, arguments in calls:
-                function(arguments, None)
+            for function, arguments, scalars in calls:
+                function(arguments, scalars)
             spent.append(time.perf_counter() - start)
         return statistics.median(spent)
 
@@ -99,10 +99,10 @@ class CpuServer(Server):
         except OSError as error:
             raise RuntimeError(f"the binary cannot be loaded: {error}") from error
         operators = self.library(rows, program, mode)
-        calls: list[Call] = [(_call_operator, operators)] if operators else []
+        calls: list[Call] = [(_call_operator, operators, None)] if operators else []
         calls += [
-            (getattr(library, kernel), [(ctypes.c_void_p * len(each))(*each) for each in sets])
-            for kernel, sets in self.addresses(rows, program, mode)
+            (getattr(library, kernel), [(ctypes.c_void_p * len(each))(*each) for each in sets], (ctypes.c_int64 * 1)(trips))
+            for (kernel, sets), (_, _, trips) in zip(self.addresses(rows, program, mode), program["calls"], strict=True)
         ]
         assert self.problem is not None
         activations = [name for name in self.problem.region.inputs if name in rows and not self.problem.is_weight(name, program)]
@@ -113,8 +113,8 @@ class CpuServer(Server):
         """Does nothing: the library stays mapped."""
 
     def once(self, loaded: Loaded) -> None:  # type: ignore[override]
-        for function, arguments in loaded.calls:
-            function(arguments[0], None)
+        for function, arguments, scalars in loaded.calls:
+            function(arguments[0], scalars)
 
     def make_replay(self, loaded: Loaded, count: int) -> Replay:  # type: ignore[override]
         assert self.problem is not None

@@ -313,7 +313,7 @@ class Server:
         program = {**data, "storage": serialisation.decode(data["storage"]), "library": serialisation.decode(data["library"])}
         library: LibraryCall | None = program["library"]
         used = [view.name for view in library.views] if library is not None else []
-        rows = {name: self.problem.rows(name, program) for name in (*used, *(name for _, arguments in data["calls"] for name in arguments))}
+        rows = {name: self.problem.rows(name, program) for name in (*used, *(name for _, arguments, _ in data["calls"] for name in arguments))}
         for name, entry in rows.items():
             if name in program["storage"] and program["storage"][name].source is None:
                 poison(entry[0], program["storage"][name].layout)
@@ -327,7 +327,7 @@ class Server:
         assert self.problem is not None
         return [
             (kernel, [[self.row(rows, name, number, mode, program).data_ptr() for name in names] for number in range(self.problem.sets)])
-            for kernel, names in program["calls"]
+            for kernel, names, _ in program["calls"]
         ]
 
     def library(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[Callable[[], object]]:

@@ -35,7 +35,7 @@ def executions(
         Unanalysable: if the control flow cannot be followed.
     """
     addresses = [BUFFERS + BUFFER_DISTANCE * (number + 1) for number in range(len(kernel.writes))]
-    found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * kernel.scalars)
+    found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [*[step] * kernel.scalars, kernel.trips])
     if thread == 0:
         return dict(found)
     return {key: count for key, count in found.items() if not isinstance(key, int) or PARALLEL in assembly.blocks[key].function}

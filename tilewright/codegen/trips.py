@@ -1,0 +1,168 @@
+"""The loop over the outermost dimension of a CPU kernel's result: its extent becomes an argument of the call.
+
+One kernel then serves every batch size, as nothing else in it depends on that extent if the dimension is stored outermost. A compiler gains from
+constant trip counts in inner loops only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, children, linear, loads
+from tilewright.ir.kernel import TRIPS, AtomicAdd, Block, Comment, For, If, Invoke, Let, Place, Statement, Store, With
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A body that begins with the definition of TRIPS, their number, and the scalars by which each adds to what is accessed of a buffer."""
+
+    body: Statement
+    trips: int
+    growths: Mapping[str, int]
+
+
+def counted(body: Statement, sizes: Mapping[str, int], written: Collection[str]) -> Counted | None:
+    """The body with TRIPS for the extent of the outer loop that has the largest stride in what is written. `sizes`: scalars of each parameter. None
+    unless the loop's variable occurs in addresses only, with one stride for each buffer: what n trips access then is known for every n."""
+    nest = list(_outer_loops(body))
+    uses = _Uses(frozenset(loop.variable for loop in nest), sizes.keys())
+    uses.visit(body)
+    strides = {loop.variable: [uses.strides(name, loop.variable) for name in written] for loop in nest}
+    chosen = max(nest, key=lambda loop: max((stride for found in strides[loop.variable] for stride in found), default=0), default=None)
+    if chosen is None or chosen.variable in uses.elsewhere or not isinstance(chosen.extent, Const):
+        return None
+    variable, trips = chosen.variable, int(chosen.extent.value)
+    found = {name: uses.strides(name, variable) for name in sizes}
+    growths = {name: next(iter(strides), 0) for name, strides in found.items()}
+    known = all(len(strides) < 2 for strides in found.values()) and any(growths[name] > 0 for name in written)
+    if not known or not all(0 <= growth * (trips - 1) <= sizes[name] for name, growth in growths.items()):
+        return None
+    return Counted(defined(_replaced(body, chosen), trips), trips, growths)
+
+
+def defined(body: Statement, trips: int) -> Block:
+    """The body after the definition of TRIPS."""
+    return Block((Let(TRIPS, Const(trips, INDEX)), *(body.statements if isinstance(body, Block) else (body,))))
+
+
+def given(body: Statement, growths: Mapping[str, int]) -> Counted | None:
+    """A body that defines TRIPS first; None if it does not."""
+    first = body.statements[0] if isinstance(body, Block) else body
+    if not isinstance(first, Let) or first.variable != TRIPS or not isinstance(first.value, Const):
+        return None
+    return Counted(body, int(first.value.value), growths)
+
+
+def _outer_loops(body: Statement) -> Iterator[For]:
+    """The perfect nest of loops that is the body, outermost first."""
+    only = _only(body)
+    if isinstance(only, For) and only.kind in ("parallel", "serial"):
+        yield only
+        yield from _outer_loops(only.body)
+
+
+def _only(body: Statement) -> Statement | None:
+    """The statement that is all of a body; None if there are several."""
+    if not isinstance(body, Block):
+        return body
+    inside = [statement for statement in body.statements if not isinstance(statement, Comment)]
+    return _only(inside[0]) if len(inside) == 1 else None
+
+
+def _replaced(body: Statement, chosen: For) -> Statement:
+    """The nest with TRIPS for the extent of one of its loops."""
+    if isinstance(body, Block):
+        return Block(tuple(_replaced(statement, chosen) for statement in body.statements))
+    if not isinstance(body, For):
+        return body
+    return replace(body, extent=TRIPS) if body is chosen else replace(body, body=_replaced(body.body, chosen))
+
+
+@dataclass
+class _Uses:
+    """Where variables of some loops are used. `moved`: by how much each variable that a Let defines moves with one of the loops' variables. `found`:
+    for each buffer the strides of its accesses. `elsewhere`: variables that are used otherwise than as linear terms of addresses of `buffers`."""
+
+    loops: frozenset[Var]
+    buffers: Collection[str]
+    moved: dict[Var, dict[Var, int]] = field(default_factory=dict)
+    found: dict[str, list[dict[Var, int]]] = field(default_factory=dict)
+    elsewhere: set[Var] = field(default_factory=set)
+
+    def strides(self, buffer: str, variable: Var) -> set[int]:
+        """The different strides of accesses of a buffer along a loop."""
+        return {strides.get(variable, 0) for strides in self.found.get(buffer, ())}
+
+    def visit(self, statement: Statement) -> None:
+        if isinstance(statement, Block):
+            for part in statement.statements:
+                self.visit(part)
+        elif isinstance(statement, Let):
+            self.read(statement.value)
+            self.moved[statement.variable] = self.motion(statement.value) if statement.value.dtype == INDEX else {}
+            if statement.value.dtype != INDEX:
+                self.use(statement.value)
+        elif isinstance(statement, (Store, AtomicAdd)):
+            self.access(statement.buffer, statement.offset)
+            self.read(statement.value)
+            self.use(statement.value)
+        elif isinstance(statement, For):
+            self.moved.pop(statement.variable, None)
+            self.read(statement.extent)
+            self.use(statement.extent)
+            self.visit(statement.body)
+        elif isinstance(statement, If):
+            self.read(statement.condition)
+            self.use(statement.condition)
+            self.visit(statement.then)
+            if statement.otherwise is not None:
+                self.visit(statement.otherwise)
+        elif isinstance(statement, With):
+            self.visit(statement.body)
+        elif isinstance(statement, Invoke):
+            for given in statement.operands:
+                if isinstance(given, Place):
+                    self.access(given.buffer, given.offset)
+                else:
+                    self.read(given)
+                    self.use(given)
+
+    def read(self, expr: Expr) -> None:
+        """The loads of an expression, those inside the indices of others too."""
+        for load in loads(expr):
+            self.access(load.buffer, load.index[0], nested=False)
+
+    def access(self, buffer: str, offset: Expr, nested: bool = True) -> None:
+        if nested:
+            self.read(offset)
+        motion = self.motion(offset)
+        if buffer in self.buffers:
+            self.found.setdefault(buffer, []).append(motion)
+        else:
+            self.elsewhere |= motion.keys()
+
+    def motion(self, index: Expr) -> dict[Var, int]:
+        """By how much an index moves with each of the loops' variables; those in its other parts are used elsewhere. What is loaded does not move."""
+        result: dict[Var, int] = {}
+        for atom, factor in linear(index).terms:
+            if not isinstance(atom, Var):
+                self.use(atom)
+            for variable, stride in self.motion_of(atom).items() if isinstance(atom, Var) else ():
+                result[variable] = result.get(variable, 0) + factor * stride
+        return {variable: stride for variable, stride in result.items() if stride}
+
+    def motion_of(self, variable: Var) -> Mapping[Var, int]:
+        return {variable: 1} if variable in self.loops else self.moved.get(variable, {})
+
+    def use(self, expr: Expr) -> None:
+        """Variables outside of the indices of loads are used elsewhere."""
+        seen: set[int] = set()
+        waiting = [expr]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, Var):
+                self.elsewhere |= self.motion_of(node).keys()
+            elif not isinstance(node, Load) and id(node) not in seen:
+                seen.add(id(node))
+                waiting += children(node)
