@@ -58,21 +58,21 @@ DRIVER = """
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* driver LIBRARY FUNCTION [BYTES OFFSET]...: one call over fresh, zeroed buffers that begin at so many bytes behind a page's begin */
+/* driver LIBRARY FUNCTION TRIPS [BYTES OFFSET]...: one call over fresh, zeroed buffers that begin at so many bytes behind a page's begin */
 int main(int count, char **words) {
     void *arguments[16];
-    int64_t scalars[4] = {0};
+    int64_t trips = atol(words[3]);
     void *library = dlopen(words[1], RTLD_NOW);
     if (!library) return 2;
     void (*kernel)(void *const *, const int64_t *) = (void (*)(void *const *, const int64_t *))dlsym(library, words[2]);
-    if (!kernel || count > 3 + 2 * 16) return 3;
-    for (int i = 0; 4 + 2 * i < count; ++i) {
-        size_t bytes = atol(words[3 + 2 * i]), offset = atol(words[4 + 2 * i]);
+    if (!kernel || count > 4 + 2 * 16) return 3;
+    for (int i = 0; 5 + 2 * i < count; ++i) {
+        size_t bytes = atol(words[4 + 2 * i]), offset = atol(words[5 + 2 * i]);
         char *memory = mmap(0, bytes + offset, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) return 4;
         arguments[i] = memory + offset;
     }
-    kernel(arguments, scalars);
+    kernel(arguments, &trips);
     return 0;
 }
 """
@@ -105,7 +105,7 @@ def count_misses(driver: Path, library: Path, kernel: Kernel, caches: Sequence[C
     result = driver.parent / "cachegrind.out"
     command = [
         "valgrind", "--tool=cachegrind", "--cache-sim=yes", f"--I1={first}", f"--D1={first}", f"--LL={last}", f"--cachegrind-out-file={result}",
-        str(driver), str(library), kernel.name, *map(str, buffers),
+        str(driver), str(library), kernel.name, str(kernel.trips), *map(str, buffers),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:

@@ -75,13 +75,12 @@ def run_program(
                 memory[name] = poisoned(entry)
         return memory[name]
 
-    kernels = program.kernels()
     faults: list[str] = []
     for lowered in program.regions:
         assert lowered.region.kind != "torch", lowered.region.name
         for step in range(lowered.repeat):
             for call in lowered.calls:
-                kernel = kernels[call.kernel]
+                kernel = next(kernel for kernel in lowered.kernels if (kernel.name, kernel.trips) == (call.kernel, call.trips))
                 roots = [program.aliases.get(name, name) for name in call.arguments]
                 arrays = [at_base(buffer(root), storage[name].layout) for root, name in zip(roots, call.arguments, strict=True)]
                 pairs = list(zip(kernel.parameters, call.arguments, strict=True))

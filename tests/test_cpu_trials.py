@@ -73,7 +73,7 @@ def test_an_interrupted_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += next(lengths)
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    loaded = Loaded([(call, [(), ()])], [Written()], [])  # type: ignore[list-item]
+    loaded = Loaded([(call, [(), ()], None)], [Written()], [])  # type: ignore[list-item]
     assert Replay(loaded, 5, 2).seconds() == 3.0
     assert now[0] == 62.0 + 5 * 7.0
 

@@ -427,6 +427,21 @@ def test_glue_around_operators_of_pytorch_runs_eagerly(compiled_calls: list[Any]
     assert len(compiled_calls) == 2
 
 
+def test_graphs_of_free_sizes_are_judged_again_for_larger_ones(compiled_calls: list[Any]) -> None:
+    def around(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.special.bessel_j0(x) + 1)
+
+    run = compiled(around, dynamic=True, options={"wait": True})
+    counts = []
+    for rows in (4, 3, 2000, 5):
+        x = torch.randn(rows, 1000 if rows == 2000 else rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotCompiled)
+            close(run(x), around(x))
+        counts.append(len(compiled_calls))
+    assert counts == [1, 1, 2, 2]
+
+
 def test_kernels_are_planned_for_the_threads_that_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.set_num_threads` decides, not the variable that set PyTorch's first number."""
     planned: list[Any] = []

@@ -56,10 +56,11 @@ Inputs = Sequence[Any]
 
 @dataclass(frozen=True)
 class _Eager:
-    """Why something runs eagerly, and what the user can do about it."""
+    """Why something runs eagerly, and what the user can do about it. `small`: because the sizes of a call are small."""
 
     cause: str
     remedy: str
+    small: bool = False
 
 
 def backend(
@@ -122,7 +123,7 @@ def _reason_to_discard(executable: Executable | DynamicExecutable) -> _Eager | N
     if at_stake >= overhead:
         return None
     few = f"what would be compiled takes some {at_stake * 1e6:.0f} us, less than the {overhead * 1e6:.0f} us of calling it"
-    return _Eager(few, "compile a larger part of the model, without graph breaks and operators that run through PyTorch")
+    return _Eager(few, "compile a larger part of the model, without graph breaks and operators that run through PyTorch", True)
 
 
 def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool:
@@ -233,6 +234,7 @@ class _CompiledGraph:
         self._fractions: dict[int, float] = {}
         self._free: tuple[int, ...] = ()
         self._declined = False
+        self._too_small = 0
         self._calls = 0
         self._changes = 0
         self._told: set[_Eager] = set()
@@ -245,7 +247,8 @@ class _CompiledGraph:
             return self._eager(*inputs)
         with self._lock:
             if self._executable is None or not self._holds(inputs):
-                if self._sizes.is_empty(inputs):  # no call that says whether compiling is worth while
+                # no call that says whether compiling is worth while, or one that says that it is not
+                if self._sizes.is_empty(inputs) or self._too_small >= self._sizes.total(inputs) > 0:
                     return self._eager(*inputs)
                 self._prepare(inputs)
             executable, free = self._executable, self._free
@@ -312,7 +315,12 @@ class _CompiledGraph:
             executable.close()
         elif (why := _reason_to_discard(executable)) is not None:
             executable.close()
-            self._decline(why)
+            if why.small and isinstance(executable, DynamicExecutable):  # a call with larger sizes is judged when it comes
+                self._too_small, first = self._sizes.total(inputs), not self._too_small
+                if first:
+                    self._tell(why)
+            else:
+                self._decline(why)
         else:
             self._executable, self._guards, self._free, self._fractions = executable, guards, free, fractions
 

@@ -32,6 +32,10 @@ class FreeInputs:
         """Whether a free size of a call is 0."""
         return any(inputs[position].shape[dim] == 0 for position, dims in self.dims.items() for dim in dims)
 
+    def total(self, inputs: Sequence[Any]) -> int:
+        """The elements of a call's tensors with free sizes, and its free numbers, added up: a measure of its work."""
+        return int(sum(inputs[i].numel() for i in self.dims) + sum(max(inputs[i], 0) for i in self.numbers))
+
     def dynamic(self, positions: tuple[int, ...]) -> list[list[Any]] | None:
         """The argument `dynamic` of `compile` for a module that takes the inputs at these positions as its only, variadic parameter; None if none of
         them is free."""

@@ -6,7 +6,7 @@ constant trip counts in inner loops only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, children, linear, loads
@@ -26,7 +26,7 @@ def counted(body: Statement, sizes: Mapping[str, int], written: Collection[str])
     """The body with TRIPS for the extent of the outer loop that has the largest stride in what is written. `sizes`: scalars of each parameter. None
     unless the loop's variable occurs in addresses only, with one stride for each buffer: what n trips access then is known for every n."""
     nest = list(_outer_loops(body))
-    uses = _Uses(frozenset(loop.variable for loop in nest), sizes.keys())
+    uses = _Uses(nest, sizes.keys(), {loop.variable for loop in nest})
     uses.visit(body)
     strides = {loop.variable: [uses.strides(name, loop.variable) for name in written] for loop in nest}
     chosen = max(nest, key=lambda loop: max((stride for found in strides[loop.variable] for stride in found), default=0), default=None)
@@ -81,11 +81,13 @@ def _replaced(body: Statement, chosen: For) -> Statement:
 
 @dataclass
 class _Uses:
-    """Where variables of some loops are used. `moved`: by how much each variable that a Let defines moves with one of the loops' variables. `found`:
-    for each buffer the strides of its accesses. `elsewhere`: variables that are used otherwise than as linear terms of addresses of `buffers`."""
+    """Where variables of some loops are used. `variables`: those of the loops, unless an inner loop has the same one. `moved`: by how much each
+    variable that a Let defines moves with one of them. `found`: for each buffer the strides of its accesses. `elsewhere`: variables that are used
+    otherwise than as linear terms of addresses of `buffers`."""
 
-    loops: frozenset[Var]
+    loops: Sequence[For]
     buffers: Collection[str]
+    variables: set[Var]
     moved: dict[Var, dict[Var, int]] = field(default_factory=dict)
     found: dict[str, list[dict[Var, int]]] = field(default_factory=dict)
     elsewhere: set[Var] = field(default_factory=set)
@@ -108,10 +110,13 @@ class _Uses:
             self.read(statement.value)
             self.use(statement.value)
         elif isinstance(statement, For):
-            self.moved.pop(statement.variable, None)
             self.read(statement.extent)
             self.use(statement.extent)
+            hidden = self.variables & {statement.variable} if all(loop is not statement for loop in self.loops) else set()
+            self.moved.pop(statement.variable, None)
+            self.variables -= hidden
             self.visit(statement.body)
+            self.variables |= hidden
         elif isinstance(statement, If):
             self.read(statement.condition)
             self.use(statement.condition)
@@ -153,7 +158,7 @@ class _Uses:
         return {variable: stride for variable, stride in result.items() if stride}
 
     def motion_of(self, variable: Var) -> Mapping[Var, int]:
-        return {variable: 1} if variable in self.loops else self.moved.get(variable, {})
+        return {variable: 1} if variable in self.variables else self.moved.get(variable, {})
 
     def use(self, expr: Expr) -> None:
         """Variables outside of the indices of loads are used elsewhere."""

@@ -139,6 +139,11 @@ class Merge:
         return f"{' -> '.join(self.results)} {said}"
 
     @property
+    def schedule(self) -> object:
+        """The schedule of strips, measured or predicted; None for tiles, which no other size shares."""
+        return self.measured.schedule if self.measured is not None else self.way.schedule if isinstance(self.way, Strips) else None
+
+    @property
     def saved(self) -> float:
         """Seconds that one kernel saves, measured or predicted; negative where it is slower."""
         return 0.0 if self.way is None else (self.measured or self).apart - (self.measured or self.way).seconds
@@ -168,12 +173,12 @@ class Memory:
 
 class Judging(Protocol):
     """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as
-    separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `scales`: whether predictions are made of
-    `alone`, which then is without Winograd's algorithm."""
+    separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `before`: the chain's schedule for another
+    size. `scales`: whether predictions are made of `alone`, which then is without Winograd's algorithm."""
 
     @property
     def scales(self) -> bool: ...
-    def best(self, problem: Problem, alone: Sequence[float]) -> Way | str: ...
+    def best(self, problem: Problem, alone: Sequence[float], before: Any = None) -> Way | str: ...
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...
 
 
@@ -196,13 +201,14 @@ class Judge:
         """Without Winograd's algorithm."""
         return replace(self.numerics, winograd=False)
 
-    def best(self, problem: Problem, alone: Sequence[float]) -> Strips | str:
-        """The best strips of a canonical chain, whose regions take the seconds `alone` as separate kernels without
-        Winograd's algorithm; or why there are none."""
+    def best(self, problem: Problem, alone: Sequence[float], before: Any = None) -> Strips | str:
+        """The best strips of a canonical chain, whose regions take the seconds `alone` as separate kernels without Winograd's algorithm, or those
+        `before` if they are predicted nearly as fast; or why there are none."""
         key = key_of(problem)
         if key not in self.strips:
             found = self.ranked(problem, alone)
-            self.strips[key] = found if isinstance(found, str) else found[0]
+            close = [] if isinstance(found, str) else [strips for strips in found if strips.seconds <= (1 + KEPT) * found[0].seconds]
+            self.strips[key] = found if isinstance(found, str) else next((strips for strips in close if strips.schedule == before), found[0])
         return self.strips[key]
 
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:
@@ -457,8 +463,9 @@ def _partitioned(
         for begin in range(max(0, end - LONGEST), end - 1):
             segment = path[begin:end]
             problem = canonical(Problem(joined(segment), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
-            way = contained(_described(segment), "is not merged", partial(judge.best, problem, summed[begin:end]), _fault)
             results, apart = tuple(region.outputs[0] for region in segment), sum(alone[begin:end])
+            judged = partial(judge.best, problem, summed[begin:end], memory.schedules.get(results))
+            way = contained(_described(segment), "is not merged", judged, _fault)
             if isinstance(way, str):
                 merges[begin, end] = Merge(results, apart, None, way)
             else:
@@ -480,6 +487,7 @@ def _partitioned(
         else:
             considered += (replace(merge, taken=place in places) for place, merge in merges.items())
             memory.chains.update((path[end - 1].outputs[0], tuple(region.outputs[0] for region in path[begin:end])) for begin, end in places)
+            memory.schedules.update((merges[place].results, merges[place].schedule) for place in places if place in merges)
             return [tuple(path[begin:end]) for begin, end in places]
 
 

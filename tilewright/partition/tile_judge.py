@@ -102,7 +102,7 @@ class TileJudge:
         """The machine's constants, or, where chains were asked for without any, those of the formulas alone."""
         return gpu_chains(self.machine) or GpuChains(1.0, 0.0)
 
-    def best(self, problem: Problem, alone: Sequence[float]) -> Tiles | str:
+    def best(self, problem: Problem, alone: Sequence[float], before: object = None) -> Tiles | str:
         """The best tiles of a canonical chain, or why there are none that could be faster than its regions alone."""
         found = self._known(problem, sum(alone))
         return found if isinstance(found, str) else found[0]

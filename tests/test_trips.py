@@ -1,0 +1,161 @@
+"""CPU kernels whose outermost extent is an argument: results for all batch sizes, what is compiled for further ones, and what such a kernel accesses."""
+
+from __future__ import annotations
+
+import copy
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tilewright
+from tests.operator_cases import once
+from tilewright.codegen.trips import counted
+from tilewright.compile import source_files
+from tilewright.frontend.sized import ModuleModel
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, compare, index_const
+from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
+from tilewright.models import resolve
+from tilewright.partition.chains import Memory
+from tilewright.partition.plan import plan_program
+from tilewright.runtime.dynamic import DynamicExecutable
+from tilewright.runtime.loadable import LoadableProgram
+from tilewright.toolchain.cache import kernel_key
+from tilewright.toolchain.compilers import compiler_for
+
+
+class Layers(nn.Module):
+    """Layers of a random network of images: convolutions of all kinds, some with a sum after them, and poolings."""
+
+    def __init__(self, draw: Random) -> None:
+        super().__init__()
+        channels = self.channels = draw.choice((3, 8, 20))
+        self.layers = nn.ModuleList()
+        for _ in range(draw.randint(2, 5)):
+            kind, more = draw.choice(("full", "pointwise", "depthwise", "pooling", "sum")), draw.choice((8, 16, 33))
+            if kind == "full":
+                self.layers.append(nn.Sequential(nn.Conv2d(channels, more, 3, draw.choice((1, 2)), 1), nn.ReLU()))
+            elif kind == "pointwise":
+                self.layers.append(nn.Sequential(nn.Conv2d(channels, more, 1), nn.BatchNorm2d(more), nn.GELU()))
+            elif kind == "depthwise":
+                self.layers.append(nn.Sequential(nn.Conv2d(channels, channels, 3, 1, 1, groups=channels), nn.ReLU6()))
+            elif kind == "pooling":
+                self.layers.append(nn.MaxPool2d(3, 1, 1))
+            else:
+                self.layers.append(nn.Conv2d(channels, channels, 1))
+            channels = more if kind in ("full", "pointwise") else channels
+        self.head = nn.Linear(channels, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x) if isinstance(layer, nn.Conv2d) else layer(x)
+        return torch.softmax(self.head(x.mean((2, 3))), 1)
+
+
+def sized(module: nn.Module, x: torch.Tensor, threads: int = 1) -> DynamicExecutable:
+    return tilewright.compile(module.eval(), (x,), dynamic=[{0: "batch"}], wait=True, threads=threads)
+
+
+def check(module: nn.Module, executable: DynamicExecutable, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        exact = copy.deepcopy(module).double()(x.double())
+    got = executable(x).double()
+    assert (got - exact).abs().max() <= 1e-4 * exact.abs().max()
+
+
+@settings(once, max_examples=4)
+@given(seed=st.integers(0, 1 << 30), threads=st.integers(1, 2))
+def test_every_batch_is_right(seed: int, threads: int) -> None:
+    draw = Random(seed)
+    torch.manual_seed(seed)
+    module, size = Layers(draw).eval(), draw.choice((7, 12, 21))
+    batches = draw.sample((1, 2, 3, 4, 5, 7, 11), 4)
+    executable = sized(module, torch.randn(batches[0], module.channels, size, size), threads)
+    programs = []
+    for batch in batches:
+        x = torch.randn(batch, module.channels, size, size)
+        check(module, executable, x)
+        programs.append(executable.program(x).image.program)
+    for one in programs:
+        for other in programs:
+            check_accesses(one, other)
+
+
+def check_accesses(one: LoadableProgram, other: LoadableProgram) -> None:
+    """What a kernel of one program is said to access with the trips of another is what the other says."""
+    for name in one.kernels.keys() & other.kernels.keys():
+        mine, its = one.kernels[name], other.kernels[name]
+        assert mine.touched(its.trips) == its.extents
+        assert mine.growths == its.growths
+
+
+@pytest.mark.parametrize("name", ["lenet5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "resnet18"))])
+def test_networks(name: str) -> None:
+    model = resolve(f"zoo:{name}", 2)
+    (x,) = model.inputs(0)
+    executable = sized(model.module, x)
+    for batch in (2, 3, 1, 5, 4, 7):
+        check(model.module, executable, torch.randn(batch, *x.shape[1:]))
+
+
+def test_further_batches_compile_nothing() -> None:
+    """Their kernels have the keys of those in the cache. The target is fixed, so that choices are the same everywhere."""
+    cpu, memory, known = machine("x86-avx512"), Memory(), set()
+    body = (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1), nn.GELU())
+    model = ModuleModel(nn.Sequential(*body).eval(), (torch.randn(4, 8, 56, 56),), None, [{0: "batch"}])
+    compiler = compiler_for(cpu, "c")
+    for batch in (4, 6, 10):
+        program = plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory)
+        keys = {kernel_key(source, compiler) for source in source_files(program, cpu)}
+        assert {call.trips for region in program.regions for call in region.calls} == {batch}
+        assert not known or keys == known
+        known = keys
+
+
+# what `counted` accepts
+
+IMAGE, ROW = Var("image", 3), Var("row", 4)
+SIZES = {"a": 120, "out": 120}
+
+
+def copied(offset: Expr, value: Expr) -> Statement:
+    """out[offset] = value for 4 rows of 10 elements of 3 images."""
+    return For(IMAGE, index_const(3), For(ROW, index_const(4), Store("out", offset, value)), "parallel")
+
+
+def at(index: Expr) -> Load:
+    return Load("a", (index,), "f32")
+
+
+def test_the_outermost_dimension_is_counted() -> None:
+    moved = Var("moved")
+    body = For(ROW, index_const(4), For(IMAGE, index_const(3), Block((Let(moved, IMAGE * 40), Store("out", moved + ROW * 10, at(ROW)))), "parallel"), "parallel")
+    found = counted(body, SIZES, ("out",))
+    assert found is not None and found.trips == 3 and found.growths == {"a": 0, "out": 40}
+    assert isinstance(found.body, Block) and found.body.statements[0] == Let(TRIPS, Const(3, INDEX))
+    (loop,) = found.body.statements[1:]
+    assert isinstance(loop, For) and loop.extent == index_const(4) and isinstance(loop.body, For) and loop.body.extent == TRIPS
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        copied(IMAGE * 40 + ROW * 10, at((IMAGE + 1) // 2)),
+        copied(IMAGE * 40 + ROW * 10, at(IMAGE * 20) + at(IMAGE * 40)),
+        copied(IMAGE * 40 + ROW * 10, at(IMAGE * 40) + at(ROW)),
+        copied(ROW * 10 - IMAGE * 40 + 80, at(ROW)),
+        For(IMAGE, index_const(3), If(compare("lt", IMAGE, index_const(2)), Store("out", IMAGE * 40, at(IMAGE)))),
+        For(IMAGE, index_const(3), For(ROW, IMAGE + 1, Store("out", IMAGE * 40 + ROW, at(IMAGE)))),
+        For(IMAGE, index_const(3), Store("out", IMAGE * 100, at(IMAGE))),
+        Block((Store("out", index_const(0), at(index_const(0))), copied(IMAGE * 40 + ROW * 10, at(IMAGE)))),
+    ],
+    ids=["divided", "two strides", "not all of it", "backwards", "guarded", "an extent", "more than there is", "a statement before"],
+)
+def test_what_is_not_counted(body: Statement) -> None:
+    """What n trips access would not be known for every n, or the loop is not all of the kernel."""
+    assert counted(body, SIZES, ("out",)) is None
