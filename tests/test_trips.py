@@ -148,7 +148,7 @@ def test_the_outermost_dimension_is_counted() -> None:
         copied(IMAGE * 40 + ROW * 10, at((IMAGE + 1) // 2)),
         copied(IMAGE * 40 + ROW * 10, at(IMAGE * 20) + at(IMAGE * 40)),
         copied(IMAGE * 40 + ROW * 10, at(IMAGE * 40) + at(ROW)),
-        copied(ROW * 10 - IMAGE * 40 + 80, at(ROW)),
+        For(IMAGE, index_const(3), Store("out", index_const(80) - IMAGE * 40, at(IMAGE))),
         For(IMAGE, index_const(3), If(compare("lt", IMAGE, index_const(2)), Store("out", IMAGE * 40, at(IMAGE)))),
         For(IMAGE, index_const(3), For(ROW, IMAGE + 1, Store("out", IMAGE * 40 + ROW, at(IMAGE)))),
         For(IMAGE, index_const(3), Store("out", IMAGE * 100, at(IMAGE))),
