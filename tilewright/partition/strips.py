@@ -106,7 +106,8 @@ class Cut:
 
 
 def sliced(layout: Layout, shape: Sequence[int], dims: frozenset[int], alone: bool) -> Layout:
-    """The layout of a part that begins where the storage begins along `dims`, and is complete along all others. alone: stored without the rest."""
+    """The layout of a part that begins where the storage begins along `dims`, and is complete along all others. alone: stored without the rest. What
+    follows along the outermost dimension affects no address and is left out: strips of all batches are one problem."""
     if not dims:
         return layout
     halo, around = [], []
@@ -114,7 +115,8 @@ def sliced(layout: Layout, shape: Sequence[int], dims: frozenset[int], alone: bo
         outside = layout.outside(dim)
         whole = layout.shape[dim] + sum(layout.halo[dim]) + sum(outside)
         halo.append((0, 0) if dim in dims else layout.halo[dim])
-        around.append(((0, 0) if alone else (0, whole - extent)) if dim in dims else outside)
+        follows = 0 if alone or layout.order[0] == (dim, 0) else whole - extent
+        around.append((0, follows) if dim in dims else outside)
     return Layout(tuple(shape), layout.order, tuple(halo), tuple(around))
 
 
