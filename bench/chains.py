@@ -173,7 +173,7 @@ def merging(
     def middle(*given: Any) -> list[list[Region]]:
         return [path[1 : 1 + count] for path in paths(*given) if len(path) == count + 2]
 
-    def best(judge: Any, problem: Problem, alone: Sequence[float]) -> Strips | Tiles | str:
+    def best(judge: Any, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | Tiles | str:
         if len(problem.region.stages) < count:
             return "the benchmark asks for whole chains"
         ranked = judge.ranked(problem, alone)
