@@ -65,6 +65,17 @@ def call(manifest: Any, region: int, argument: int, name: str) -> None:
     manifest["program"]["regions"][region]["calls"][0][1][argument] = name
 
 
+def counted(manifest: Any) -> Any:
+    """A kernel that takes its trips from the call."""
+    return next(kernel for kernel in manifest["program"]["kernels"] if kernel["trips"])
+
+
+def trips_of(manifest: Any) -> Any:
+    """A call of that kernel, [kernel, arguments, trips]."""
+    name = counted(manifest)["name"]
+    return next(call for region in manifest["program"]["regions"] for call in region["calls"] if call[0] == name)
+
+
 SHAPES: dict[str, Change] = {
     "a result of no elements": lambda m: reshape(m, "relu", [0, 0]),
     "a result of one element": lambda m: reshape(m, "relu", [1, 1]),
@@ -113,10 +124,10 @@ MEMORY: dict[str, Change] = {
     "extents of fewer arguments": lambda m: m["program"]["kernels"][1]["extents"].pop(),
     "a kernel that is said to write nothing": lambda m: m["program"]["kernels"][1].update(writes=[False] * 4),
     "a kernel with scalars": lambda m: m["program"]["kernels"][1].update(scalars=1),
-    "more trips than there are": lambda m: m["program"]["regions"][1]["calls"][0].__setitem__(2, 64),
-    "a kernel without its trips": lambda m: m["program"]["regions"][1]["calls"][0].__setitem__(2, 0),
-    "trips that add less": lambda m: m["program"]["kernels"][1].update(growths=[0] * 4),
-    "trips of fewer arguments": lambda m: m["program"]["kernels"][1]["growths"].pop(),
+    "more trips than there are": lambda m: trips_of(m).__setitem__(2, 64),
+    "a kernel without its trips": lambda m: trips_of(m).__setitem__(2, 0),
+    "trips that add less": lambda m: [counted(m).update(growths=[0] * len(counted(m)["growths"])), trips_of(m).__setitem__(2, 64)],
+    "trips of fewer arguments": lambda m: counted(m)["growths"].pop(),
     "a kernel that requires what its binary does not say": lambda m: m["program"]["kernels"][1].update(requires=m["machine"]["isa"][:1]),
     "a kernel that requires what its machine lacks": lambda m: m["program"]["kernels"][1].update(requires=["sm_90"]),
     "a grid on a CPU": lambda m: m["program"]["kernels"][1].update(grid=[2, 1, 1]),
