@@ -61,13 +61,13 @@ def driver(program: Program, storage: Mapping[str, Storage], kernels: str) -> st
         return f"(char *){names[root]} + {storage[name].layout.base * numpy_type(storage[name]).itemsize}" if root != name else names[root]
 
     declared = [f"    void *{names[name]} = buffer(in, {size[name]});" for name in storage]
-    kernels = program.kernels()
+    called = program.kernels()
     calls = []
     for lowered in program.regions:
         calls.append(f"    for (int64_t step = 0; step < {lowered.repeat}; ++step) {{")
         for call in lowered.calls:
             arguments = ", ".join(address(argument) for argument in call.arguments)
-            scalars = ", ".join([*["step"] * len(kernels[call.kernel].scalars), str(call.trips)])
+            scalars = ", ".join([*["step"] * len(called[call.kernel].scalars), str(call.trips)])
             calls.append(f"        {call.kernel}((void *[]){{{arguments}}}, (int64_t[]){{{scalars}}});")
         calls.append("    }")
     written = [f"    fwrite({names[name]}, 1, {size[name]}, out);" for name in program.graph.outputs]

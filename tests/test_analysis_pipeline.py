@@ -13,6 +13,7 @@ from tests.machine_facts import clauses_without_origin
 from tilewright.analysis.cpu.assembly import Instruction, instruction_of, parse
 from tilewright.analysis.cpu.loops_execution import executions
 from tilewright.analysis.cpu.pipeline import block_cycles, cycles
+from tilewright.analysis.cpu.pipeline_operands import aarch64_usage
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.pipelines import PIPELINES, Pipeline
 from tilewright.runtime.loadable import loadable_kernel
@@ -165,3 +166,11 @@ def test_cycles_of_a_kernel(target: str, tmp_path: Path) -> None:
     half = cycles(executions(loadable_kernel(kernel), assembly, threads=2), assembly, chosen)
     assert 0.45 * found.steady < half.steady < 0.8 * found.steady
     assert found.starts > 0
+
+
+def test_addresses_of_branches_are_no_registers() -> None:
+    """`b00` is an address in hexadecimal digits here, and the low byte of vector register 0 elsewhere."""
+    for line in ("b.cc b00", "cbz x3, d10", "b h24"):
+        (instruction,) = code(line)
+        usage = aarch64_usage(instruction.mnemonic, instruction.operands)
+        assert usage.is_jump and not any(name.startswith("v") for name in (*usage.sources, *usage.targets))

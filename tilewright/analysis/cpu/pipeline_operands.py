@@ -263,7 +263,8 @@ def aarch64_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
     at = next((number for number, text in enumerate(operands) if text.startswith("[")), None)
     if at is not None:
         return _aarch64_access(mnemonic, operands, at)
-    vector = any(map(_is_vector, operands[:2]))
+    jump = re.fullmatch(r"bl?|b\.\w+|[ct]bn?z", mnemonic)  # to an address such as b00, which is no register
+    vector = not jump and any(map(_is_vector, operands[:2]))
     kind = next((kind for pattern, kind in (_AARCH64_KINDS if vector else _AARCH64_INTEGER) if re.match(pattern, mnemonic)), "")
     if kind in ("nop", "call", "return"):
         return Usage(compute=(kind, 0))
