@@ -97,6 +97,7 @@ def check_accesses(one: LoadableProgram, other: LoadableProgram) -> None:
 @pytest.mark.parametrize("name", ["lenet5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "resnet18"))])
 def test_networks(name: str) -> None:
     model = resolve(f"zoo:{name}", 2)
+    assert model.inputs is not None
     (x,) = model.inputs(0)
     executable = sized(model.module, x)
     for batch in (2, 3, 1, 5, 4, 7):
@@ -105,7 +106,8 @@ def test_networks(name: str) -> None:
 
 def test_further_batches_compile_nothing() -> None:
     """Their kernels have the keys of those in the cache. The target is fixed, so that choices are the same everywhere."""
-    cpu, memory, known = machine("x86-avx512"), Memory(), set()
+    cpu, memory = machine("x86-avx512"), Memory()
+    known: set[str] = set()
     body = (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1), nn.GELU())
     model = ModuleModel(nn.Sequential(*body).eval(), (torch.randn(4, 8, 56, 56),), None, [{0: "batch"}])
     compiler = compiler_for(cpu, "c")

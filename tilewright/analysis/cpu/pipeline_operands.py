@@ -269,7 +269,7 @@ def aarch64_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
     if kind in ("nop", "call", "return"):
         return Usage(compute=(kind, 0))
     if kind == "branch":
-        reads = (FLAGS,) if mnemonic.startswith("b.") else _aarch64_names(" ".join(operands[:1]))
+        reads = (FLAGS,) if mnemonic.startswith("b.") else () if mnemonic == "b" else _aarch64_names(operands[0])
         return Usage(compute=("branch", 0), sources=reads, is_jump=True)
     names = [_aarch64_names(text) for text in operands]
     flat = tuple(name for found in names[1:] for name in found)
