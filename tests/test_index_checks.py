@@ -440,7 +440,7 @@ def test_an_index_is_checked_before_the_loop_over_what_it_reads() -> None:
     rows = kernel_of(lambda x, i: F.embedding(i, x), "x86-avx2", torch.zeros(50, dtype=torch.long))
     assert rows.index("const int64_t row0 = tw_checked(in0[") < rows.index("#pragma omp simd") < rows.index("in1[row0 * 64")
     sums = kernel_of(lambda x, i: F.embedding(i, x).sum(1), "x86-avx2", torch.zeros(5, 4, dtype=torch.long))
-    assert sums.index("rows0[r0] = tw_checked(in0[") < sums.index("#pragma omp simd") < sums.index("in1[rows0[r0] * 64")
+    assert sums.index("= tw_checked(in0[") < sums.index("f32x8 acc[") < sums.index("in1 + row0 * 64")
     assert sums.count("= tw_checked(") == 1
     single = kernel_of(lambda x, i: x.gather(0, i), "x86-avx2", torch.zeros(20, 64, dtype=torch.long))
     assert "row0" not in single and "in1[tw_checked(in0[" in single

@@ -442,7 +442,7 @@ class _Importer:
         value = node.meta.get("val")
         results = list(value) if isinstance(value, (list, tuple)) else [value]
         if isinstance(value, (list, tuple)):
-            read = {user.args[1] for user in node.users if user.target is operator.getitem}
+            read = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
             results = [r if i in read else None for i, r in enumerate(results)]
         return [self._type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in results]
 
