@@ -435,7 +435,7 @@ def test_texts() -> None:
     from tilewright.ir.layout import channels_last, row_major
 
     assert scaled(12_345_678, "B") == "12.3 MB" and scaled(0, "flop") == "0 flop" and scaled(999_900, "B") == "1000 kB"
-    assert [seconds_text(s) for s in (0.0, 7.05e-4, 1.5, 3e-9)] == ["-", "705 us", "1.5 s", "3 ns"]
+    assert [seconds_text(s) for s in (0.0, 7.05e-4, 1.5, 3e-9, -1.21e-6)] == ["-", "705 us", "1.5 s", "3 ns", "-1.21 us"]
     counts = {"stores": 2.0, "loads": 1234.0, "spills": 0.0, "branches": 2.0, "moves": 12.345}
     assert counts_text(counts) == "1,234 loads, 12.35 moves, 2 stores, 2 branches"
     assert layout_text(row_major((2, 3))) == "row-major" and layout_text(channels_last((1, 2, 3, 4))) == "N H W C"

@@ -32,7 +32,7 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code")
     parser.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), or bf16 on a CPU with AMX")
-    parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
+    parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first (default 0)")
     parser.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     add_numerics(parser)
     parser.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")

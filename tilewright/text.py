@@ -26,8 +26,8 @@ def seconds_text(seconds: float) -> str:
     if not seconds:
         return "-"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}" if seconds < 999.5 * factor else f"{seconds / factor:.0f} {unit}"
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.3g} {unit}" if abs(seconds) < 999.5 * factor else f"{seconds / factor:.0f} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
 
 
