@@ -108,11 +108,12 @@ class Returned(nn.Module):
 
 @cache
 def files(name: str) -> Mapping[str, bytes]:
-    """The files of an artifact for this machine: "convolutions", "recurrent", "stepwise", "embedded", "stateful", "joined" or "returned",
+    """The files of an artifact for this machine: "convolutions", "batched", "recurrent", "stepwise", "embedded", "stateful", "joined" or "returned",
     all without chains, so that changes find the regions that they name; and "chained", which may have one."""
     torch.manual_seed(1)
     models: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
         "convolutions": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
+        "batched": (Convolutions(), (torch.randn(3, 3, 8, 8),)),
         "chained": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
         "recurrent": (Recurrent(), (torch.randn(5, 2, 4),)),
         "stepwise": (Stepwise(), (torch.randn(5, 2, 4),)),

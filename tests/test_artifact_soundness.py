@@ -124,10 +124,6 @@ MEMORY: dict[str, Change] = {
     "extents of fewer arguments": lambda m: m["program"]["kernels"][1]["extents"].pop(),
     "a kernel that is said to write nothing": lambda m: m["program"]["kernels"][1].update(writes=[False] * 4),
     "a kernel with scalars": lambda m: m["program"]["kernels"][1].update(scalars=1),
-    "more trips than there are": lambda m: trips_of(m).__setitem__(2, 64),
-    "a kernel without its trips": lambda m: trips_of(m).__setitem__(2, 0),
-    "trips that add less": lambda m: [counted(m).update(growths=[0] * len(counted(m)["growths"])), trips_of(m).__setitem__(2, 64)],
-    "trips of fewer arguments": lambda m: counted(m)["growths"].pop(),
     "a kernel that requires what its binary does not say": lambda m: m["program"]["kernels"][1].update(requires=m["machine"]["isa"][:1]),
     "a kernel that requires what its machine lacks": lambda m: m["program"]["kernels"][1].update(requires=["sm_90"]),
     "a grid on a CPU": lambda m: m["program"]["kernels"][1].update(grid=[2, 1, 1]),
@@ -135,6 +131,12 @@ MEMORY: dict[str, Change] = {
     "a kernel that no binary has": lambda m: m["binaries"].pop(),
     "a binary with a function that it does not have": lambda m: m["binaries"][0]["entries"].append("printf"),
     "more arguments than parameters": lambda m: m["program"]["regions"][0]["calls"][0][1].append("x"),
+}
+TRIPS: dict[str, Change] = {
+    "more trips than there are": lambda m: trips_of(m).__setitem__(2, 64),
+    "a kernel without its trips": lambda m: trips_of(m).__setitem__(2, 0),
+    "trips that add less": lambda m: [counted(m).update(growths=[0] * len(counted(m)["growths"])), trips_of(m).__setitem__(2, 64)],
+    "trips of fewer arguments": lambda m: counted(m)["growths"].pop(),
 }
 LOOPS: dict[str, Change] = {
     "more steps than kernels were made for": lambda m: loop(m).update(repeat=6),
@@ -260,6 +262,7 @@ def node(manifest: Any, name: str) -> Any:
 
 CASES = {
     **{what: ("convolutions", change) for what, change in {**SHAPES, **MEMORY}.items()},
+    **{what: ("batched", change) for what, change in TRIPS.items()},
     **{f"{what}, {name}": (name, change) for name, changes in (("stepwise", LOOPS), ("recurrent", HISTORIES)) for what, change in changes.items()},
     **{what: ("embedded", change) for what, change in EMBEDDED.items()},
     **{what: ("stateful", change) for what, change in CALLED.items()},
@@ -272,7 +275,7 @@ def test_a_lie_is_refused(what: str, tmp_path: Path) -> None:
     refused(changed(*CASES[what], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "chained", "recurrent", "stepwise", "embedded", "stateful", "joined", "returned"])
+@pytest.mark.parametrize("name", ["convolutions", "batched", "chained", "recurrent", "stepwise", "embedded", "stateful", "joined", "returned"])
 def test_the_truth_is_accepted(name: str, tmp_path: Path) -> None:
     artifact.load(put(signed(files(name)), tmp_path / "artifact"))
 

@@ -59,7 +59,7 @@ def assemble(
     names = {name: f"in{i}" for i, name in enumerate(used)}
     names |= {name: "out" if len(written) == 1 else f"out{i}" for i, name in enumerate(written)}
     trips = 0
-    if launch is None:
+    if launch is None and (growths or any(layouts[name].shape[:1] > (1,) for name in written)):  # other loops gain from constant trip counts
         sizes = {name: layouts[name].size for name in arguments}
         found = given(body, growths) if growths else counted(body, sizes, written)
         if found is not None:
