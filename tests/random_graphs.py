@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -336,7 +335,3 @@ def _with_input(case: RandomCase, number: int) -> RandomCase | None:
     if not all(growth.add(node) for node in nodes):
         return None
     return trimmed(replace(case, inputs=tuple(growth.inputs), values=tuple(growth.values), nodes=tuple(nodes), outputs=tuple(fresh[i] for i in case.outputs)))
-
-
-def numpy_inputs(case: RandomCase) -> list[np.ndarray]:
-    return [x.numpy() for x in case.inputs]

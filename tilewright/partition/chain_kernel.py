@@ -111,8 +111,8 @@ class Chain:
         order = ((own.dim, 0), *(entry for entry in layout.order if entry[0] != own.dim))
         return Layout(tuple(shape), order, tuple(halo))
 
-    def layouts(self, number: int, rows: int) -> dict[str, Layout]:
-        """The layouts of the storage that holds the strips of what a region reads and stores."""
+    def layouts(self, rows: int) -> dict[str, Layout]:
+        """The layouts of the storage that holds the strips of what regions read and store."""
         frames, result = self.frames(rows), dict(self.problem.layouts)
         for inner in range(len(self.cuts) - 1):
             result[self.cuts[inner].result] = self.tile(inner, frames[inner].rows)
@@ -120,7 +120,7 @@ class Chain:
 
     def strip(self, number: int, rows: int, count: int) -> Problem:
         """The problem of `count` rows of a region, in the tiles of strips of `rows` rows."""
-        return strip(self.cuts[number], count, self.problem, self.layouts(number, rows))
+        return strip(self.cuts[number], count, self.problem, self.layouts(rows))
 
     def extent(self, number: int) -> int:
         """Rows of an image of a region's result."""

@@ -61,7 +61,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
                 layouts[output] = Layout(shape, order)
             else:
                 layouts[output] = _preferred(region, values[output], layouts, graph)
-    for name, halo in _halos(graph, regions, values).items():
+    for name, halo in _halos(regions, values).items():
         if name not in fixed:
             layouts[name] = layouts[name].with_halo(halo)
     for region in regions:
@@ -153,7 +153,7 @@ def _padded_reads(region: Region, values: Mapping[str, Value]) -> dict[str, tupl
     return result
 
 
-def _halos(graph: Graph, regions: list[Region], values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...]]:
+def _halos(regions: list[Region], values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...]]:
     result: dict[str, tuple[tuple[int, int], ...]] = {}
     for region in regions:
         for name, halo in _padded_reads(region, values).items():

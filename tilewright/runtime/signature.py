@@ -60,11 +60,11 @@ def tree_of(spec: Any) -> Tree:
     if kind is namedtuple or hasattr(context, "_fields"):
         named = context if hasattr(context, "_fields") else kind
         return Tree("namedtuple", children, tuple(named._fields), named.__name__, registered=named)
-    keys = _field_names(kind, context, len(children))
+    keys = _field_names(context, len(children))
     return Tree("registered", children, keys, f"{kind.__module__}.{kind.__qualname__}", registered=(kind, context))
 
 
-def _field_names(kind: Any, context: Any, count: int) -> tuple[str, ...]:
+def _field_names(context: Any, count: int) -> tuple[str, ...]:
     for candidate in (context, *(context if isinstance(context, (tuple, list)) else ())):
         if isinstance(candidate, (tuple, list)) and len(candidate) == count and all(isinstance(k, str) for k in candidate):
             return tuple(candidate)

@@ -76,7 +76,7 @@ def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSche
     """Kernels of a contraction: one that copies B into panels, if needed, and the tiled product."""
     found = nest.found
     leading = depends_on(found, (*nest.batch, *nest.n_outer))
-    b = second_factor(problem, found, nest.n, leading, schedule, machine)
+    b = second_factor(problem, found, nest.n, leading, schedule)
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
     stores = TileStores(problem.region.outputs[0], nest, schedule, panel)

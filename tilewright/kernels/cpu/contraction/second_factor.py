@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from tilewright.codegen.access import flatten
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction
-from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import Expr, Load, Var, coefficient, const, index_const, select, substitute, variables
 from tilewright.ir.graph import Value
@@ -55,9 +54,7 @@ def how_b_lies(problem: Problem, found: Contraction, n: Var) -> str:
     return ALONG_N if isinstance(flat, Load) and coefficient(flat.index[0], n) == 1 else ACROSS_N
 
 
-def second_factor(
-    problem: Problem, found: Contraction, n: Var, leading: Sequence[Var], schedule: CpuContractionSchedule, machine: Machine
-) -> SecondFactor:
+def second_factor(problem: Problem, found: Contraction, n: Var, leading: Sequence[Var], schedule: CpuContractionSchedule) -> SecondFactor:
     """B as the schedule's kernel reads it. `leading`: the axes of B other than the reduction axes and `n`, its innermost axis."""
     stored = problem.values[found.b.buffer].dtype
     dtype = stored if isinstance(schedule, CpuNarrowSchedule) else found.b.dtype
