@@ -176,7 +176,8 @@ def program(kernels: Sequence[Kernel], target: Machine, folder: Path, *options: 
     for kernel in kernels:
         buffers = ", ".join(f"buffer({max(1, p.size) * size_of(p.dtype)}, {int(p.dtype == 'f32')})" for p in kernel.parameters)
         lines.append(f"    extern void {kernel.name}(void *const *, const int64_t *);")
-        lines.append(f"    {kernel.name}((void *[]){{{buffers}}}, (int64_t[]){{0, 0, 0, 0}});")
+        scalars = ", ".join([*["0"] * len(kernel.scalars), str(kernel.trips)])
+        lines.append(f"    {kernel.name}((void *[]){{{buffers}}}, (int64_t[]){{{scalars}}});")
     (folder / "main.c").write_text(MAIN + "int main(void) {\n" + "\n".join(lines) + "\n    return 0;\n}\n")
     command = [compiler.path, "-O1", "-fopenmp", "-no-pie", *options, "-o", "program", "main.c", "kernels.o", "-lm"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)

@@ -18,7 +18,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present, machine, planned_threads
 from tilewright.ir.expr import Const
-from tilewright.ir.kernel import For, statements
+from tilewright.ir.kernel import TRIPS, For, statements
 from tilewright.partition.plan import plan_program
 
 WORTH_SECONDS = 2e-5
@@ -100,7 +100,8 @@ def test_parallel_loops_have_work_for_all(threads: int) -> None:
         if part.predicted_seconds < WORTH_SECONDS:
             continue
         for kernel in part.kernels:
-            extents = [s.extent.value for s in statements(kernel.body) if isinstance(s, For) and s.kind == "parallel" and isinstance(s.extent, Const)]
+            loops = [s.extent for s in statements(kernel.body) if isinstance(s, For) and s.kind == "parallel"]
+            extents = [kernel.trips if extent == TRIPS else extent.value for extent in loops if isinstance(extent, Const) or extent == TRIPS]
             assert extents, (part.schedule, kernel.name)
             count = prod(map(int, extents))
             assert ceil(count / threads) * threads <= 2 * count, (part.schedule, extents)
