@@ -187,7 +187,7 @@ def test_calls_run_eager_while_a_program_is_built() -> None:
 
 def test_what_cannot_be_built_warns_once_and_runs_eager() -> None:
     module = nn.ReLU()
-    executable = tilewright.compile(module, torch.randn(2, 3), dynamic={"input": {0: "batch"}})
+    executable = tilewright.compile(module, torch.randn(2, 3), dynamic={"input": {0: "batch"}}, wait=True)
 
     def failing(key: Any) -> Any:
         raise InvalidModel("it is too large", "use less")
