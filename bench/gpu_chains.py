@@ -39,7 +39,7 @@ from bench.common import double_precision_outputs, interleaved_seconds, relative
 from bench.fusion import fusing
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from tilewright.hardware import identified_machine
-from tilewright.hardware.calibration import GpuChains, gpu_chains
+from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
 from tilewright.partition import chains, tile_judge
 from tilewright.partition.tile_judge import TileJudge, TileParts
 from tilewright.runtime.executable import Executable
@@ -47,7 +47,6 @@ from tilewright.runtime.gpu import GpuEngine, gpu_engine
 
 GRID = {"work": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.8, 2.2), "turn": (0.0, 250.0, 500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)}
 """Values that are tried for the constants."""
-UNFITTED = GpuChains(1.0, 0.0)
 WAYS = ("separate", "merged")
 
 
@@ -229,14 +228,14 @@ def main() -> None:
     console = Console(width=180)
     random = list(drawn(options.seed, options.random))
     if options.check:
-        for text in all_ahead([*random, *LITERATURE.values()], UNFITTED, options.target):
+        for text in all_ahead([*random, *LITERATURE.values()], UNFITTED_CHAINS, options.target):
             console.print(text)
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
     known = None if options.random else gpu_chains(target)
-    constants, rows = known or UNFITTED, list[dict[str, Any]]()
+    constants, rows = known or UNFITTED_CHAINS, list[dict[str, Any]]()
     for kind, problems in (("random", {f"random {number}": links for number, links in enumerate(random)}), ("literature", dict(LITERATURE))):
         for text in all_ahead(list(problems.values()), constants, target.name):
             console.print(text)

@@ -10,7 +10,7 @@ has measured come from the file of that command instead, in a process that has r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -184,6 +184,10 @@ class GpuChains:
     turn: float
 
 
+UNFITTED_CHAINS = GpuChains(1.0, 0.0)
+"""Of GPUs on which no chains were measured: the schemas' predictions as they are, and nothing between parts."""
+
+
 @dataclass(frozen=True)
 class GpuRecurrence:
     """Constants of `kernels.gpu.recurrence`. barrier_seconds: from the last block's arrival at a barrier of the grid to what follows it;
@@ -336,15 +340,19 @@ def cpu_calibration(machine: Machine) -> CpuCalibration:
 
 def gpu_chains(machine: Machine) -> GpuChains | None:
     """The constants for chains on a GPU, which only its own file can hold (part "chains"); None if they were not measured on it."""
-    values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get("chains")
-    return None if values is None else GpuChains(**values)
+    return _own(GpuChains, "chains", machine)
 
 
 def gpu_recurrence(machine: Machine) -> GpuRecurrence | None:
     """The constants for recurrent layers in one kernel of a GPU, which only its own file can hold (part "recurrent"); None if they were not measured
     on it."""
-    values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get("recurrent")
-    return None if values is None else GpuRecurrence(**values)
+    return _own(GpuRecurrence, "recurrent", machine)
+
+
+def _own(kind: Callable[..., T], part: str, machine: Machine) -> T | None:
+    """A part of the machine's own file, for which no other stands in; None without it."""
+    values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get(part)
+    return None if values is None else kind(**values)
 
 
 @lru_cache(maxsize=64)

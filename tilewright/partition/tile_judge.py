@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tilewright.hardware.calibration import GpuChains, gpu_chains
+from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
@@ -100,7 +100,7 @@ class TileJudge:
     @cached_property
     def constants(self) -> GpuChains:
         """The machine's constants, or, where chains were asked for without any, those of the formulas alone."""
-        return gpu_chains(self.machine) or GpuChains(1.0, 0.0)
+        return gpu_chains(self.machine) or UNFITTED_CHAINS
 
     def best(self, problem: Problem, alone: Sequence[float], before: object = None) -> Tiles | str:
         """The best tiles of a canonical chain, or why there are none that could be faster than its regions alone."""
