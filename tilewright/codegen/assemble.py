@@ -101,7 +101,7 @@ def single(problem: Problem, schedule: object, body: Statement, launch: Launch |
     kernel, arguments = assemble(
         region.kind, body, problem, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor
     )
-    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments, kernel.trips),))
+    return Lowered(region, str(schedule), (kernel,), (Call.of(kernel, arguments),))
 
 
 def _digest(kernel: Kernel) -> str:

@@ -79,6 +79,11 @@ class Call:
     arguments: tuple[str, ...]
     trips: int = 0
 
+    @classmethod
+    def of(cls, kernel: Kernel, arguments: tuple[str, ...]) -> Call:
+        """A call with the trips that the kernel was made for."""
+        return cls(kernel.name, arguments, kernel.trips)
+
 
 @dataclass(frozen=True)
 class Storage:

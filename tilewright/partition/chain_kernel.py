@@ -181,7 +181,7 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     header = f"{described(problem)}\n{said}"
     roles = {name: "tile" for name in emitter.tiles}
     kernel, arguments = assemble("chain", body, problem, written, header=header, roles=roles, growths=growths)
-    call = Call(kernel.name, arguments, kernel.trips)
+    call = Call.of(kernel, arguments)
     return Lowered(chain.problem.region, said, (kernel,), (call,), MappingProxyType(emitter.storage))
 
 

@@ -214,7 +214,7 @@ def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxFacts, schedule: Cpu
     roles = {form.source: "A", packed: f"B in panels of {TILE_CHANNELS}, pairs of steps"}
     header = f"{described(problem)}\n{schedule}"
     kernel, arguments = assemble("amx", body, stored, region.outputs, header=header, roles=roles)
-    return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call(kernel.name, arguments, kernel.trips)), storage)
+    return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call.of(kernel, arguments)), storage)
 
 
 @dataclass(frozen=True)

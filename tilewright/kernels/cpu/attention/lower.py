@@ -62,7 +62,7 @@ def lower_attention(problem: Problem, form: AttentionForm, schedule: CpuAttentio
         header=f"{described(problem)}\n{schedule}",
         roles={**{load.buffer: "queries" for load in loads(form.q)}, form.k.buffer: "keys", form.v.buffer: "values"},
     )
-    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments, kernel.trips),))
+    return Lowered(problem.region, str(schedule), (kernel,), (Call.of(kernel, arguments),))
 
 
 class _Tiles:

@@ -85,7 +85,7 @@ def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSche
     header = f"{described(problem)}\n{schedule}"
     roles = {**{load.buffer: "A" for load in loads(found.a)}, b.buffer: f"B in panels of {schedule.panel}" if b.layout is not None else "B"}
     kernel, arguments = assemble("contraction", body, problem.with_storage(b.storage), problem.region.outputs, header=header, roles=roles)
-    return Lowered(problem.region, str(schedule), (*b.kernels, kernel), (*b.calls, Call(kernel.name, arguments, kernel.trips)), b.storage)
+    return Lowered(problem.region, str(schedule), (*b.kernels, kernel), (*b.calls, Call.of(kernel, arguments)), b.storage)
 
 
 def _tile_axis(nest: Nest, schedule: CpuContractionSchedule) -> Var:

@@ -78,7 +78,7 @@ def lower_few_queries(problem: Problem, form: AttentionForm, schedule: FewQuerie
     roles = {**{load.buffer: "queries" for load in loads(form.q)}, form.k.buffer: "keys", form.v.buffer: "values"}
     header = f"{described(problem)}\n{schedule}"
     made = [assemble("attention", body, problem.with_storage(work), written, header=header, roles=roles) for body, written in bodies]
-    calls = tuple(Call(kernel.name, arguments, kernel.trips) for kernel, arguments in made)
+    calls = tuple(Call.of(kernel, arguments) for kernel, arguments in made)
     return Lowered(problem.region, str(schedule), tuple(kernel for kernel, _ in made), calls, work)
 
 

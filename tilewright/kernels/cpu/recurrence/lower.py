@@ -79,7 +79,7 @@ def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: CpuRecurr
     header = f"{described(problem)}\n{schedule}"
     roles = {entry.value.name: f"weights in panels of {schedule.panel} units" for entry in weights}
     kernel, arguments = assemble("recurrence", body, problem.with_storage(storage), problem.region.outputs, header=header, roles=roles)
-    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments, kernel.trips),), storage)
+    return Lowered(problem.region, str(schedule), (kernel,), (Call.of(kernel, arguments),), storage)
 
 
 def _packed(problem: Problem, product: Product, number: int, schedule: CpuRecurrenceSchedule) -> Storage:

@@ -97,7 +97,7 @@ def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradFacts
     roles = {points: "V", sums: "M", filters: f"U in panels of {schedule.panel}"}
     written = (points, sums, form.output)
     kernel, arguments = assemble("winograd", body, stored, written, header=header, roles=roles)
-    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments, kernel.trips),), storage)
+    return Lowered(problem.region, str(schedule), (kernel,), (Call.of(kernel, arguments),), storage)
 
 
 @dataclass(frozen=True)
