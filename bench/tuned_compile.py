@@ -5,7 +5,8 @@
 A network is `zoo:NAME`, `torchvision:NAME` or `timm:NAME` (random weights); without names the ten of UNSEEN, none of which the zoo defines. Each is
 compiled with `--trials` trials per region, from empty records (and an empty kernel cache where TILEWRIGHT_CACHE names an empty folder), and then with
 none; both results are checked against float64 and timed interleaved, with the L2 cache full of other data. A network that fails is a row with the
-reason. `--resume` leaves out what the result file already has, so that the table can be made in slices of `--seconds`.
+reason; the others name the regions in which the first choice lost most. `--resume` leaves out what the result file already has, so that the table can
+be made in slices of `--seconds`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gc
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,9 @@ from bench import common
 from bench.common import as_list, double_precision_outputs, relative_error
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
 from tilewright.models import resolve
+from tilewright.runtime.loadable import LoadableProgram
+from tilewright.tuning.measurement import Measurement
+from tilewright.tuning.problems import code_of
 from tilewright.tuning.records import Records
 
 UNSEEN = (
@@ -38,6 +43,8 @@ UNSEEN = (
 """Convolutional networks with groups, depthwise and dense connections, a vision transformer and an MLP-Mixer."""
 LARGEST_ERROR = 1e-3
 """Largest error relative to the largest output."""
+LOSSES_KEPT = 12
+"""Regions named in a row."""
 
 
 def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
@@ -52,11 +59,12 @@ def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tens
         start = time.perf_counter()
         tuned = tilewright.compile(module, inputs, trials=trials, records=records)
         tuned_seconds = time.perf_counter() - start
-        with Records(records) as known:
-            measured = len(known)
         start = time.perf_counter()
         planned = tilewright.compile(module, inputs)
         planned_seconds = time.perf_counter() - start
+        with Records(records) as known:
+            measured = len(known)
+            lost = losses(planned.image.program, known)
     times: dict[str, list[float]] = {"planned": [], "tuned": []}
     errors: dict[str, float] = {}
     for how, executable in (("planned", planned), ("tuned", tuned)):
@@ -72,8 +80,27 @@ def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tens
         "compile_seconds": tuned_seconds, "planned_compile_seconds": planned_seconds, "measurements": measured,
         "median_us": {how: 1e6 * seconds for how, seconds in medians.items()},
         "quartiles_us": {how: [1e6 * seconds for seconds in found] for how, found in quartiles.items()}, "relative_error": errors,
-        "gain": medians["planned"] / medians["tuned"] - 1,
+        "gain": medians["planned"] / medians["tuned"] - 1, "lost": lost,
     }  # fmt: skip
+
+
+def losses(planned: LoadableProgram, records: Records) -> list[dict[str, Any]]:
+    """The distinct regions whose planned kernels lose most time against the fastest recorded ones, `seconds` in all calls of the network."""
+    by_code: dict[str, Measurement] = {}
+    by_region: dict[str, Measurement] = {}
+    for entry in records.all():
+        if entry.status == "measured":
+            by_code[entry.code] = entry  # the latest is measured with most replays
+            by_region[entry.region] = min(entry, by_region.get(entry.region, entry), key=lambda entry: entry.seconds)
+    found: list[dict[str, Any]] = []
+    for code, calls in Counter(code_of(lowered) for lowered in planned.regions).items():
+        if (own := by_code.get(code)) is not None:
+            best = by_region[own.region]
+            found.append({
+                "seconds": calls * (own.seconds - best.seconds), "calls": calls, "problem": own.problem,
+                "planned": own.description, "planned_us": 1e6 * own.seconds, "fastest": best.description, "fastest_us": 1e6 * best.seconds,
+            })  # fmt: skip
+    return sorted(found, key=lambda entry: -entry["seconds"])[:LOSSES_KEPT]
 
 
 def attempted(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:

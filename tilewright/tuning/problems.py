@@ -18,6 +18,7 @@ from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.partition.canonical import canonical
+from tilewright.runtime.loadable import LoadableRegion
 from tilewright.tuning import serialisation
 
 
@@ -126,7 +127,7 @@ def generator(machine: Machine, chain: bool = False) -> str:
     return hashlib.sha256(f"{_sources(chain)} {machine.digest}".encode()).hexdigest()[:20]
 
 
-def code_of(lowered: Lowered) -> str:
+def code_of(lowered: Lowered | LoadableRegion) -> str:
     """The name of the code in records: the kernels' names, which are digests of their code, in the order of the calls; a library's operator first, as
     PyTorch's of this version."""
     library = [f"torch_{torch.__version__}_{lowered.library.operator}"] if lowered.library is not None else []
