@@ -8,7 +8,8 @@ Of each problem the first `--top` candidates of every ranking (the analytical mo
 the fastest `--again` and the first ten of every ranking once more, interleaved, and those times count.
 
 A seed whose problems were measured is no longer sealed: the command refuses it, and also a tree with changes. `--resume` continues an interrupted run
-of the same commit; `--unsealed` measures nevertheless, and the result says so.
+of the same commit; `--unsealed` measures nevertheless, and the result says so. With `--complete` models made after the set was drawn (and never
+trained with it) are judged: only what they choose first and the data lack is measured, in turns with the fastest.
 """
 
 from __future__ import annotations
@@ -96,6 +97,20 @@ def measure(trials: Trials, machine: Machine, names: Sequence[str], options: arg
         print(f"{entry.layer['name']}: {entry.count} candidates, {len(entry.failures)} failed, {len(jobs)} measured again", flush=True)
 
 
+def complete(trials: Trials, machine: Machine, options: argparse.Namespace) -> None:
+    """Measures those of the first candidates of every ranking that the data of a problem lack, in turns with the fastest ones."""
+    for entry in dataset.read(options.data):
+        problem, times = dataset.layer_problem(entry.layer), entry.times()
+        ranking, orders = orders_of(problem, machine)
+        known = {*times, *entry.failures}
+        new = dict.fromkeys(text for order in orders.values() for text in texts(ranking, order[:FIRST]) if text not in known)
+        if new:
+            fastest = sorted(times, key=lambda text: (times[text], text))[:FIRST]
+            jobs = [Job(problem, serialisation.schedule_of(text)) for text in (*fastest, *new)]
+            dataset.append(options.data, dataset.from_outcomes(entry.layer, machine.name, trials.remeasure(jobs, options.rounds)))
+            print(f"{entry.layer['name']}: {len(new)} more candidates", flush=True)
+
+
 def judge(path: Path, machine: Machine, classes: dict[str, str]) -> list[Figures]:
     """A row for each problem and ranking."""
     rows: list[Figures] = []
@@ -149,12 +164,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="where measurements go (default bench/data/sealed_TARGET_SEED.jsonl.gz)")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--unsealed", action="store_true")
+    parser.add_argument("--complete", action="store_true", help="only measure the first choices that the data lack")
     parser.add_argument("--name", help="the result file's name in bench/results (default sealed_set_TARGET)")
     options = parser.parse_args()
     options.name = options.name or f"sealed_set_{options.target}"
     options.data = options.data or Path(__file__).parent / "data" / f"sealed_{options.target}_{options.seed}.jsonl.gz"
     reason = why_not(options.name, options.seed, common.git_commit(), options.data, options.resume)
-    if reason is not None and not options.unsealed:
+    if reason is not None and not (options.unsealed or options.complete):
         parser.error(f"{reason}; --unsealed measures nevertheless")
     machine = identified_machine(options.target)
     classes = drawn(options.seed, options.trained, options.classes.split(","), options.each)
@@ -163,7 +179,10 @@ def main() -> None:
     if options.data.exists():
         dataset.without_remains(options.data)
     with Trials(machine) as trials:
-        measure(trials, machine, list(classes), options)
+        if options.complete:
+            complete(trials, machine, options)
+        else:
+            measure(trials, machine, list(classes), options)
     rows = judge(options.data, machine, classes)
     averages = means(rows)
     common.write_results(options.name, settings, [*averages, *rows])

@@ -17,8 +17,10 @@ from tilewright.tuning.sampling import (
     FEW_ROWS,
     JUDGED,
     LEAST_FLOPS,
+    LEAST_MANY,
     MOST_ELEMENTS,
     MOST_FLOPS,
+    MOST_MANY_WORK,
     TRAINING,
     bare,
     evenly,
@@ -107,6 +109,13 @@ def ranking(sizes: tuple[int, ...]) -> Ranking:
     for size in sizes:
         parts.append(part(dict, {"number": np.arange(size)}, generator.uniform(1, 2, size)))
     return ranking_of(*parts)
+
+
+def test_many_images_are_more_than_fifteen() -> None:
+    many = convolutions("many")
+    assert len(many) == 60 and min(one.batch for one in many) >= LEAST_MANY
+    assert {"depthwise" if one.groups == one.channels else "groups" if one.groups > 1 else one.filter for one in many} >= {"depthwise", "groups", (1, 1)}
+    assert max(one.flops for one in many if one.groups == one.channels) <= MOST_MANY_WORK
 
 
 def test_evenly_takes_as_many_of_each_schema() -> None:

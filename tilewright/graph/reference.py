@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
+from tilewright import settings
 from tilewright.errors import IndexOutOfRange
 from tilewright.graph import onnx_call, table
 from tilewright.graph.operator_arguments import checked_call
@@ -20,6 +22,7 @@ from tilewright.ir.guards import guards
 from tilewright.ir.scalar import OPERATIONS
 
 POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memory of temporaries
+MOST_THREADS = 8  # evaluate blocks at once
 
 
 def evaluate(graph: Graph, inputs: Sequence[np.ndarray | torch.Tensor]) -> tuple[np.ndarray, ...]:
@@ -149,9 +152,12 @@ def _run_step(step: Step, environment: Mapping[str, np.ndarray], strict: bool) -
     if not prod(extents):
         return tuple(results)
     rows = max(1, POINTS_AT_ONCE // max(prod(extents[1:]) * prod(reduced), 1)) if extents else 1
-    for start in range(0, extents[0] if extents else 1, rows):
-        window = (start, min(start + rows, extents[0])) if extents else (0, 1)
-        _run_block(step, environment, window, results, strict)
+    windows = [(start, min(start + rows, extents[0])) for start in range(0, extents[0], rows)] if extents else [(0, 1)]
+    if len(windows) == 1:
+        _run_block(step, environment, windows[0], results, strict)
+        return tuple(results)
+    with ThreadPoolExecutor(min(MOST_THREADS, settings.available_cores())) as pool:  # NumPy lets other threads run while it computes
+        list(pool.map(lambda window: _run_block(step, environment, window, results, strict), windows))
     return tuple(results)
 
 

@@ -11,6 +11,7 @@
 | `linear`, `product` | linear layers of 1 to 4,096 rows; batched products of attention |
 | `few` | linear layers of 1 to 128 rows, most of them at most 8, with 8 to 4,096 channels: squeeze and excitation, classifiers |
 | `narrow` | 1x1 convolutions between 8 to 512 channels, half at a batch of up to 64: the expansions and projections of small networks |
+| `many` | batches of 16 to 256: in eight, three depthwise, two with 2 to 64 groups, two 1x1 between 8 to 512 channels, one first layer |
 | `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
 | `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
@@ -40,8 +41,12 @@ FEW_ROWS = 128
 """Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 120_000_000
 """Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
-MOST_WINDOW_WORK = 1.5e8
-"""Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host."""
+MOST_WINDOW_WORK, MOST_MANY_WORK = 1.5e8, 6e8
+"""Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host; the latter in the class `many`."""
+LEAST_MANY = 16
+"""Least batch of the class `many`."""
+SEEDED = 16
+"""Part of every seed: the number of classes when the first data sets were drawn."""
 
 
 def has_small_factors(number: int) -> bool:
@@ -195,6 +200,24 @@ def _narrow(draw: Draw) -> Convolution:
     return Convolution(batch, draw.channels(8, 512), draw.channels(8, 512), draw.size(5, 160), (1, 1), then=draw.follows())
 
 
+def _many(draw: Draw) -> Convolution:
+    form = draw.of("depthwise", "depthwise", "depthwise", "groups", "groups", "narrow", "narrow", "first")
+    batch, size = draw.batch(256), draw.size(7, 160)
+    if form == "depthwise":
+        channels, filter_size = draw.channels(8, 1024), draw.of(3, 3, 5, 5, 7)
+        found = Convolution(batch, channels, channels, size, (filter_size,) * 2, draw.stride(), groups=channels, then=draw.follows())
+    elif form == "groups":
+        groups, each = draw.of(2, 4, 8, 16, 32, 64), draw.of(4, 8, 8, 16, 16, 24, 32, 40, 64)
+        channels, filter_size = groups * each, draw.of(1, 3, 3, 3)
+        found = Convolution(batch, channels, channels, size, (filter_size,) * 2, draw.strided(filter_size), groups=groups, then=draw.follows())
+    elif form == "narrow":
+        found = Convolution(batch, draw.channels(8, 512), draw.channels(8, 512), size, (1, 1), then=draw.follows())
+    else:
+        size, filters = draw.size(16, 144), draw.of((3, 3), (7, 7))
+        found = Convolution(batch, 3, draw.channels(16, 64), size, filters, draw.of(1, 2, 2), then=draw.of("bias", "relu", "silu"))
+    return found if batch >= LEAST_MANY else _many(draw)
+
+
 def _product(draw: Draw) -> Product:
     rows, reduced = draw.of(draw.between(16, 1024), draw.of(49, 64, 77, 96, 128, 197, 256, 384, 512)), draw.of(16, 24, 32, 48, 64, 64, 80, 96, 128)
     columns = rows if draw.one_in(2) else draw.between(16, 1024)
@@ -223,38 +246,39 @@ def _elementwise(draw: Draw) -> Elementwise:
 CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
-    "few": _few, "narrow": _narrow, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
+    "few": _few, "narrow": _narrow, "many": _many, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
 })  # fmt: skip
 TRAINING = (
     "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "few", "groups", "large", "narrow", "batch", "1x1", "forms", "3x3",
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
-    "elementwise", "narrow",
+    "elementwise", "narrow", "many",
 )  # fmt: skip
 """Classes of training problems, drawn in turn."""
 
 
 def random_workloads(seed: int, classes: Sequence[str] = TRAINING, without: Collection[Workload] = JUDGED) -> Iterator[Workload]:
     """Infinitely many different workloads of the classes in turn, determined by the seed and the classes; none has the sizes of one of `without`."""
-    draw = Draw([seed, len(CLASSES)])
+    draw = Draw([seed, SEEDED])
     seen = {bare(workload) for workload in without}
     for name in itertools.cycle(classes):
         workload = CLASSES[name](draw)
-        while not measurable(workload) or bare(workload) in seen:
+        most = MOST_MANY_WORK if name == "many" else MOST_WINDOW_WORK
+        while not measurable(workload, most) or bare(workload) in seen:
             workload = CLASSES[name](draw)
         seen.add(bare(workload))
         yield workload
 
 
-def measurable(workload: Workload) -> bool:
+def measurable(workload: Workload, most_window_work: float = MOST_WINDOW_WORK) -> bool:
     """Whether work and sizes are within bounds."""
     if workload.elements > MOST_ELEMENTS:
         return False
     if isinstance(workload, Linear) and workload.rows <= FEW_ROWS:
         return workload.flops <= MOST_FLOPS
     if isinstance(workload, Pool | GlobalMean | Rows | Elementwise):
-        return workload.elements >= LEAST_ELEMENTS and workload.flops <= MOST_WINDOW_WORK
+        return workload.elements >= LEAST_ELEMENTS and workload.flops <= most_window_work
     if isinstance(workload, Convolution) and workload.groups == workload.channels > 1:
-        return LEAST_ELEMENTS <= workload.elements and workload.flops <= MOST_WINDOW_WORK
+        return LEAST_ELEMENTS <= workload.elements and workload.flops <= most_window_work
     return LEAST_FLOPS <= workload.flops <= MOST_FLOPS
 
 
