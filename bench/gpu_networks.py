@@ -2,6 +2,7 @@
 
     python -m bench.gpu_networks resnet18 resnet50 --against eager,eager_cl,inductor
     python -m bench.gpu_networks mobilenet_v2 --against none,chains,vendor,eager_cl --batch 64      what is fused (`bench.fusion`)
+    python -m bench.gpu_networks mobilenet_v2 --against tuned_apart,tuned         chains where trials measured them to be faster
 
 Every contender computes in float32 (TF32 off, cuDNN in benchmark mode), is checked against PyTorch in float64 before it is timed, and is left out
 with the reason if it fails or is wrong. Before each timed call a buffer larger than the L2 cache is overwritten, so that weights and inputs come from
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,8 @@ from bench.fusion import WAYS, fusing
 from tilewright import zoo
 
 FLUSHED_BYTES = 256 << 20
+TRIALS = 8
+"""Candidates of each region and chain that the contenders `tuned` and `tuned_apart` measure."""
 
 
 def captured(module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Run:
@@ -83,10 +87,20 @@ def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
         return ours(module, inputs)
 
 
+def tuned(way: str | None, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """Our own kernels with `TRIALS` trials, recorded in the user's file: with the chains that were measured to be faster, or where only so much is
+    fused."""
+    with fusing(way) if way is not None else nullcontext():
+        executable = tilewright.compile(module, inputs, unsupported="error", trials=TRIALS)
+    return executable
+
+
 CONTENDERS = {
     OURS: Contender(OURS, ours),
     "none": Contender("none", partial(fused, "none")),
     "chains": Contender("chains", partial(fused, "chains")),
+    "tuned": Contender("tuned", partial(tuned, None)),
+    "tuned_apart": Contender("tuned_apart", partial(tuned, "registers")),
     VENDOR: with_libraries(),
     "eager": Contender("eager", eager),
     "eager_cl": Contender("eager_cl", eager_channels_last),

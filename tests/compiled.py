@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tilewright
+from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.packing import unpack
@@ -123,9 +123,14 @@ def poison(executable: Executable) -> None:
 @contextmanager
 def without_chains() -> Iterator[None]:
     """Compilation and tuning plan every region on its own, so that what tests expect of single regions does not depend on predictions."""
+
+
+    def separate(*given: Any, **named: Any) -> Program:
+        return plan_program(*given, **{**named, "chains": False})
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("tilewright.compile", "tilewright.tuning.tuning"):
-            patch.setattr(import_module(name), "plan_program", partial(plan_program, chains=False))
+            patch.setattr(import_module(name), "plan_program", separate)
         yield
 
 

@@ -10,67 +10,109 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.stand_ins import stand_ins
 from tests.test_chains import chain_problem, conv, graph_of, inverted
 from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import lower, parts_of
+from tilewright.partition.chains import parts_of
+from tilewright.partition.judges import lower, ways_of
 from tilewright.partition.plan import plan_program
+from tilewright.partition.tile_kernel import TileSchedule
 from tilewright.selection.choice import choose
 from tilewright.tuning import serialisation
-from tilewright.tuning.measurement import measurement_of
+from tilewright.tuning.measurement import Measurement, measurement_of
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.trials import TUNING_MODE, Job, Outcome, Timing
-from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, recorded_chains, strips_of
+from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, recorded_chains, tune
 
-NATIVE = machine("native")
+NATIVE, H200 = machine("native"), machine("h200")
 MODULE = nn.Sequential(conv(16, 48), conv(48, 48, 3, 1, 1, 48), conv(48, 16))
 INPUT = torch.randn(1, 16, 20, 20)
 
 
-def outcome(problem: Problem, schedule: object, seconds: float) -> Outcome:
-    lowered = lower(problem, schedule, NATIVE)
+def outcome(problem: Problem, schedule: object, seconds: float, here: Machine) -> Outcome:
+    lowered = lower(problem, schedule, here)
     code = "+".join(dict.fromkeys(call.kernel for call in lowered.calls))
     return Outcome(Job(problem, schedule), "measured", "", Timing(seconds, seconds, seconds, 9), TUNING_MODE, code, lowered.schedule)
 
 
-def planned(records: Records) -> Program:
-    return plan_program(graph_of(MODULE, INPUT), NATIVE, 1, from_records(records), recorded=recorded_chains(records))
+def planned(records: Records, here: Machine) -> Program:
+    return plan_program(graph_of(MODULE, INPUT), here, 1, from_records(records), recorded=recorded_chains(records))
 
 
-def recorded(records: Records, ratio: float) -> None:
-    """Records a microsecond for each region, and for each chain `ratio` of what its regions take."""
-    for problem in distinct_problems(graph_of(MODULE, INPUT), NATIVE, 1):
+def recorded(records: Records, ratio: float, here: Machine, regions: bool = True) -> None:
+    """Records a microsecond for each region, and for each chain `ratio` of what its regions take, with the second best schedule that can be lowered."""
+    for problem in distinct_problems(graph_of(MODULE, INPUT), here, 1):
         if problem.region.kind == "chain":
-            found = outcome(problem, strips_of(problem, NATIVE, 1)[0].schedule, ratio * 1e-6 * len(problem.region.stages))
+            found = outcome(problem, ways_of(problem, here, 1)[1].schedule, ratio * 1e-6 * len(problem.region.stages), here)
         else:
-            found = outcome(problem, choose(problem, NATIVE, 1).schedule, 1e-6)
-        records.add([measurement_of(found, NATIVE, recorded_as(NATIVE, 1))])
+            found = outcome(problem, choose(problem, here, 1).schedule, 1e-6, here)
+        if regions or problem.region.kind == "chain":
+            records.add([measurement_of(found, here, recorded_as(here, 1))])
 
 
+@pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
 @pytest.mark.parametrize(("ratio", "chains"), [(0.5, 1), (2.0, 0)])
-def test_what_was_measured_decides(ratio: float, chains: int, tmp_path: Path) -> None:
+def test_what_was_measured_decides(ratio: float, chains: int, here: Machine, tmp_path: Path) -> None:
     with Records(tmp_path / "records.sqlite") as records:
-        recorded(records, ratio)
-        program = planned(records)
+        recorded(records, ratio, here)
+        program = planned(records, here)
     assert sum(lowered.region.kind == "chain" for lowered in program.regions) == chains
     decided = [decision for decision in program.search if "measured" in decision.text]
     assert decided and any(decision.taken for decision in decided) == bool(chains)
     for lowered in program.regions:
         if lowered.region.kind == "chain":
             assert lowered.measured_seconds == pytest.approx(ratio * 1e-6 * len(lowered.region.stages))
+            (apart,) = lowered.comparison.others
+            assert apart.measured_seconds == pytest.approx(1e-6 * len(lowered.region.stages))
+            entries = [entry for entry in records_of(tmp_path) if entry.kind == "chain"]
+            assert lowered.schedule in {entry.description for entry in entries}  # not the one predicted fastest
 
 
-def test_a_chain_whose_regions_were_not_all_measured_is_predicted(tmp_path: Path) -> None:
+def records_of(folder: Path) -> list[Measurement]:
+    with Records(folder / "records.sqlite", write=False) as records:
+        return list(records.all())
+
+
+@pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
+def test_a_chain_whose_regions_were_not_all_measured_is_predicted(here: Machine, tmp_path: Path) -> None:
+    """On a GPU it is not taken, as no prediction decides there."""
     with Records(tmp_path / "records.sqlite") as records:
-        for problem in distinct_problems(graph_of(MODULE, INPUT), NATIVE, 1):
-            if problem.region.kind == "chain":
-                found = outcome(problem, strips_of(problem, NATIVE, 1)[0].schedule, 1.0)
-                records.add([measurement_of(found, NATIVE, recorded_as(NATIVE, 1))])
-        assert not any("measured" in decision.text for decision in planned(records).search)
+        recorded(records, 0.5, here, regions=False)
+        program = planned(records, here)
+    assert not any("measured" in decision.text for decision in program.search)
+    assert not here.is_gpu or not program.search
+
+
+def test_each_partition_of_a_path_on_a_gpu_is_a_candidate() -> None:
+    """Chains that are predicted to gain or to lose little, and all of their regions apart; failures to lower are outcomes of trials."""
+    problems = {key_of(problem): problem for problem in distinct_problems(graph_of(MODULE, INPUT), H200, 1)}
+    chains = [problem for problem in problems.values() if problem.region.kind == "chain"]
+    assert {len(chain.region.stages) for chain in chains} == {2, 3}
+    for chain in chains:
+        assert {key_of(part) for part in parts_of(chain)} <= problems.keys()
+        schedules = [way.schedule for way in ways_of(chain, H200, 1)]
+        assert len(schedules) > 1 and len(set(schedules)) == len(schedules)
+        assert [serialisation.schedule_of(serialisation.schedule_text(schedule)) for schedule in schedules] == schedules
+        serialisation.check_schedule_text(serialisation.schedule_text(schedules[0]))
+
+
+def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
+    """Processes that stand in for a GPU's lower all candidates; a plan takes the chain whose recorded time is less than those of its regions."""
+    graph = graph_of(MODULE, INPUT)
+    problems = distinct_problems(graph, H200, 1)
+    with Records(tmp_path / "records.sqlite") as records:
+        tuned = tune(problems, H200, 2, records, start=stand_ins)
+        assert tuned.failed == 0 and tuned.measured > len(problems)
+        program = planned(records, H200)
+        best = {key_of(problem): records.standing(key_of(problem), "h200")[0].seconds for problem in problems}
+    gains = [sum(best[key_of(part)] for part in parts_of(problem)) - best[key_of(problem)] for problem in problems if problem.region.kind == "chain"]
+    assert max(gains) > 0 and any(lowered.region.kind == "chain" for lowered in program.regions)
 
 
 def test_chains_are_measured_and_right(tmp_path: Path) -> None:
@@ -105,18 +147,23 @@ def test_problems_of_a_chain_are_those_of_its_regions() -> None:
         assert key_of(replace(problem, region=replace(problem.region, stages=(other,)))) != key_of(problem)
         decoded = serialisation.decode(serialisation.encode(problem))
         assert key_of(decoded) == key_of(problem)
-        schedule = strips_of(problem, NATIVE, 1)[0].schedule
+        schedule = ways_of(problem, NATIVE, 1)[0].schedule
         assert serialisation.schedule_of(serialisation.schedule_text(schedule)) == schedule
         assert [kernel.name for kernel in lower(decoded, schedule, NATIVE).kernels] == [
             kernel.name for kernel in lower(problem, schedule, NATIVE).kernels
         ]
 
 
-@pytest.mark.parametrize("schedule", [StripSchedule(3, 1, 9), StripSchedule(1 << 30, 1, 2), StripSchedule(0, 1, 2)])
-def test_recorded_strips_that_are_no_candidates_are_not_lowered(schedule: StripSchedule) -> None:
+STRIPS = [StripSchedule(3, 1, 9), StripSchedule(1 << 30, 1, 2), StripSchedule(0, 1, 2)]
+TILES = [TileSchedule((3, 4), 64, 1), TileSchedule((3, 4, 11), 64, 1), TileSchedule((16, 3, 11), 63, 1), TileSchedule((16, 3, 11), 64, 1 << 30)]
+
+
+@pytest.mark.parametrize("schedule", [*STRIPS, *TILES, TileSchedule((16, 0, 11), 64, 1), TileSchedule((16, 3, 11), 0, 0)])
+def test_recorded_schedules_that_are_no_candidates_are_not_lowered(schedule: object) -> None:
     problem = chain_problem(inverted(16, 32), torch.randn(1, 16, 9, 11))
-    with pytest.raises(Unsuitable):
-        lower(problem, schedule, NATIVE)
+    for here in (NATIVE, H200):
+        with pytest.raises(Unsuitable):
+            lower(problem, schedule, here)
 
 
 def test_reference_of_a_chain() -> None:

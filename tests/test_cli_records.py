@@ -18,11 +18,12 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import host_gpu, machine
 from tilewright.kernels.schema import USUAL
+from tilewright.partition.judges import ways_of
 from tilewright.runtime.plan_text import plan_text
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.records import Records
-from tilewright.tuning.tuning import distinct_problems, expectations, recorded_as, strips_of
+from tilewright.tuning.tuning import distinct_problems, expectations, recorded_as
 
 LAYERS = '[{"name": "first", "outputs": 32, "channels": 16, "height": 9, "width": 9, "filter": 3}]'
 NATIVE = "native 0123456789ab with 4 threads"
@@ -120,7 +121,7 @@ def test_strips_of_chains_are_candidates_in_the_table(tmp_path: Path) -> None:
     graph, _ = simplify(read(module, (torch.randn(1, 32, 56, 56),)).graph)
     here = machine("x86-avx512")
     chain = next(problem for problem in distinct_problems(graph, here, 1) if problem.region.kind == "chain")
-    first, second = strips_of(chain, here, 1)[:2]
+    first, second = ways_of(chain, here, 1)[:2]
     texts = [serialisation.schedule_text(strips.schedule) for strips in (first, second)]
     entries = [
         replace(measurement(seconds=seconds), region=key_of(chain), kind="chain", machine=recorded_as(here, 1), schedule=text, description=name)

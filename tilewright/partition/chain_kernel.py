@@ -49,6 +49,10 @@ class StripSchedule:
     def __str__(self) -> str:
         return f"strips of {self.rows} rows, {self.workers} at a time"
 
+    @property
+    def described(self) -> str:
+        return f"in strips of {self.rows} rows"
+
 
 @dataclass(frozen=True)
 class Frame:

@@ -27,7 +27,7 @@ from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.ir.space import Candidate, Comparison
 from tilewright.kernels import registry
 from tilewright.kernels.cpu.rates import reread_bandwidth
-from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, lower_chain, strip
 from tilewright.partition.layouts import LaidOut
@@ -86,25 +86,28 @@ class Strips:
     seconds: float
     parts: Parts
 
+
+class ChainSchedule(Protocol):
+    """How a chain is cut (`chain_kernel.StripSchedule`, `tile_kernel.TileSchedule`)."""
+
     @property
-    def described(self) -> str:
-        return f"in strips of {self.schedule.rows} rows"
+    def described(self) -> str: ...
 
 
 class Way(Protocol):
     """How a chain is computed (`Strips`, `tile_judge.Tiles`), with the predicted seconds."""
 
     @property
-    def seconds(self) -> float: ...
+    def schedule(self) -> ChainSchedule: ...
     @property
-    def described(self) -> str: ...
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What trials found: the fastest strips of a chain with their seconds, and those of its regions apart."""
+    """What trials found: the fastest schedule of a chain with its seconds, and those of its regions apart."""
 
-    schedule: StripSchedule
+    schedule: ChainSchedule
     seconds: float
     apart: float
 
@@ -131,22 +134,32 @@ class Merge:
     def __str__(self) -> str:
         if self.way is None:
             return f"{' -> '.join(self.results)} cannot be one kernel: {self.reason}"
-        said = f"predicted {seconds_text(self.way.seconds)} {self.way.described}, {seconds_text(self.apart)} apart"
+        said = f"predicted {seconds_text(self.way.seconds)} {self.way.schedule.described}, {seconds_text(self.apart)} apart"
         said += ", with a library's kernel as measured" if self.by_library else ""
         if self.measured is not None:
             found = self.measured
-            said += f"; measured {seconds_text(found.seconds)} in strips of {found.schedule.rows} rows, {seconds_text(found.apart)} apart"
+            said += f"; measured {seconds_text(found.seconds)} {found.schedule.described}, {seconds_text(found.apart)} apart"
         return f"{' -> '.join(self.results)} {said}"
 
     @property
-    def schedule(self) -> object:
-        """The schedule of strips, measured or predicted; None for tiles, which no other size shares."""
-        return self.measured.schedule if self.measured is not None else self.way.schedule if isinstance(self.way, Strips) else None
+    def schedule(self) -> ChainSchedule:
+        """The schedule, measured or predicted."""
+        found = self.measured or self.way
+        assert found is not None
+        return found.schedule
 
     @property
     def saved(self) -> float:
         """Seconds that one kernel saves, measured or predicted; negative where it is slower."""
         return 0.0 if self.way is None else (self.measured or self).apart - (self.measured or self.way).seconds
+
+    def with_times(self, lowered: Lowered, schema: str) -> Lowered:
+        """The kernel of the chain with its predicted and measured seconds, and those of its regions apart. `schema` names the way."""
+        assert self.way is not None
+        found = self.measured
+        apart = Candidate("apart", f"{len(self.results)} kernels", self.apart, measured_seconds=found.apart if found is not None else None)
+        seconds = found.seconds if found is not None else None
+        return replace(lowered, predicted_seconds=self.way.seconds, measured_seconds=seconds, comparison=Comparison(schema, (apart,)))
 
     @property
     def gain(self) -> float:
@@ -215,16 +228,10 @@ class Judge:
         """The kernel of a canonical chain, or why it cannot be lowered."""
         key = key_of(problem)
         if key not in self.kernels:
-            assert isinstance(merge.way, Strips)
+            schedule = merge.schedule
+            assert isinstance(schedule, StripSchedule)
             try:
-                kernel, found = self.lower(problem, (merge.measured or merge.way).schedule), merge.measured
-                apart = Candidate("apart", f"{len(merge.results)} kernels", merge.apart, measured_seconds=found.apart if found is not None else None)
-                self.kernels[key] = replace(
-                    kernel,
-                    predicted_seconds=merge.way.seconds,
-                    measured_seconds=found.seconds if found is not None else None,
-                    comparison=Comparison("strips", (apart,)),
-                )
+                self.kernels[key] = merge.with_times(self.lower(problem, schedule), "strips")
             except Unsuitable as reason:
                 self.kernels[key] = str(reason)
         return self.kernels[key]
@@ -408,26 +415,22 @@ def parts_of(problem: Problem) -> list[Problem]:
     return [canonical(Problem(stage, problem.layouts, problem.values, problem.constants)).problem for stage in problem.region.stages]
 
 
-def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
-    """Kernels, calls and extra storage of a canonical region or chain; see `kernels.registry.lower`.
-
-    Raises:
-        Unsuitable: if the schedule does not fit the problem.
-    """
-    if problem.region.kind == "chain" and isinstance(schedule, StripSchedule):
-        return Judge(machine, schedule.workers, USUAL).lower(problem, schedule)
-    return registry.lower(problem, schedule, machine)
-
-
 def with_chains(
-    graph: Graph, laid_out: LaidOut, predict: Predict, judge: Judging, measured: FindMeasured, library: Library, memory: Memory
+    graph: Graph,
+    laid_out: LaidOut,
+    predict: Predict,
+    judge: Judging,
+    measured: FindMeasured,
+    library: Library,
+    memory: Memory,
+    only_measured: bool = False,
 ) -> tuple[LaidOut, tuple[Merge, ...]]:
     """The regions with chains where these were measured to be faster, or are predicted so if records lack them, and what was considered. The chains
-    that the memory has of another size are kept if they are predicted nearly as fast (`KEPT`)."""
+    that the memory has of another size are kept if they are predicted nearly as fast (`KEPT`). `only_measured`: no prediction decides."""
     considered: list[Merge] = []
     taken: dict[str, tuple[Region, ...]] = {}
     for path in paths(graph, laid_out):
-        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered, memory)
+        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered, memory, only_measured)
         taken |= {segment[-1].name: segment for segment in chosen if len(segment) > 1}
     dropped = {region.name for segment in taken.values() for region in segment}
     regions = []
@@ -452,6 +455,7 @@ def _partitioned(
     library: Library,
     considered: list[Merge],
     memory: Memory,
+    only_measured: bool,
 ) -> list[tuple[Region, ...]]:
     """The fastest partition of a path into segments. A segment whose kernel turns out to be impossible is refused, and the others decided again."""
     alone = [predict(region, True) for region in path]
@@ -463,6 +467,8 @@ def _partitioned(
         for begin in range(max(0, end - LONGEST), end - 1):
             segment = path[begin:end]
             problem = canonical(Problem(joined(segment), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
+            if only_measured and measured(problem) is None:
+                continue
             results, apart = tuple(region.outputs[0] for region in segment), sum(alone[begin:end])
             judged = partial(judge.best, problem, summed[begin:end], memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)
@@ -497,7 +503,7 @@ def _fastest(count: int, merges: Mapping[tuple[int, int], Merge]) -> list[tuple[
     for end in range(1, count + 1):
         ways = [(best[end - 1][0], end - 1)]
         for begin in range(max(0, end - LONGEST), end - 1):
-            if gain := merges[begin, end].gain:
+            if (begin, end) in merges and (gain := merges[begin, end].gain):
                 ways.append((best[begin][0] + gain, begin))
         best.append(max(ways))
     places: list[tuple[int, int]] = []

@@ -23,10 +23,10 @@ from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
-from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import KEPT, Judge, Measured, Memory, Merge, parts_of, with_chains
+from tilewright.partition.chains import KEPT, ChainSchedule, Judge, Measured, Memory, Merge, parts_of, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
+from tilewright.partition.judges import judge_of
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.recurrence import whole_body
@@ -41,8 +41,8 @@ from tilewright.stages import Stages
 
 Chooser = Callable[[Problem, Machine, int], Choice]
 """Decides the schedule of a canonical problem for a machine and, on a CPU, a number of threads: `selection.choice.choose`, or records before it."""
-Recorded = Callable[[Problem, Machine, int], tuple[StripSchedule, float] | None]
-"""The fastest strips of a canonical chain that were measured, and their seconds; None if there are none."""
+Recorded = Callable[[Problem, Machine, int], tuple[ChainSchedule, float] | None]
+"""The fastest schedule of a canonical chain that was measured, and its seconds; None if there is none."""
 
 NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
@@ -102,9 +102,7 @@ class _Context:
     @cached_property
     def judge(self) -> Judge | TileJudge:
         """Predicts chains."""
-        if self.machine.is_gpu:
-            return TileJudge(self.machine, self.numerics, self.stages.ranked)
-        return Judge(self.machine, self.threads, self.numerics, self.stages.ranked, self.memory)
+        return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked, self.memory)
 
 
 def plan_program(
@@ -116,7 +114,7 @@ def plan_program(
     numerics: Numerics = USUAL,
     models: Chooser | None = None,
     chains: bool | None = None,
-    recorded: Recorded = lambda problem, machine, threads: None,
+    recorded: Recorded | None = None,
     stages: Stages | None = None,
     persistent: bool | None = None,
     updates: Sequence[tuple[int, int]] = (),
@@ -126,10 +124,10 @@ def plan_program(
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
     where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
-    `chains`: whether successive regions may become one kernel (`partition.chains`); by default on CPUs alone, since
-    networks were slower with those chosen for an H200 (docs/models.md). `recorded`: what was measured of those on CPUs, which decides about them if
-    their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by
-    default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
+    `chains`: whether successive regions may become one kernel (`partition.chains`); by default on a GPU only those that were measured, since
+    networks were slower with those predicted faster for an H200 (docs/models.md). `recorded`: what was measured of chains, which decides about them
+    if their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel;
+    by default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
     outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans
     for other sizes, whose schedules and chains are kept where they are predicted nearly as fast as the best; this plan is added.
 
@@ -157,11 +155,10 @@ def plan_program(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory
         )
         search = tuple(merged.decisions.values())
-        if chains is None:
-            chains = not machine.is_gpu
-        if chains:
+        only_measured = chains is None and machine.is_gpu
+        if chains is not False and (recorded is not None or not only_measured):
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
-            chained = partial(_chained, laid_out, context, predictions, recorded)
+            chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
             search += tuple(MergeDecision(merge.results, merge.taken, str(merge)) for merge in considered)
     lowered: list[Lowered] = []
@@ -203,14 +200,16 @@ def _merged(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
     return merge_siblings(graph, predict)
 
 
-def _chained(laid_out: LaidOut, context: _Context, predictions: _Predictions, recorded: Recorded) -> tuple[LaidOut, tuple[Merge, ...]]:
-    """The regions with chains where these are predicted faster, and what was considered; the context's judge then knows their strips."""
+def _chained(
+    laid_out: LaidOut, context: _Context, predictions: _Predictions, recorded: Recorded | None, only_measured: bool
+) -> tuple[LaidOut, tuple[Merge, ...]]:
+    """The regions with chains where these are faster, and what was considered; the context's judge then knows their strips or tiles."""
 
     def predict(region: Region, winograd: bool) -> float:
         return predictions.seconds(region, context, winograd)
 
     def measured(problem: Problem) -> Measured | None:
-        found = None if context.machine.is_gpu else recorded(problem, context.machine, context.threads)
+        found = recorded(problem, context.machine, context.threads) if recorded is not None else None
         if found is None:
             return None
         parts = [context.choose(part, context.machine, context.threads).measured_seconds for part in parts_of(problem)]
@@ -223,7 +222,7 @@ def _chained(laid_out: LaidOut, context: _Context, predictions: _Predictions, re
         choice = context.choose(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
-    return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory)
+    return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured)
 
 
 def _laid_out(

@@ -29,9 +29,9 @@ from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
-from tilewright.partition.chains import Merge, cuts_of, dims_of
+from tilewright.partition.chains import MEASURED_LOSS, Merge, cuts_of, dims_of
 from tilewright.partition.strips import Cut
-from tilewright.partition.tile_kernel import lower_tiles
+from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling
 from tilewright.selection.choice import rank
@@ -69,19 +69,11 @@ class TileParts:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a chain is computed: tiles of `sizes` rows along the dimensions `dims` of its result, by `threads` threads each, with the choices for its
-    regions' parts; the predicted seconds, and how they are composed."""
+    """How a chain is cut, the predicted seconds, and how they are composed."""
 
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    threads: int
-    choices: tuple[Choice, ...]
+    schedule: TileSchedule
     seconds: float
     parts: TileParts
-
-    @property
-    def described(self) -> str:
-        return f"in tiles of {' x '.join(map(str, self.sizes))}"
 
 
 @dataclass
@@ -103,8 +95,8 @@ class TileJudge:
         return gpu_chains(self.machine) or UNFITTED_CHAINS
 
     def best(self, problem: Problem, alone: Sequence[float], before: object = None) -> Tiles | str:
-        """The best tiles of a canonical chain, or why there are none that could be faster than its regions alone."""
-        found = self._known(problem, sum(alone))
+        """The best tiles of a canonical chain, or why there are none that could be about as fast as its regions alone."""
+        found = self._known(problem, (1 + MEASURED_LOSS) * sum(alone))
         return found if isinstance(found, str) else found[0]
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Tiles] | str:
@@ -121,26 +113,43 @@ class TileJudge:
         return self.tiles[key]
 
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:
-        """The kernel of a canonical chain with the best tiles, or with the next best if these turn out to be impossible; or why there is none."""
+        """The kernel of a canonical chain with the tiles that were measured fastest, or else with those predicted best, or with the next best if
+        these turn out to be impossible; or why there is none."""
         key = key_of(problem)
         if key not in self.kernels:
             ranked = self.tiles[key]
-            assert merge.way is not None and not isinstance(ranked, str)
+            assert not isinstance(ranked, str)
+            ways = [merge] if merge.measured is not None else [replace(merge, way=way) for way in ranked[:LOWERED]]
             refusals: list[str] = []
-            for each in ranked[:LOWERED]:
+            for way in ways:
+                schedule = way.schedule
+                assert isinstance(schedule, TileSchedule)
                 try:
-                    self.kernels[key] = replace(self.lower(problem, each), predicted_seconds=each.seconds)
+                    self.kernels[key] = way.with_times(self.lower(problem, schedule), "tiles")
                     return self.kernels[key]
                 except Unsuitable as reason:
                     refusals.append(str(reason))
             self.kernels[key] = "; ".join(dict.fromkeys(refusals))
         return self.kernels[key]
 
-    def lower(self, problem: Problem, tiles: Tiles) -> Lowered:
-        """The kernel of a canonical chain. Raises Unsuitable like `lower_tiles`."""
-        tiling = Tiling(problem, cuts_of(problem, tiles.dims), tiles.sizes)
-        parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(tiles.choices)]
-        return lower_tiles(tiling, parts, tiles.threads, self.machine)
+    def lower(self, problem: Problem, schedule: TileSchedule) -> Lowered:
+        """The kernel of a canonical chain.
+
+        Raises:
+            Unsuitable: like `lower_tiles`, and if it cannot be cut so, or no schedules of its regions are possible.
+        """
+        _, cuts = cut_along(problem)
+        extents = _extents(problem, cuts)
+        if len(extents) != len(schedule.sizes) or any(size < 1 or extent % size for extent, size in zip(extents, schedule.sizes, strict=True)):
+            raise Unsuitable(f"tiles of {schedule.sizes} do not divide the {extents} rows of its result")
+        if schedule.threads not in THREADS or schedule.resident not in SHARES:
+            raise Unsuitable(f"no tiles have {schedule.threads} threads, {schedule.resident} blocks at a time")
+        tiling = Tiling(problem, cuts, schedule.sizes)
+        choices = self._choices(tiling, schedule.threads, schedule.resident)
+        if choices is None:
+            raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
+        parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
+        return lower_tiles(tiling, parts, schedule, self.machine)
 
     def predicted(self, problem: Problem, limit: float = inf) -> list[Tiles]:
         """Tiles of a canonical chain by predicted time, without those of which parts alone take longer than `limit` seconds.
@@ -148,13 +157,13 @@ class TileJudge:
         Raises:
             Unsuitable: if it cannot be cut, nothing fits into shared memory, or nothing is left.
         """
-        dims, cuts = cut_along(problem)
+        _, cuts = cut_along(problem)
         found: list[Tiles] = []
         refusals = ["no tile with schedules of one block size fits into shared memory"]
         for tiling, least in self.tilings(problem, cuts):
             try:
                 if least < limit:
-                    found += self._ranked(tiling, dims, limit)
+                    found += self._ranked(tiling, limit)
             except Unsuitable as reason:  # such as a part that is no sum of products any more
                 refusals.append(str(reason))
             else:
@@ -165,40 +174,38 @@ class TileJudge:
 
     def tilings(self, problem: Problem, cuts: tuple[Cut, ...]) -> list[tuple[Tiling, float]]:
         """The tiles with the least work that fit into shared memory, each with the seconds that it takes at least."""
-        (output,) = problem.region.outputs
-        axes = []
-        for axis, _ in enumerate(cuts[-1].axes):
-            rows = cuts[-1].span(output, axis)
-            assert rows is not None
-            extent = problem.values[output].shape[rows.dim]
-            axes.append([size for size in dict.fromkeys((*SIZES, extent)) if size <= extent and extent % size == 0])
+        axes = [[size for size in dict.fromkeys((*SIZES, extent)) if extent % size == 0] for extent in _extents(problem, cuts)]
         work = tile_work(problem, cuts, axes, self.machine)
         fit = np.flatnonzero(work.shared_bytes < self.machine.shared_bytes_per_block)
         _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
         chosen = fit[first[:RANKED]]
         return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row]))), float(work.least[row])) for row in chosen]
 
-    def _ranked(self, tiling: Tiling, dims: tuple[int, ...], limit: float) -> list[Tiles]:
+    def _ranked(self, tiling: Tiling, limit: float) -> list[Tiles]:
         """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds."""
         found = []
         for share in SHARES:
             if share > 1 and tiling.blocks <= (share - 1) * self.machine.processors:
                 break
-            rankings, seconds = dict[int, Ranking](), 0.0
+            least = list[float]()
             for number in sorted(range(len(tiling.cuts)), key=lambda number: -tiling.cuts[number].region.flops()):
-                rankings[number] = self._ranking(tiling, number, share)
-                seconds += float(rankings[number].seconds.min(initial=inf))
-                if self._parts(tiling, [seconds], share).seconds(self.constants, self.machine.clock_hz) > limit:
+                least.append(float(self._ranking(tiling, number, share).seconds.min(initial=inf)))
+                if self._parts(tiling, [sum(least)], share).seconds(self.constants, self.machine.clock_hz) > limit:
                     break
-            if len(rankings) < len(tiling.cuts):
+            if len(least) < len(tiling.cuts):
                 continue
             for threads in THREADS:
-                choices = [self._choice(rankings[number], threads, share, tiling.shared_bytes) for number in range(len(tiling.cuts))]
-                known = [choice for choice in choices if choice is not None]
-                if len(known) == len(choices):
-                    parts = self._parts(tiling, [choice.seconds for choice in known], share)
-                    found.append(Tiles(dims, tiling.sizes, threads, tuple(known), parts.seconds(self.constants, self.machine.clock_hz), parts))
+                if (choices := self._choices(tiling, threads, share)) is not None:
+                    parts = self._parts(tiling, [choice.seconds for choice in choices], share)
+                    seconds = parts.seconds(self.constants, self.machine.clock_hz)
+                    found.append(Tiles(TileSchedule(tiling.sizes, threads, share), seconds, parts))
         return found
+
+    def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:
+        """The choice for each region's part with that many threads per block; None if a region has none."""
+        found = [self._choice(self._ranking(tiling, number, share), threads, share, tiling.shared_bytes) for number in range(len(tiling.cuts))]
+        known = [choice for choice in found if choice is not None]
+        return known if len(known) == len(found) else None
 
     def _parts(self, tiling: Tiling, seconds: Sequence[float], share: int) -> TileParts:
         rounds = -(-tiling.blocks // (self.machine.processors * share))
@@ -258,6 +265,12 @@ def shared_processor(machine: Machine, share: int, near: float) -> Machine:
         fp32_lanes_per_processor=machine.fp32_lanes_per_processor // share,
         special_lanes_per_processor=max(machine.special_lanes_per_processor // share, 1),
     )
+
+
+def _extents(problem: Problem, cuts: Sequence[Cut]) -> list[int]:
+    """The rows of a chain's result along each axis."""
+    last = cuts[-1].result
+    return [problem.values[last].shape[rows.dim] for rows in cuts[-1].spans[last] if rows is not None]
 
 
 def cut_along(problem: Problem) -> tuple[tuple[int, ...], tuple[Cut, ...]]:

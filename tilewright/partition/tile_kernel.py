@@ -58,6 +58,23 @@ FILL_LANES = 4
 
 
 @dataclass(frozen=True)
+class TileSchedule:
+    """How a chain is cut: tiles of `sizes` rows along the dimensions of its result in which it can be cut, by `threads` threads each, of which the
+    schedules leave room for `resident` blocks on a processor. The schedules of its regions follow."""
+
+    sizes: tuple[int, ...]
+    threads: int
+    resident: int
+
+    def __str__(self) -> str:
+        return f"tiles of {' x '.join(map(str, self.sizes))} by {self.threads} threads, {self.resident} at a time"
+
+    @property
+    def described(self) -> str:
+        return f"in tiles of {' x '.join(map(str, self.sizes))}"
+
+
+@dataclass(frozen=True)
 class _Stage:
     """A region's kernel, the names of its arguments, and where its tile begins in each of them."""
 
@@ -66,22 +83,21 @@ class _Stage:
     shifts: Mapping[str, Shift]
 
 
-def lower_tiles(tiling: Tiling, stages: Sequence[Lowered], threads: int, machine: Machine) -> Lowered:
-    """One kernel of the regions' kernels for their parts of a tile (`Tiling.part`), which have `threads` threads per block.
+def lower_tiles(tiling: Tiling, stages: Sequence[Lowered], schedule: TileSchedule, machine: Machine) -> Lowered:
+    """One kernel of the regions' kernels for their parts of a tile (`Tiling.part`), which have the schedule's number of threads per block.
 
     Raises:
         Unsuitable: if a region needs several kernels, memory of its own or another block size, if its vectors would not be aligned, or if the parts
             do not fit into shared memory.
     """
-    launch = Launch((tiling.blocks, 1, 1), (threads, 1, 1))
+    launch = Launch((tiling.blocks, 1, 1), (schedule.threads, 1, 1))
     tiles = [Var(f"{TILE}{axis}", count) for axis, count in enumerate(tiling.tiles)]
     storage: dict[str, Storage] = {}
     parts = [_stage(tiling, number, lowered, launch, tiles, storage) for number, lowered in enumerate(stages)]
     places = divide_linear(block_variable(launch), tiling.tiles)
     body = Block((*(Let(tile, place) for tile, place in zip(tiles, places, strict=True)), *_code(tiling, parts, launch)))
     problem = tiling.problem.with_storage(storage)
-    said = "tiles of " + " x ".join(map(str, tiling.sizes)) + f" by {threads} threads: "
-    said += "; ".join(f"{part.region.kind} ({lowered.schedule})" for part, lowered in zip(tiling.cuts, stages, strict=True))
+    said = f"{schedule}: " + "; ".join(f"{part.region.kind} ({lowered.schedule})" for part, lowered in zip(tiling.cuts, stages, strict=True))
     header = f"{described(problem)}\n{said}"
     kernel, arguments = assemble("chain", body, problem, problem.region.outputs, header=header, launch=launch)
     if (needed := shared_bytes(kernel)) > machine.shared_bytes_per_block:

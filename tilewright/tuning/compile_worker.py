@@ -18,7 +18,7 @@ from tilewright.codegen.cuda import print_cuda
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.partition.chains import lower
+from tilewright.partition.judges import lower
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.toolchain.binary import SourceFile, parse_resources
 from tilewright.toolchain.compilers import Compiler, compiler_for, language_of

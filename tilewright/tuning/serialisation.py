@@ -24,7 +24,7 @@ from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage
 from tilewright.kernels.registry import schedule_types
-from tilewright.partition.chain_kernel import StripSchedule
+from tilewright.partition.judges import SCHEDULES
 
 _TYPES: Mapping[str, type] = MappingProxyType(
     {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache, LibraryCall, View)}
@@ -102,8 +102,8 @@ def _type_of(name: str) -> type | None:
 
 
 def _schedule_types() -> Mapping[str, type]:
-    """The types of schedules by name: those of regions, and that of chains."""
-    return {**schedule_types(), StripSchedule.__name__: StripSchedule}
+    """The types of schedules by name: those of regions, and those of chains."""
+    return {**schedule_types(), **{kind.__name__: kind for kind in SCHEDULES}}
 
 
 def schedule_text(schedule: Any) -> str:

@@ -24,8 +24,8 @@ from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.registry import library
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import Judge, Strips, lower, parts_of
+from tilewright.partition.chains import ChainSchedule, parts_of
+from tilewright.partition.judges import SCHEDULES, lower, ways_of
 from tilewright.partition.plan import Chooser, Recorded, plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
@@ -75,7 +75,7 @@ def distinct_problems(
         for problem in (*parts_of(chain), chain):
             found.setdefault(key_of(problem), problem)
 
-    plan_program(graph, machine, threads, collect, precision, numerics, recorded=with_parts, stages=stages)
+    plan_program(graph, machine, threads, collect, precision, numerics, chains=True, recorded=with_parts, stages=stages)
     return list(found.values())
 
 
@@ -150,25 +150,18 @@ def with_records(comparison: Comparison, problem: Problem, machine: Machine, sta
     return replace(comparison, others=tuple(replace(other, measured_seconds=measured(other)) for other in comparison.others))
 
 
-def recorded_chains(records: Records | None) -> Recorded:
-    """Finds the fastest recorded strips of chains whose code is still the same."""
+def recorded_chains(records: Records) -> Recorded:
+    """Finds the fastest recorded schedules of chains whose code is still the same."""
 
-    def found(chain: Problem, machine: Machine, threads: int) -> tuple[StripSchedule, float] | None:
-        for entry in records.standing(key_of(chain), recorded_as(machine, threads)) if records is not None else ():
+    def found(chain: Problem, machine: Machine, threads: int) -> tuple[ChainSchedule, float] | None:
+        for entry in records.standing(key_of(chain), recorded_as(machine, threads)):
             if entry.status == "measured" and is_current(chain, entry, machine):
                 schedule = serialisation.schedule_of(entry.schedule)
-                if isinstance(schedule, StripSchedule):
+                if isinstance(schedule, SCHEDULES):
                     return schedule, entry.seconds
         return None
 
     return found
-
-
-def strips_of(chain: Problem, machine: Machine, threads: int, numerics: Numerics = USUAL) -> list[Strips]:
-    """The strips that a chain can be cut into, those predicted fastest first."""
-    direct = replace(numerics, winograd=False)
-    ranked = Judge(machine, threads, numerics).ranked(chain, [choose(part, machine, threads, direct).seconds for part in parts_of(chain)])
-    return [] if isinstance(ranked, str) else ranked
 
 
 def expectations(
@@ -177,8 +170,8 @@ def expectations(
     """The schedule that the models take for fastest, and the predicted seconds of those recorded schedules that are candidates (0 without a
     prediction), all as texts."""
     if problem.region.kind == "chain":
-        strips = {serialisation.schedule_text(strips.schedule): strips.seconds for strips in strips_of(problem, machine, threads, numerics)}
-        return next(iter(strips), ""), strips
+        ways = {serialisation.schedule_text(way.schedule): way.seconds for way in ways_of(problem, machine, threads, numerics)}
+        return next(iter(ways), ""), ways
     ranking = rank(problem, machine, threads, numerics)
     recorded = {entry.schedule: recorded_choice(entry, ranking) for entry in standing}
     return serialisation.schedule_text(ranking.first().schedule), {text: choice.predicted for text, choice in recorded.items() if choice is not None}
@@ -210,10 +203,10 @@ def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
 @contextmanager
 def chooser_for(
     machine: Machine, path: str | Path | None, numerics: Numerics = USUAL, by_code: bool = True
-) -> Iterator[tuple[Chooser, Recorded]]:
-    """The chooser for the machine, and what was measured of chains: by records if there are any, otherwise by the models. Without a path, the user's
-    records are used if they exist. `numerics`: the kinds of rounding that are allowed. `by_code`: whether compiled code may decide between candidates
-    that the models predict alike.
+) -> Iterator[tuple[Chooser, Recorded | None]]:
+    """The chooser for the machine, by records if there are any, otherwise by the models, and what was measured of chains, if anything. Without a
+    path, the user's records are used if they exist. `numerics`: the kinds of rounding that are allowed. `by_code`: whether compiled code may decide
+    between candidates that the models predict alike.
 
     Raises:
         UnsupportedOption: if there is no file at the path.
@@ -223,7 +216,7 @@ def chooser_for(
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     models = remembered(numerics, by_code and reads_code(machine))
     if not place.exists():
-        yield from_records(None, numerics, models) if numerics.vendor else models, recorded_chains(None)
+        yield from_records(None, numerics, models) if numerics.vendor else models, None
         return
     with Records(path, write=False) as records:
         yield from_records(records, numerics, models), recorded_chains(records)
@@ -267,11 +260,11 @@ def tune(
 
     for problem in problems:
         if problem.region.kind == "chain":
-            ranked = strips_of(problem, machine, threads, numerics)
-            predictions[key_of(problem)] = {serialisation.schedule_text(strips.schedule): strips.seconds for strips in ranked}
+            ranked = ways_of(problem, machine, threads, numerics)
+            predictions[key_of(problem)] = {serialisation.schedule_text(way.schedule): way.seconds for way in ranked}
             before = {entry.schedule for entry in records.standing(key_of(problem), place)} if again else set()
-            chosen_strips = (*ranked[:trials], *(strips for strips in ranked[trials:] if serialisation.schedule_text(strips.schedule) in before))
-            wanted += [Job(problem, strips.schedule, predicted_seconds=strips.seconds) for strips in chosen_strips]
+            ways = (*ranked[:trials], *(way for way in ranked[trials:] if serialisation.schedule_text(way.schedule) in before))
+            wanted += [Job(problem, way.schedule, predicted_seconds=way.seconds) for way in ways]
             continue
         ranking = rank(problem, machine, threads, numerics)
         recorded = [choice for entry in records.standing(key_of(problem), place) if (choice := recorded_choice(entry, ranking)) is not None]
