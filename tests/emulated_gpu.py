@@ -1,13 +1,17 @@
-"""A measuring process without a GPU, whose driver runs kernels in the interpreter on host memory."""
+"""A measuring process and executables without a GPU: the driver runs kernels in the interpreter on host memory, and a graph of a library's operator is
+the call itself."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tilewright.codegen.interpreter import run
@@ -16,7 +20,13 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import lower
+from tilewright.runtime import executable as executable_module
+from tilewright.runtime import gpu as gpu_module
+from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.driver import KernelNodeParams
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.gpu import GpuEngine
+from tilewright.runtime.memory_plan import GPU_ALIGNMENT
 from tilewright.tuning.compile_worker import program_of
 from tilewright.tuning.trial_worker import DeviceProblem, Server
 
@@ -28,7 +38,7 @@ class EmulatedDriver:
         self.kernels: list[Kernel] = []
         self.launches = 0
         self.loaded = 0
-        self._graphs: dict[int, list[KernelNodeParams]] = {}
+        self._graphs: dict[int, list[KernelNodeParams | Callable[[], object]]] = {}
 
     def load_module(self, image: bytes) -> int:
         self.loaded += 1
@@ -52,12 +62,21 @@ class EmulatedDriver:
         self._graphs[graph].append(params)
         return len(self._graphs[graph])
 
+    def add_child_graph_node(self, graph: int, before: Sequence[int], child: Callable[[], object]) -> int:
+        assert list(before) == ([len(self._graphs[graph])] if self._graphs[graph] else [])
+        self._graphs[graph].append(child)
+        return len(self._graphs[graph])
+
     def instantiate(self, graph: int) -> int:
         return graph
 
     def launch(self, executable: int, stream: int) -> None:
-        for params in self._graphs[executable]:
-            self.launch_kernel(params, stream)
+        for node in self._graphs[executable]:
+            if isinstance(node, KernelNodeParams):
+                self.launch_kernel(node, stream)
+            else:
+                self.launches += 1
+                node()
 
     def destroy_executable(self, executable: int) -> None:
         pass
@@ -94,6 +113,9 @@ class EmulatedServer(Server):
         self.given, self.machine, self.each = problem, machine, seconds
         self.problem = DeviceProblem(problem, 0, self.device, 1 << 16)
 
+    def finish(self) -> None:
+        pass
+
     def timed(self, launch: Callable[[], None]) -> float:  # type: ignore[override]
         before = self.driver.launches
         launch()
@@ -105,3 +127,61 @@ class EmulatedServer(Server):
         self.driver.kernels += lowered.kernels
         (folder / "nothing").write_bytes(b"")
         return program_of(lowered, str(folder / "nothing"))
+
+
+class EngineDriver(EmulatedDriver):
+    """The part of `Driver` that an engine uses. `log`: what was launched or captured, in order."""
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        super().__init__()
+        self.kernels += kernels
+        self.log: list[str] = []
+
+        def nothing(*_: object) -> int:
+            return 0
+
+        self.functions: dict[str, Any] = dict.fromkeys(("cuEventRecord", "cuGraphExecKernelNodeSetParams_v2"), nothing)
+        self.functions |= {"cuGraphLaunch": self._launched, "cuCtxGetCurrent": lambda pointer: 0}
+        for name in ("create_event", "record_event", "wait_event", "wait_for_event", "destroy_event", "push_context", "pop_context"):
+            setattr(self, name, nothing)
+
+    def _launched(self, executable: int, stream: int) -> int:
+        self.log.append("graph")
+        self.launch(executable, stream)
+        return 0
+
+    def capture_graph(self, child: Callable[[], object], stream: int) -> None:
+        self.log.append("child graph")
+        child()
+
+    def copy(self, target: int, source: int, count: int, stream: int) -> None:
+        self.log.append("copy")
+        ctypes.memmove(target, source, count)
+
+
+@contextmanager
+def emulated(executable: Executable, capturing: Sequence[bool] = (False,)) -> Iterator[EngineDriver]:
+    """Inside the context, the executable for a GPU runs here, on tensors of the CPU. `capturing`: whether calls are captured; its last element counts."""
+    driver = EngineDriver(list(executable.image.kernels.values()))
+    names = [kernel.name for kernel in driver.kernels]
+    library: Any = SimpleNamespace(driver=driver, functions={name: 1 + at for at, name in enumerate(names)}, context=None)
+
+    def engine(program: Any, binaries: object, model: GpuEngine | None, shared: object) -> GpuEngine:
+        constants = model.buffers.constants if model is not None else None
+        return GpuEngine(Buffers(program, torch.device("cpu"), GPU_ALIGNMENT, constants), library, in_order=True, model=model)
+
+    def captured(calls: Sequence[Callable[[], object]], device: torch.device) -> list[Callable[[], object]]:
+        for call in calls:
+            call()
+        return list(calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executable_module, "is_present", lambda machine: True)
+        patch.setattr(gpu_module, "gpu_engine", engine)
+        patch.setattr(gpu_module, "captured", captured)
+        patch.setattr(gpu_module, "handle_of", lambda graph: graph)
+        patch.setattr(gpu_module, "current_stream", lambda device: 0)
+        patch.setattr(gpu_module, "is_capturing", lambda: capturing[-1])
+        patch.setattr(GpuEngine, "_adopt", lambda self, handle: True)
+        patch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        yield driver

@@ -18,14 +18,17 @@ from tests.compiled import without_chains
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.registry import library, lower
+from tilewright.kernels.schema import Numerics
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation
 from tilewright.tuning.measurement import Measurement
-from tilewright.tuning.problems import convolution_problem, key_of, text_of
+from tilewright.tuning.problems import code_of, convolution_problem, generator, key_of, text_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trials import Trials
-from tilewright.tuning.tuning import current_code, distinct_problems
+from tilewright.tuning.tuning import current_code, distinct_problems, recorded_as
 
 H200 = machine("h200")
 FAKES = str(Path(__file__).with_name("fake_workers.py"))
@@ -49,6 +52,25 @@ def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e
         '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
     )  # fmt: skip
     return replace(entry, **changes)
+
+
+def library_record(problem: Problem, operator: str, target: Machine, threads: int = 1, seconds: float = 1e-9, **changes: Any) -> Measurement:
+    """A record of a library's operator, by default so fast that it is chosen."""
+    schedule = library(target).schedule(operator)
+    return replace(
+        sample(),
+        region=key_of(problem), kind=problem.region.kind, problem=text_of(problem), machine=recorded_as(target, threads),
+        schedule=serialisation.schedule_text(schedule), description=str(schedule), code=code_of(lower(problem, schedule, target)),
+        generator=generator(target), median=seconds, lower=seconds, upper=seconds, **changes,
+    )  # fmt: skip
+
+
+def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine) -> None:
+    """Records by which a library computes every region of a module that one can compute, on a GPU."""
+    with Records(path) as records:
+        for problem in distinct_problems(simplify(read(module, inputs).graph)[0], target, 1):
+            offered = [choice.schedule.operator for choice in rank(problem, target, 1, Numerics(vendor=True)).library]
+            records.add([library_record(problem, name, target) for name in offered])
 
 
 FAILURE: dict[str, Any] = {"status": "failed", "reason": "hangs", "median": None, "lower": None, "upper": None, "count": 0}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import tilewright
 from tests.compiled import without_chains
 from tests.sample_artifacts import manifest_of, put, signed
-from tests.stand_ins import sample
+from tests.stand_ins import library_record
 from tilewright.cli import main
 from tilewright.compile import read
 from tilewright.errors import InvalidArtifact, UnsupportedOption
@@ -26,7 +26,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
-from tilewright.kernels.registry import library, lower
+from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition import plan
 from tilewright.report.explanation import explanation
@@ -35,10 +35,10 @@ from tilewright.runtime.library import transform_extents
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation, trials
 from tilewright.tuning.measurement import Measurement
-from tilewright.tuning.problems import code_of, convolution_problem, generator, key_of, text_of
+from tilewright.tuning.problems import code_of, convolution_problem
 from tilewright.tuning.records import Records
 from tilewright.tuning.trials import Job, Outcome, Timing
-from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, tune
+from tilewright.tuning.tuning import distinct_problems, from_records, tune
 
 NATIVE = machine("native")
 VENDOR = Numerics(vendor=True)
@@ -51,13 +51,7 @@ def problems_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Problem]:
 
 def record(problem: Problem, operator: str, seconds: float = 1e-9, **changes: Any) -> Measurement:
     """A record of a library's operator on this machine."""
-    schedule = library(NATIVE).schedule(operator)
-    return replace(
-        sample(),
-        region=key_of(problem), kind=problem.region.kind, problem=text_of(problem), machine=recorded_as(NATIVE, THREADS),
-        schedule=serialisation.schedule_text(schedule), description=str(schedule), code=code_of(lower(problem, schedule, NATIVE)),
-        generator=generator(NATIVE), median=seconds, lower=seconds, upper=seconds, **changes,
-    )  # fmt: skip
+    return library_record(problem, operator, NATIVE, THREADS, seconds, **changes)
 
 
 def compiled(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, operator: str = "", vendor: bool = True) -> Executable:

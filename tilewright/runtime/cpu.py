@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -297,6 +297,10 @@ class CpuEngine:
         """Sets the number of threads in all segments that are already built."""
         for segment in self._segments.values():
             segment.struct.threads = _TEAM.of(self)
+
+    def in_place(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The caller's tensors as PyTorch's operators are to see them: as they are."""
+        return inputs, outputs
 
     def bind(self, pointers: Sequence[int]) -> None:
         """Sets the addresses of the caller's tensors for the following runs: inputs, then outputs."""

@@ -19,6 +19,8 @@ EVENT_DISABLE_TIMING = 2
 """CU_EVENT_DISABLE_TIMING."""
 LAUNCH_COOPERATIVE = 2
 """CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
+SET_CAPTURE_DEPENDENCIES = 1
+"""CU_STREAM_SET_CAPTURE_DEPENDENCIES."""
 
 
 class KernelNodeParams(ctypes.Structure):
@@ -61,6 +63,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuGraphCreate": [POINTER(c_void_p), c_uint],
     "cuGraphDestroy": [c_void_p],
     "cuGraphAddKernelNode_v2": [POINTER(c_void_p), c_void_p, POINTER(c_void_p), c_size_t, POINTER(KernelNodeParams)],
+    "cuGraphAddChildGraphNode": [POINTER(c_void_p), c_void_p, POINTER(c_void_p), c_size_t, c_void_p],
     "cuGraphKernelNodeSetAttribute": [c_void_p, c_int, POINTER(LaunchAttributeValue)],
     "cuGraphInstantiateWithFlags": [POINTER(c_void_p), c_void_p, c_ulonglong],
     "cuGraphExecDestroy": [c_void_p],
@@ -74,6 +77,10 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuEventSynchronize": [c_void_p],
     "cuEventDestroy_v2": [c_void_p],
     "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+    "cuStreamGetCaptureInfo_v2": [
+        c_void_p, POINTER(c_int), POINTER(c_ulonglong), POINTER(c_void_p), POINTER(POINTER(c_void_p)), POINTER(c_size_t),
+    ],
+    "cuStreamUpdateCaptureDependencies": [c_void_p, POINTER(c_void_p), c_size_t, c_uint],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
     "cuGetErrorString": [c_int, POINTER(c_char_p)],
 }
@@ -166,11 +173,21 @@ class Driver:
 
     def add_kernel_node(self, graph: int, dependencies: Sequence[int], params: KernelNodeParams, cooperative: bool = False) -> int:
         """A node that launches the kernel; if it is cooperative, with all its blocks resident at once."""
-        nodes = (c_void_p * len(dependencies))(*dependencies) if dependencies else None
-        handle = self._handle("cuGraphAddKernelNode_v2", graph, nodes, len(dependencies), byref(params))
+        handle = self._handle("cuGraphAddKernelNode_v2", graph, _nodes(dependencies), len(dependencies), byref(params))
         if cooperative:
             self("cuGraphKernelNodeSetAttribute", handle, LAUNCH_COOPERATIVE, byref(LaunchAttributeValue(cooperative=1)))
         return handle
+
+    def add_child_graph_node(self, graph: int, dependencies: Sequence[int], child: int) -> int:
+        """A node that runs a copy of the graph `child`, which must have no nodes that allocate."""
+        return self._handle("cuGraphAddChildGraphNode", graph, _nodes(dependencies), len(dependencies), child)
+
+    def capture_graph(self, child: int, stream: int) -> None:
+        """Adds a graph to the capture that is under way on the stream, as the next thing that the stream does."""
+        status, identity, graph, before, count = c_int(), c_ulonglong(), c_void_p(), POINTER(c_void_p)(), c_size_t()
+        self("cuStreamGetCaptureInfo_v2", stream, byref(status), byref(identity), byref(graph), byref(before), byref(count))
+        node = self.add_child_graph_node(graph.value or 0, before[: count.value], child)
+        self("cuStreamUpdateCaptureDependencies", stream, _nodes([node]), 1, SET_CAPTURE_DEPENDENCIES)
 
     def instantiate(self, graph: int) -> int:
         return self._handle("cuGraphInstantiateWithFlags", graph, 0)
@@ -211,6 +228,11 @@ class Driver:
 
     def destroy_event(self, event: int) -> None:
         self("cuEventDestroy_v2", event)
+
+
+def _nodes(handles: Sequence[int]) -> Any:
+    """An array of nodes; None for none."""
+    return (c_void_p * len(handles))(*handles) if handles else None
 
 
 @lru_cache(maxsize=1)

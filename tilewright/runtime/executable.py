@@ -27,7 +27,7 @@ from tilewright.runtime.admission import Admission
 from tilewright.runtime.buffers import Buffers, SharedConstants, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.examination import profiled, verified
-from tilewright.runtime.library import BoundCall
+from tilewright.runtime.library import BoundCall, bound_calls
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
@@ -62,6 +62,7 @@ class Engine(Protocol):
     input_alignment: int
     threads: int
 
+    def in_place(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]: ...
     def bind(self, pointers: Sequence[int]) -> None: ...
     def run(self, first: int, last: int) -> None: ...
     def run_timed(self, first: int, last: int) -> Sequence[Any]: ...
@@ -143,14 +144,10 @@ class Executable:
         if image.machine.is_gpu:
             from tilewright.runtime.gpu import gpu_engine
 
-            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants)
+            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants)  # it runs library calls itself
         else:
             self._engine = cpu_engine(image.program, image.binaries, self._threads, model, self._shared_constants)
-        self._libraries = {
-            index: BoundCall(region.library, self._engine.buffers, shared._libraries[index] if shared is not None else None)
-            for index, region in enumerate(image.program.regions)
-            if region.library is not None
-        }
+            self._libraries = bound_calls(self._engine.buffers, shared._libraries if shared is not None else None)
         self._prepare(self._engine)
 
     def _prepare(self, engine: Engine) -> None:
@@ -178,12 +175,12 @@ class Executable:
         self._segments: list[tuple[str, int, int]] = []
         first = 0
         for index, region in enumerate(program.regions):
-            if region.kind == "torch" or region.library is not None:
-                if any(r.calls for r in program.regions[first:index]):
+            if region.kind == "torch" or index in self._libraries:
+                if self._in_engine(first, index):
                     self._segments.append(("kernels", first, index))
                 self._segments.append(("torch" if region.kind == "torch" else "library", index, index + 1))
                 first = index if region.calls else index + 1  # kernels follow a library's operator
-        if any(r.calls for r in program.regions[first:]):
+        if self._in_engine(first, len(program.regions)):
             self._segments.append(("kernels", first, len(program.regions)))
         self._only_kernels = len(self._segments) == 1 and self._segments[0][0] == "kernels"
         wanted = {
@@ -195,6 +192,11 @@ class Executable:
             if name in program.graph.constants
         }
         self._torch_constants = {name: program.graph.constants[name].to(self._device) for name in wanted}
+
+    def _in_engine(self, first: int, last: int) -> bool:
+        """Whether the engine runs anything of the regions `first` to `last` (excluded)."""
+        regions = self.image.program.regions
+        return any(regions[i].calls or (regions[i].library is not None and i not in self._libraries) for i in range(first, last))
 
     # Calling
 
@@ -276,19 +278,19 @@ class Executable:
                 self._run_operators(engine, first, inputs, outputs)
 
     def _run_operators(self, engine: Engine, region: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """A region's library call, or its nodes that run through PyTorch."""
+        """A region's library call (on a CPU), or its nodes that run through PyTorch."""
         if region in self._libraries:
             self._libraries[region](inputs, outputs, engine.threads)
         else:
-            run_region(self.image.program.regions[region], engine.buffers, inputs, outputs, self._torch_constants)
+            run_region(self.image.program.regions[region], engine.buffers, *engine.in_place(inputs, outputs), self._torch_constants)
 
     def _run_region(self, engine: Engine, index: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """One region alone, under its name where PyTorch's profiler is active."""
         region = self.image.program.regions[index]
         with profiler.record_function(region.name):
-            if region.kind == "torch" or region.library is not None:
+            if region.kind == "torch" or index in self._libraries:
                 self._run_operators(engine, index, inputs, outputs)
-            if region.calls:
+            if self._in_engine(index, index + 1):
                 engine.run(index, index + 1)
 
     def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:

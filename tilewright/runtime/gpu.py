@@ -1,16 +1,17 @@
 """Runs a program on a GPU: each segment between operators of PyTorch is a CUDA graph, launched on the caller's stream.
 
-Kernels are nodes. There is an edge if a call reads or overwrites what an earlier call wrote, or overwrites what the earlier one reads; this is
-determined from the bytes that they access, so that values that share memory are ordered too, except for disjoint slices of one buffer. Calls without
-a path between them may run concurrently.
+Kernels and calls of libraries (child graphs, see `captured`) are nodes. There is an edge if a call reads or overwrites what an earlier call wrote, or
+overwrites what the earlier one reads; this is determined from the bytes that they access, so that values that share memory are ordered too, except
+for disjoint slices of one buffer. Calls without a path between them may run concurrently, except for two calls of libraries, which share workspaces.
 
 The caller's tensors are read and written in place: their addresses are node parameters, and before a launch only the nodes whose addresses changed
-are updated. A tensor that very many nodes access (a scan's input) is copied to a staging buffer instead.
+are updated. A tensor that very many nodes access (a scan's input), or a call of a library, whose graph cannot be updated, is copied to a staging
+buffer instead.
 
 Kernels store indices out of range in host memory (`Buffers.faults`). The next call checks it before it enqueues anything, so nothing waits for a
 kernel. If a second call is enqueued before the first has found a fault, the call after it raises the error.
 
-If the caller captures a call into a CUDA graph, its kernels are added to that graph one by one. Replays of that graph use this executable's memory:
+If the caller captures a call into a CUDA graph, its nodes are added to that graph one by one. Replays of that graph use this executable's memory:
 the caller must order them with respect to other calls.
 """
 
@@ -20,15 +21,19 @@ import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from tilewright.errors import KernelFailed
+from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call
-from tilewright.runtime.buffers import Buffers, Extent, SharedConstants
+from tilewright.runtime.buffers import Buffers, Extent, SharedConstants, torch_dtype
+from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.cpu import Compiled
 from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
+from tilewright.runtime.library import BoundCall, bound_calls
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
 
@@ -38,6 +43,8 @@ EDGES_UP_TO = 4096
 """Segments with more nodes are ordered as a chain."""
 COOPERATION = Extent("processors", 0, 1)
 """What each kernel whose blocks must all be resident counts as writing: of two at once each could hold processors that the other waits for."""
+WORKSPACE = Extent("workspace", 0, 1)
+"""What each call of a library counts as writing: all calls share what they allocate (`captured`)."""
 IDLE_CYCLES = 40_000
 """How long a GPU idles per region before timed kernels: at 2 GHz 20 us, which is more than a launch and an event take on the host."""
 
@@ -141,9 +148,9 @@ def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
 
 
 def _destroy(
-    driver: Driver, context: int, graphs: list[tuple[int, int]], events: list[int], writing: Sequence[int], faults: torch.Tensor
+    driver: Driver, context: int, graphs: list[tuple[int, int]], events: list[int], writing: Sequence[int], used: object
 ) -> None:
-    """Destroys graphs and events. `writing` is the stream on which kernels may still report to `faults`, which is kept alive until they are done."""
+    """Destroys graphs and events. `writing` is the stream on which kernels may still use what is `used`, which is kept alive until they are done."""
     try:
         if writing:
             driver.push_context(context)
@@ -170,20 +177,41 @@ class _Node:
     """Pointer to `params`, for the driver."""
     cooperative: bool
 
+    def enqueue(self, driver: Driver, stream: int) -> None:
+        """Adds the node to the capture that is under way on the stream."""
+        driver.launch_kernel(self.params, stream, self.cooperative)
+
+
+@dataclass(frozen=True, eq=False)
+class _Operator:
+    """The node of a library's operator, `graph`."""
+
+    handle: int
+    graph: int
+
+    def enqueue(self, driver: Driver, stream: int) -> None:
+        """As for kernels."""
+        driver.capture_graph(self.graph, stream)
+
 
 class _Segment:
     """The CUDA graph of a range of regions."""
 
     def __init__(self, engine: GpuEngine, first: int, last: int) -> None:
         buffers, driver, program = engine.buffers, engine.library.driver, engine.buffers.program
-        calls: list[tuple[Call, int]] = [
-            (call, step) for region in program.regions[first:last] for step in range(region.repeat) for call in region.calls
-        ]
+        calls: list[tuple[int, Call | LibraryCall, int]] = []
+        for index, region in enumerate(program.regions[first:last], first):
+            own: list[Call | LibraryCall] = [*([region.library] if region.library is not None else []), *region.calls]
+            calls += [(index, call, step) for step in range(region.repeat) for call in own]
         self.touching: dict[int, list[_Node]] = {}
-        edges = self._edges(engine, [call for call, _ in calls])
+        edges = self._edges(engine, [call for _, call, _ in calls])
         graph = driver.create_graph()
-        nodes: list[_Node] = []
-        for (call, step), before in zip(calls, edges, strict=True):
+        nodes: list[_Node | _Operator] = []
+        for (index, call, step), before in zip(calls, edges, strict=True):
+            if isinstance(call, LibraryCall):
+                operator = handle_of(engine.operators[index])
+                nodes.append(_Operator(driver.add_child_graph_node(graph, [nodes[i].handle for i in before], operator), operator))
+                continue
             kernel = program.kernels[call.kernel]
             slots, fixed, touched = [], [], set()
             for name in call.arguments:
@@ -210,12 +238,15 @@ class _Segment:
         self.seen = engine._pointers
 
     @staticmethod
-    def _edges(engine: GpuEngine, calls: Sequence[Call]) -> list[list[int]]:
+    def _edges(engine: GpuEngine, calls: Sequence[Call | LibraryCall]) -> list[list[int]]:
         if engine.in_order or len(calls) > EDGES_UP_TO:
             return [[i - 1] if i else [] for i in range(len(calls))]
         program, extent = engine.buffers.program, engine.buffers.extent
         accesses = []
         for call in calls:
+            if isinstance(call, LibraryCall):
+                accesses.append(([extent(call.a.name), extent(call.b.name)], [WORKSPACE, extent(call.out.name)]))
+                continue
             kernel = program.kernels[call.kernel]
             pairs = list(zip(call.arguments, kernel.writes, strict=True))
             alone = [COOPERATION] if kernel.cooperative else []
@@ -234,7 +265,8 @@ class GpuEngine:
     """In bytes: kernels load vectors of up to 16 bytes."""
     threads = 1
 
-    def __init__(self, buffers: Buffers, library: GpuLibrary, in_order: bool = False) -> None:
+    def __init__(self, buffers: Buffers, library: GpuLibrary, in_order: bool = False, model: GpuEngine | None = None) -> None:
+        """`model`: another engine of the program, whose reordered filters this one shares."""
         self.buffers = buffers
         self.library = library
         self.in_order = in_order
@@ -248,8 +280,17 @@ class GpuEngine:
         self._pushed = False
         self._device = buffers.device.index or 0
         self.externals = (ctypes.c_uint64 * max(buffers.slots, 1))()
-        self.staging = self._staging_buffers(buffers.program)
         self._inputs = len(buffers.places.inputs)
+        self.staging = self._staging_buffers(buffers.program)
+        roots = (*buffers.places.inputs, *buffers.places.outputs)
+        self._staged = {
+            external: copy[: buffers.program.bytes_of(roots[external])].view(torch_dtype(buffers.program.storage[roots[external]].value.dtype))
+            for external, copy in self.staging.items()
+        }
+        self.libraries: dict[int, BoundCall] = bound_calls(buffers, model.libraries if model is not None else None)
+        unknown = self.in_place([None] * self._inputs, [None] * len(buffers.places.outputs))
+        calls = [partial(call, *unknown, self.threads) for call in self.libraries.values()]
+        self.operators: dict[int, Any] = dict(zip(self.libraries, captured(calls, buffers.device), strict=True)) if calls else {}
         self._segments: dict[tuple[int, int], _Segment] = {}
         faults = buffers.faults
         self._faults = (ctypes.c_char * (8 * faults.numel())).from_address(faults.data_ptr()) if faults.numel() else None
@@ -263,27 +304,32 @@ class GpuEngine:
         self._streams: dict[int, bool] = {}
         self._graphs: list[tuple[int, int]] = []
         self._writing: list[int] = []
-        self._finalizer = weakref.finalize(
-            self, _destroy, self._driver, library.context, self._graphs, [self._event], self._writing, buffers.faults
-        )
+        used = (buffers.faults, self.operators, self.libraries)
+        self._finalizer = weakref.finalize(self, _destroy, self._driver, library.context, self._graphs, [self._event], self._writing, used)
 
     def _staging_buffers(self, program: LoadableProgram) -> dict[int, torch.Tensor]:
-        if any(region.kind == "torch" or region.library is not None for region in program.regions):
-            return {}  # PyTorch reads and writes the caller's tensors itself
         touching: dict[int, int] = {}
         size: dict[int, int] = {}
         for region in program.regions:
-            for call in region.calls:
-                for name in dict.fromkeys(call.arguments):
+            operators = [([view.name for view in region.library.views], STAGED_FROM)] if region.library is not None else []
+            for names, nodes in (*operators, *((call.arguments, region.repeat) for call in region.calls)):
+                for name in dict.fromkeys(names):
                     external = self.buffers.external(name)
                     if external is not None:
-                        touching[external] = touching.get(external, 0) + region.repeat
+                        touching[external] = touching.get(external, 0) + nodes
                         size[external] = program.bytes_of(program.root(name))
         return {
             external: torch.zeros(max(size[external], 1), dtype=torch.uint8, device=self.buffers.device)
             for external, count in touching.items()
             if count >= STAGED_FROM
         }
+
+    def in_place(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The caller's tensors as PyTorch's operators are to see them: flat copies in place of those that are staged."""
+        if not self._staged:
+            return inputs, outputs
+        every = [self._staged.get(external, tensor) for external, tensor in enumerate((*inputs, *outputs))]
+        return every[: self._inputs], every[self._inputs :]
 
     def bind(self, pointers: Sequence[int]) -> None:
         """Sets the addresses of the caller's tensors for the following runs: inputs, then outputs.
@@ -311,7 +357,7 @@ class GpuEngine:
         if stream not in self._streams:
             self._streams[stream] = self._adopt(stream)
         self._last, self._lasting = stream, self._streams[stream]
-        self._writing[:] = [stream] if self._lasting and self._faults is not None else []
+        self._writing[:] = [stream] if self._lasting and (self._faults is not None or self.operators) else []
 
     def _adopt(self, stream: int) -> bool:
         """Whether the stream is one of PyTorch's own or the default one. These are never destroyed, and PyTorch's allocator is told that this
@@ -324,14 +370,14 @@ class GpuEngine:
         return True
 
     def run(self, first: int, last: int) -> None:
-        """Enqueues the kernels of regions `first` to `last` (excluded), none of which is a PyTorch node."""
+        """Enqueues the kernels and libraries' operators of regions `first` to `last` (excluded), none of which is a PyTorch node."""
         segment = self._segments.get((first, last))
         if segment is None:
             segment = self._segments[first, last] = _Segment(self, first, last)
             self._graphs.append((segment.graph, segment.executable))
         if self._capturing:
             for node in segment.nodes:
-                self._driver.launch_kernel(node.params, self._stream, node.cooperative)
+                node.enqueue(self._driver, self._stream)
             return
         if segment.seen != self._pointers:
             self._update(segment)
@@ -466,6 +512,6 @@ def gpu_engine(
         finally:
             driver.pop_context()
     buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants)
-    engine = GpuEngine(buffers, library, in_order)
+    engine = GpuEngine(buffers, library, in_order, model)
     torch.cuda.synchronize(device)  # the arena is zeroed and the constants are copied before the first call, whatever its stream
     return engine

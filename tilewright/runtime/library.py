@@ -1,14 +1,15 @@
-"""Runs library calls (`ir.library`) through PyTorch: cuDNN and cuBLAS on GPUs; on CPUs oneDNN for convolutions and the BLAS of PyTorch for products.
+"""Runs library calls (`ir.library`) through PyTorch: cuDNN and cuBLAS on GPUs, where `captured` makes CUDA graphs of them; on CPUs oneDNN for
+convolutions and the BLAS of PyTorch for products.
 
 The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN
-and matrices of MKL's linear maps are reordered once. Products are stored in place. PyTorch has no convolution that stores its result in a given
-tensor, but oneDNN's may be added to one whose elements are adjacent; all other results are copied to their place. Fourier transforms are those of
-PyTorch: MKL's on x86.
+and matrices of MKL's linear maps are reordered once. Products are stored in place, and so are cuDNN's convolutions if elements of their place are
+adjacent. PyTorch cannot store other convolutions in a given tensor, but oneDNN's may be added to one whose elements are adjacent; all other results
+are copied to their place. Fourier transforms are those of PyTorch: MKL's on x86.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -29,7 +30,7 @@ def prepared(call: LibraryCall, b: torch.Tensor | None) -> Run:
     """What computes the call; if it may reorder `b`, which is constant then, the function knows it in this form."""
     if call.operator == "convolution":
         return _convolution(call, _given(b))
-    if call.operator == "linear" and torch.backends.mkl.is_available():
+    if call.operator == "linear" and torch.backends.mkl.is_available() and _given(b).device.type == "cpu":
         return _linear(call, _given(b))
     if call.operator == "fft_convolution":
         return _fft_convolution(call, _given(b))
@@ -98,12 +99,17 @@ def _convolution(call: LibraryCall, b: torch.Tensor) -> Run:
 
         return run
     filters = b.contiguous(memory_format=order)
+    choice = {"benchmark": True, "deterministic": True, "allow_tf32": False}
+    """The fastest in its first call of cuDNN's deterministic algorithms."""
 
-    def run_on_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+    def run_plain(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        if out.is_cuda and out.is_contiguous(memory_format=order):
+            torch.ops.aten.cudnn_convolution.out(a, filters, padding, call.stride, call.dilation, call.groups, **choice, out=out)
+            return
+        with torch.backends.cudnn.flags(enabled=True, **choice):
             out.copy_(torch.ops.aten.convolution(a, filters, None, call.stride, padding, call.dilation, False, padding, call.groups))
 
-    return run_on_device
+    return run_plain
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -112,6 +118,12 @@ def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 def _products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     torch.bmm(a, b, out=out)
+
+
+def bound_calls(buffers: Buffers, model: Mapping[int, BoundCall] | None) -> dict[int, BoundCall]:
+    """The library calls of a program by region. `model`: those of another executable of the program, whose reordered filters they share."""
+    regions = enumerate(buffers.program.regions)
+    return {i: BoundCall(region.library, buffers, model[i] if model else None) for i, region in regions if region.library is not None}
 
 
 class BoundCall:

@@ -98,6 +98,7 @@ class CpuServer(Server):
             library = mapped(Path(data["binary"]).read_bytes(), next(iter(data["kernels"]), "candidate")) if data["kernels"] else None
         except OSError as error:
             raise RuntimeError(f"the binary cannot be loaded: {error}") from error
+        self.poison(rows, program)
         operators = self.library(rows, program, mode)
         calls: list[Call] = [(_call_operator, operators, None)] if operators else []
         calls += [

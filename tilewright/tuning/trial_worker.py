@@ -39,6 +39,7 @@ from tilewright.ir.library import LibraryCall
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage
 from tilewright.runtime.buffers import torch_dtype
+from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.gpu import ParameterBlock, node_params
 from tilewright.runtime.library import prepared as prepared_call
@@ -85,8 +86,8 @@ def poison(flat: torch.Tensor, layout: Layout) -> None:
 
 @dataclass
 class Loaded:
-    """A candidate on the device: copies of its module, their functions, and the argument addresses of each call for each set of buffers. `operators`
-    run its library call, if it has one, for each set of buffers."""
+    """A candidate on the device: copies of its module, their functions, and the argument addresses of each call for each set of buffers. `operators`:
+    its library call, if it has one, as a graph for each set of buffers."""
 
     modules: Sequence[int]
     functions: Sequence[Mapping[str, int]]
@@ -94,7 +95,7 @@ class Loaded:
     calls: Sequence[tuple[str, list[list[int]]]]
     """Kernel name and, for each set of buffers, the addresses of its arguments."""
     kept: list[torch.Tensor]
-    operators: Sequence[Callable[[], object]] = ()
+    operators: Sequence[torch.cuda.CUDAGraph] = ()
 
 
 class Replay:
@@ -107,13 +108,15 @@ class Replay:
         self._graph = driver.create_graph()
         before: list[int] = []
         for number in range(count):
-            functions = loaded.functions[number % len(loaded.functions)]
+            if loaded.operators:
+                before = [driver.add_child_graph_node(self._graph, before, handle_of(loaded.operators[number % sets]))]
             for kernel_name, addresses in loaded.calls:
                 kernel = loaded.kernels[kernel_name]
                 arguments = addresses[number % sets]
                 block = ParameterBlock([0] * len(arguments), arguments, [0] * kernel.scalars, kernel.scalar_bytes)
                 self._blocks.append(block)
-                before = [driver.add_kernel_node(self._graph, before, node_params(functions[kernel_name], kernel, block))]
+                function = loaded.functions[number % len(loaded.functions)][kernel_name]
+                before = [driver.add_kernel_node(self._graph, before, node_params(function, kernel, block))]
         self._executable = driver.instantiate(self._graph)
 
     def launch(self, stream: int) -> None:
@@ -123,23 +126,6 @@ class Replay:
         with suppress(TilewrightError):  # it fails after a fault
             self._driver.destroy_executable(self._executable)
             self._driver.destroy_graph(self._graph)
-
-
-class StreamReplay:
-    """`count` successive calls of a candidate with a library call: as in an executable, the library is called by the host, and kernels follow.
-
-    This has not been run on a GPU yet."""
-
-    def __init__(self, server: Server, loaded: Loaded, count: int, sets: int) -> None:
-        self._server, self._loaded, self._sets = server, loaded, sets
-        self.count = count
-
-    def launch(self, stream: int) -> None:
-        for number in range(self.count):
-            self._server.call(self._loaded, number % self._sets, number % max(len(self._loaded.functions), 1))
-
-    def destroy(self) -> None:
-        """Does nothing: there is no graph."""
 
 
 def copies(bytes_: int, cold_bytes: int) -> int:
@@ -304,23 +290,27 @@ class Server:
             for name, kernel in kernels.items():
                 if kernel.shared_bytes:
                     self.driver.allow_shared_bytes(own[name], kernel.shared_bytes)
-        operators = self.library(rows, program, mode)
+        operators = captured(self.library(rows, program, mode), self.device) if program["library"] is not None else []
+        self.poison(rows, program)
         return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()), operators)
 
     def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The program with its storage, and the copies of every buffer, with workspaces and first outputs poisoned."""
+        """The program with its storage, and the copies of every buffer."""
         assert self.problem is not None
         program = {**data, "storage": serialisation.decode(data["storage"]), "library": serialisation.decode(data["library"])}
         library: LibraryCall | None = program["library"]
         used = [view.name for view in library.views] if library is not None else []
-        rows = {name: self.problem.rows(name, program) for name in (*used, *(name for _, arguments, _ in data["calls"] for name in arguments))}
+        return program, {name: self.problem.rows(name, program) for name in (*used, *(name for _, names, _ in data["calls"] for name in names))}
+
+    def poison(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any]) -> None:
+        """Poisons workspaces and first outputs."""
+        assert self.problem is not None
         for name, entry in rows.items():
             if name in program["storage"] and program["storage"][name].source is None:
                 poison(entry[0], program["storage"][name].layout)
         for name in self.problem.region.outputs:
             for row in rows[name][:2]:
                 poison(row, self.problem.layouts[name])
-        return program, rows
 
     def addresses(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[tuple[str, list[list[int]]]]:
         """For every call of a program, its kernel and, for each set of buffers, the addresses of its arguments."""
@@ -348,16 +338,12 @@ class Server:
 
     def once(self, loaded: Loaded) -> None:
         """Runs one call on the first set of buffers."""
-        self.call(loaded, 0, 0)
-
-    def call(self, loaded: Loaded, number: int, copy: int) -> None:
-        """Runs one call on a set of buffers with one copy of the code, launched kernel by kernel."""
-        if loaded.operators:
-            loaded.operators[number]()
-        for name, addresses in loaded.calls:
-            kernel = loaded.kernels[name]
-            block = ParameterBlock([0] * len(addresses[number]), addresses[number], [0] * kernel.scalars, kernel.scalar_bytes)
-            self.driver.launch_kernel(node_params(loaded.functions[copy][name], kernel, block), self.stream)
+        replay = self.make_replay(loaded, 1)
+        try:
+            replay.launch(self.stream)
+            self.finish()
+        finally:
+            replay.destroy()
 
     def error(self, number: int) -> float:
         """The largest relative error of the outputs in one set of buffers."""
@@ -368,15 +354,13 @@ class Server:
             for name in problem.region.outputs
         )
 
-    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay | StreamReplay:
+    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
         return self.make_replay(loaded, count)
 
-    def make_replay(self, loaded: Loaded, count: int) -> Replay | StreamReplay:
+    def make_replay(self, loaded: Loaded, count: int) -> Replay:
         """A replay of `count` calls, ready to be launched."""
         assert self.problem is not None
-        if loaded.operators:
-            return StreamReplay(self, loaded, count, self.problem.sets)
         return Replay(self.driver, loaded, count, self.problem.sets)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
@@ -402,7 +386,7 @@ class Server:
         finally:
             replay.destroy()
 
-    def seconds(self, replay: Replay | StreamReplay, cold: bool) -> float:
+    def seconds(self, replay: Replay, cold: bool) -> float:
         """Seconds per call in one replay. The preceding work also keeps the GPU busy until the replay is enqueued."""
         if cold:
             self.other.sum()
