@@ -104,18 +104,25 @@ def test_networks(name: str) -> None:
         check(model.module, executable, torch.randn(batch, *x.shape[1:]))
 
 
-def test_further_batches_compile_nothing() -> None:
+@pytest.mark.parametrize(
+    ("kind", "batches", "layers"),
+    [
+        ("chain", (2, 6, 10), (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1))),
+        ("winograd", (4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, 3, 1, 1), nn.Tanh())),
+    ],
+)
+def test_further_batches_compile_nothing(kind: str, batches: tuple[int, ...], layers: tuple[nn.Module, ...]) -> None:
     """Their kernels have the keys of those in the cache. The target is fixed, so that choices are the same everywhere."""
     cpu, memory = machine("x86-avx512"), Memory()
     known: set[str] = set()
-    body = (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1), nn.GELU())
-    model = ModuleModel(nn.Sequential(*body).eval(), (torch.randn(4, 8, 56, 56),), None, [{0: "batch"}])
+    model = ModuleModel(nn.Sequential(*layers).eval(), (torch.randn(4, 8, 112, 112),), None, [{0: "batch"}])
     compiler = compiler_for(cpu, "c")
-    for batch in (4, 6, 10):
+    for batch in batches:
         program = plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory)
         keys = {kernel_key(source, compiler) for source in source_files(program, cpu)}
         assert {call.trips for region in program.regions for call in region.calls} == {batch}
         assert not known or keys == known
+        assert any(name.startswith(kind) for name in program.kernels())
         known = keys
 
 

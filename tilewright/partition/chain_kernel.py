@@ -163,8 +163,8 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     each = -(-tasks // workers)
     growths = _growths(chain)
     all_tasks, share = TRIPS * count if growths else index_const(tasks), Var(SHARE)
-    worker, number = Var(WORKER, workers), Var(TASK, each)
-    task = Var(PART, tasks)
+    # of any number of images there may be more tasks than of these
+    worker, number, task = Var(WORKER, workers), Var(TASK, None if growths else each), Var(PART, None if growths else tasks)
     *images, strip = divide_linear(task, [*chain.outer, count])
     begins = _or(compare("eq", number, ZERO), compare("eq", strip, ZERO)) if count > 1 else None
     inside: Statement = emitter.strip(rows, strip * rows, images, begins)

@@ -22,6 +22,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import bytes_touched, decode, extent_of, named
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.prefetch import prefetch
+from tilewright.codegen.trips import defined
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
@@ -36,13 +37,17 @@ from tilewright.ir.expr import (
     binary,
     coefficient,
     compare,
+    floordiv,
     index_const,
+    linear,
+    loads,
     logical_and,
     replace_loads,
     substitute,
+    variables,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
+from tilewright.ir.kernel import TRIPS, Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
@@ -92,17 +97,32 @@ def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradFacts
     storage = {name: Storage(new[name], placed[name]) for name in (points, sums)}
     storage[filters] = Storage(new[filters], placed[filters], form.filters, form.view, filter_matrix(schedule.output_tile))
     stored = problem.with_storage(storage)
-    body = _Block(form, facts, schedule, stored.layouts, points, sums, filters).loops()
+    growths = image_growths(form)
+    body = _Block(form, facts, schedule, stored.layouts, points, sums, filters, bool(growths)).loops()
     header = f"{described(problem)}\n{schedule}"
     roles = {points: "V", sums: "M", filters: f"U in panels of {schedule.panel}"}
     written = (points, sums, form.output)
-    kernel, arguments = assemble("winograd", body, stored, written, header=header, roles=roles)
+    kernel, arguments = assemble("winograd", body, stored, written, header=header, roles=roles, growths=growths)
     return Lowered(problem.region, str(schedule), (kernel,), (Call.of(kernel, arguments),), storage)
+
+
+def image_growths(form: WinogradForm) -> dict[str, int]:
+    """The scalars between two images of each value, of the outermost axis of images; empty if there is one image, or if these are not known."""
+    if not form.images:
+        return {}
+    accesses = [(load.buffer, load.index[0]) for load in (form.read, *loads(form.element)) if load.buffer != form.step.name]
+    found: dict[str, set[int]] = {}
+    for name, offset in (*accesses, (form.output, form.offset)):
+        terms = linear(offset).terms
+        if any(form.images[0] in variables(atom) for atom, _ in terms if atom != form.images[0]):
+            return {}
+        found.setdefault(name, set()).add(coefficient(offset, form.images[0]))
+    return {name: stride for name, (stride,) in found.items()} if all(len(strides) == 1 for strides in found.values()) else {}
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Emits the loops over parts, blocks and panels, and the steps within."""
+    """Emits the loops over parts, blocks and panels, and the steps within. `counted`: whether the number of images is an argument of the call."""
 
     form: WinogradForm
     facts: CpuWinogradFacts
@@ -111,6 +131,7 @@ class _Block:
     points: str
     sums: str
     filters: str
+    counted: bool
 
     @property
     def tiles(self) -> tuple[Var, ...]:
@@ -121,25 +142,40 @@ class _Block:
         """Tiles of all images."""
         return int(self.facts.tiles(self.schedule.output_tile))
 
+    @property
+    def all_tiles(self) -> Expr:
+        """`count` in the code."""
+        return TRIPS * (self.count // self.trips) if self.counted else index_const(self.count)
+
+    @property
+    def trips(self) -> int:
+        return self.form.images[0].extent or 1
+
     def loops(self) -> Statement:
         """The whole loop nest."""
         s = self.schedule
         blocks, panels = -(-self.count // s.tiles), -(-self.facts.outputs // s.panel)
         blocks_each, panels_each = -(-blocks // s.tile_parts), -(-panels // s.panel_parts)
-        part, at, within = Var("part", s.tile_parts * s.panel_parts), Var("at", blocks_each), Var("within", panels_each)
+        part, within = Var("part", s.tile_parts * s.panel_parts), Var("within", panels_each)
         tile_part = part // s.panel_parts
-        first, panel = Var("first", blocks_each * s.tile_parts * s.tiles), Var("panel", panels_each * s.panel_parts)
+        panel = Var("panel", panels_each * s.panel_parts)
+        share: Expr = Var("share") if self.counted else index_const(blocks_each)
+        at, first = (Var("at"), Var("first")) if self.counted else (Var("at", blocks_each), Var("first", blocks_each * s.tile_parts * s.tiles))
         # a part has adjacent blocks, because rows of tiles share rows of the image
-        start = Let(first, (tile_part * blocks_each + at) * s.tiles)
+        start = Let(first, (tile_part * share + at) * s.tiles)
         which = Let(panel, part % s.panel_parts * panels_each + within)
         inner: Statement = block(self._multiply(part, panel), self._outputs(part, panel, first))
         if panels_each * s.panel_parts > panels:
             inner = If(panel < panels, inner)
         steps: Statement = block(self._inputs(part, first), For(within, index_const(panels_each), block(which, inner)))
-        if blocks_each * s.tile_parts > blocks:
-            steps = If(first < self.count, steps)
-        every = For(at, index_const(blocks_each), block(start, steps))
-        return For(part, index_const(part.extent or 1), every, "parallel" if (part.extent or 1) > 1 else "serial")
+        if self.counted or blocks_each * s.tile_parts > blocks:
+            steps = If(compare("lt", first, self.all_tiles), steps)
+        every = For(at, share, block(start, steps))
+        loops = For(part, index_const(part.extent or 1), every, "parallel" if (part.extent or 1) > 1 else "serial")
+        if not isinstance(share, Var):
+            return loops
+        each = s.tiles * s.tile_parts
+        return defined(block(Let(share, floordiv(self.all_tiles + (each - 1), index_const(each))), loops), self.trips)
 
     def _plane(self, name: str, part: Expr, point: Expr) -> Expr:
         """The offset of a point's plane in the part's slice of V or M."""
@@ -152,7 +188,7 @@ class _Block:
         number = first + i
         lets, where = named(decode(tile, self.tiles))
         axes = {axis: where.get(axis, axis) for axis in self.tiles}
-        inside = block(Let(tile, binary("min", number, index_const(self.count - 1))), *lets, *body(i, number, axes))
+        inside = block(Let(tile, binary("min", number, self.all_tiles - 1)), *lets, *body(i, number, axes))
         return For(i, index_const(self.schedule.tiles), inside)
 
     def _inputs(self, part: Expr, first: Expr) -> Statement:
@@ -240,7 +276,7 @@ class _Block:
             if not whole:
                 made = If(channel < self.facts.outputs, made)
             vectors = For(v, index_const(s.vectors), made)
-            return [vectors if self.count % s.tiles == 0 else If(number < self.count, vectors)]
+            return [vectors if self.count % s.tiles == 0 and not self.counted else If(compare("lt", number, self.all_tiles), vectors)]
 
         return self._each_tile(first, body)
 
