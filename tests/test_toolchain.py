@@ -22,7 +22,7 @@ import pytest
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed, UnsupportedOption
 from tilewright.hardware import Machine, machine
 from tilewright.system.programs import ProgramStopped
-from tilewright.toolchain import Binary, KernelCache, SourceFile, cache, compile_kernels, compilers
+from tilewright.toolchain import Binary, Early, KernelCache, SourceFile, cache, compile_kernels, compilers, default_cache
 from tilewright.toolchain.binary import parse_resources
 from tilewright.toolchain.cache import kernel_key
 from tilewright.toolchain.compilers import CCompiler, NvrtcCompiler, compiler_for
@@ -141,6 +141,41 @@ def test_entries_of_two_sources_with_one_text(native: Machine, kernels: KernelCa
     first, second = compile_kernels(sources, native, kernels)
     assert isinstance(first, Binary) and isinstance(second, Binary)
     assert (first.entries, second.entries) == (("one",), ("two",)) and first.path == second.path
+
+
+def test_what_was_begun_early_is_compiled_once(native: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    compiled: list[str] = []
+    compile_one = CCompiler.compile
+
+    def recorded(self: CCompiler, source: SourceFile, folder: Path) -> compilers.Outcome:
+        compiled.append(source.name)
+        return compile_one(self, source, folder)
+
+    monkeypatch.setattr(CCompiler, "compile", recorded)
+    broken = SourceFile("broken", "void broken(void) { return undeclared_name; }\n", "c", ("broken",))
+    sources = [c_source(number, f"times {number}") for number in range(2, 8)]
+    with Early(native) as early:
+        for source in (*sources[:4], broken, sources[0]):
+            early.begin(source)
+        *results, failure = compile_kernels([*sources, broken], native, early=early)
+    assert [scaled(result)[0] for result in results] == [2, 3, 4, 5, 6, 7]
+    assert isinstance(failure, KernelFailed) and "undeclared_name" in str(failure)
+    assert sorted(compiled) == sorted(source.name for source in (*sources, broken))
+    with Early(native) as early:
+        early.begin(sources[0])  # in the cache
+        assert early.begun(kernel_key(sources[0], CCompiler.find(native))) is None
+    assert len(default_cache().entries()) == 6
+
+
+def test_what_was_begun_early_ends_with_an_error(native: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    fake_compiler(tmp_path, monkeypatch, "sleep 1000")
+    with pytest.raises(ZeroDivisionError), Early(native) as early:
+        for number in range(9):
+            early.begin(c_source(number))
+        raise ZeroDivisionError
+    assert default_cache().entries() == []
 
 
 @needs_aarch64

@@ -41,7 +41,7 @@ from tilewright.runtime.executable import Executable, check_threads, executable_
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.signature import CONSTANT_TYPES, described, signature_of
 from tilewright.stages import Progress, Stages
-from tilewright.toolchain import Binary, SourceFile, compile_kernels
+from tilewright.toolchain import Binary, Early, SourceFile, compile_kernels
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
@@ -235,12 +235,21 @@ def compiled(
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
-    with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
-        stored = remembered(numerics)
-        planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
-        program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory)
-    with stages.stage("compile"):
-        program, binaries = build(program, machine, stages.report)
+    with Early(machine) as early:
+
+        def begin(kernels: Sequence[Kernel]) -> None:
+            for kernel in kernels:
+                early.begin(kernel_source(kernel, machine))
+
+        def ready(kernels: Sequence[Kernel]) -> None:
+            contained("kernels", "are compiled later", partial(begin, kernels), lambda _: None)
+
+        with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
+            stored = remembered(numerics)
+            planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
+            program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory, ready=ready)
+        with stages.stage("compile"):
+            program, binaries = build(program, machine, stages.report, early)
     live = module if isinstance(module, torch.nn.Module) else None
 
     def executable(program: Program, binaries: Sequence[Binary]) -> Executable:
@@ -303,8 +312,8 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
     )
 
 
-def build(program: Program, machine: Machine, progress: Progress) -> tuple[Program, tuple[Binary, ...]]:
-    """Compiles the program's kernels. A region whose kernel does not compile runs through PyTorch instead, with the reason."""
+def build(program: Program, machine: Machine, progress: Progress, early: Early | None = None) -> tuple[Program, tuple[Binary, ...]]:
+    """Compiles the program's kernels, of which `early` has begun some. A region whose kernel does not compile runs through PyTorch."""
     files: list[SourceFile] = []
     faults: dict[str, str] = {}
     for name, kernel in program.kernels().items():
@@ -315,7 +324,7 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
             files.append(file)
 
     def compiled(files: Sequence[SourceFile]) -> list[Binary | KernelFailed]:
-        return compile_kernels(files, machine, progress=lambda done, total: progress("compile", done, total))
+        return compile_kernels(files, machine, progress=lambda done, total: progress("compile", done, total), early=early)
 
     def one_by_one(_: str) -> list[Binary | KernelFailed]:
         results: list[Binary | KernelFailed] = []

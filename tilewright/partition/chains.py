@@ -22,6 +22,7 @@ from tilewright.graph.contraction import anchor
 from tilewright.hardware.calibration import CpuChains, cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.ir.space import Candidate, Comparison
@@ -55,6 +56,8 @@ FAR = frozenset({"memory", "dispatch", "scattered results", "shared lines", "rea
 """Terms of estimates that a strip does not have, since its data are in the second-level cache and its code is in a kernel with others."""
 
 
+Ready = Callable[[Sequence[Kernel]], object]
+"""Is called with kernels that may be compiled now."""
 Predict = Callable[[Region, bool], float]
 """Predicted seconds of a region by itself, with or without Winograd's algorithm, whose kernels need memory of their own and are not in chains."""
 
@@ -424,13 +427,15 @@ def with_chains(
     library: Library,
     memory: Memory,
     only_measured: bool = False,
+    ready: Ready = lambda kernels: None,
 ) -> tuple[LaidOut, tuple[Merge, ...]]:
     """The regions with chains where these were measured to be faster, or are predicted so if records lack them, and what was considered. The chains
-    that the memory has of another size are kept if they are predicted nearly as fast (`KEPT`). `only_measured`: no prediction decides."""
+    that the memory has of another size are kept if they are predicted nearly as fast (`KEPT`). `only_measured`: no prediction decides. `ready`: is
+    called with the kernels of chains that are taken."""
     considered: list[Merge] = []
     taken: dict[str, tuple[Region, ...]] = {}
     for path in paths(graph, laid_out):
-        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered, memory, only_measured)
+        chosen = _partitioned(path, graph, laid_out, predict, judge, measured, library, considered, memory, only_measured, ready)
         taken |= {segment[-1].name: segment for segment in chosen if len(segment) > 1}
     dropped = {region.name for segment in taken.values() for region in segment}
     regions = []
@@ -456,6 +461,7 @@ def _partitioned(
     considered: list[Merge],
     memory: Memory,
     only_measured: bool,
+    ready: Ready,
 ) -> list[tuple[Region, ...]]:
     """The fastest partition of a path into segments. A segment whose kernel turns out to be impossible is refused, and the others decided again."""
     alone = [predict(region, True) for region in path]
@@ -484,13 +490,16 @@ def _partitioned(
         places, before = _fastest(len(path), merges), _as_before(path, merges, memory)
         if before and sum(alone) - _saved(before, merges) <= (1 + KEPT) * (sum(alone) - _saved(places, merges)):
             places = before
+        kernels: list[Kernel] = []
         for place in places:
             if place in merges:
                 lowered = contained(_described(path[slice(*place)]), "is not merged", partial(judge.lowered, problems[place], merges[place]), _fault)
                 if isinstance(lowered, str):
                     merges[place] = replace(merges[place], way=None, reason=lowered)
                     break
+                kernels += lowered.kernels
         else:
+            ready(kernels)
             considered += (replace(merge, taken=place in places) for place, merge in merges.items())
             memory.chains.update((path[end - 1].outputs[0], tuple(region.outputs[0] for region in path[begin:end])) for begin, end in places)
             memory.schedules.update((merges[place].results, merges[place].schedule) for place in places if place in merges)

@@ -23,7 +23,7 @@ from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
-from tilewright.partition.chains import KEPT, ChainSchedule, Judge, Measured, Memory, Merge, parts_of, with_chains
+from tilewright.partition.chains import KEPT, ChainSchedule, Judge, Measured, Memory, Merge, Ready, parts_of, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
@@ -98,6 +98,7 @@ class _Context:
     persistent: bool = True
     """Whether all steps of a recurrent layer may be one kernel."""
     memory: Memory = field(default_factory=Memory)
+    ready: Ready = lambda kernels: None
 
     @cached_property
     def judge(self) -> Judge | TileJudge:
@@ -119,6 +120,7 @@ def plan_program(
     persistent: bool | None = None,
     updates: Sequence[tuple[int, int]] = (),
     memory: Memory | None = None,
+    ready: Ready = lambda kernels: None,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -129,7 +131,8 @@ def plan_program(
     if their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel;
     by default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
     outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans
-    for other sizes, whose schedules and chains are kept where they are predicted nearly as fast as the best; this plan is added.
+    for other sizes, whose schedules and chains are kept where they are predicted nearly as fast as the best; this plan is added. `ready`: is called
+    with kernels as soon as the program is likely to have them.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -152,7 +155,7 @@ def plan_program(
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
         memory = memory or Memory()
         context = _Context(
-            graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory
+            graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready
         )
         search = tuple(merged.decisions.values())
         only_measured = chains is None and machine.is_gpu
@@ -172,6 +175,8 @@ def plan_program(
             if isinstance(made, str):
                 lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
                 made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
+            for one in made:
+                ready(one.kernels)
             lowered += made
     inside = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
     storage = {
@@ -222,7 +227,7 @@ def _chained(
         choice = context.choose(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
-    return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured)
+    return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready)
 
 
 def _laid_out(

@@ -39,12 +39,10 @@ from tilewright.ir.expr import (
     compare,
     floordiv,
     index_const,
-    linear,
     loads,
     logical_and,
     replace_loads,
     substitute,
-    variables,
 )
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import TRIPS, Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
@@ -111,13 +109,9 @@ def image_growths(form: WinogradForm) -> dict[str, int]:
     if not form.images:
         return {}
     accesses = [(load.buffer, load.index[0]) for load in (form.read, *loads(form.element)) if load.buffer != form.step.name]
-    found: dict[str, set[int]] = {}
-    for name, offset in (*accesses, (form.output, form.offset)):
-        terms = linear(offset).terms
-        if any(form.images[0] in variables(atom) for atom, _ in terms if atom != form.images[0]):
-            return {}
-        found.setdefault(name, set()).add(coefficient(offset, form.images[0]))
-    return {name: stride for name, (stride,) in found.items()} if all(len(strides) == 1 for strides in found.values()) else {}
+    strides = {(name, coefficient(offset, form.images[0])) for name, offset in (*accesses, (form.output, form.offset))}
+    found = {name: stride for name, stride in strides if stride is not None}
+    return found if len(found) == len(strides) else {}
 
 
 @dataclass(frozen=True)
