@@ -100,7 +100,7 @@ COMPUTED = frozenset(t.name for t in _ALL if not t.is_narrow) - COMPLEX
 ON_CPU = COMPUTED | NARROW_FLOATS
 """Types of tensors on which kernels for CPUs compute; operators on others run through PyTorch."""
 
-ON_GPU = COMPUTED
+ON_GPU = COMPUTED | NARROW_FLOATS
 """The same for GPUs."""
 
 

@@ -80,7 +80,7 @@ class AttentionFacts:
 class AttentionForm:
     """Flat loads q[batch, m, r], k[batch, n, r] and v[batch, n, d]; `logit` over a load of SCORE at (batch, m, n); `element`, over a load of SUM, is
     stored at `offset` of `output`. Axes are in loop order, fastest last. `zeroed`: rows whose logits are all minus infinity give zeros. `seen`: the
-    logits of the keys that a causal mask (`AttentionFacts.shift`) leaves; without one, all."""
+    logits of the keys that a causal mask (`AttentionFacts.shift`) leaves; without one, all. `stored`: the types of keys and of values in memory."""
 
     output: str
     dtype: str
@@ -97,6 +97,7 @@ class AttentionForm:
     offset: Expr
     zeroed: bool
     seen: Expr
+    stored: tuple[str, str]
     layouts: Mapping[str, Layout]
     facts: AttentionFacts
 
@@ -133,7 +134,8 @@ def attention_form(problem: Problem) -> AttentionForm:
     q, k, v, logit, element, offset = expressions
     if not (isinstance(k, Load) and isinstance(v, Load) and k.dtype == v.dtype == q.dtype == found.dtype):
         raise Unsuitable("keys or values are not loaded as they are multiplied")
-    if any(computed_in(values[x.buffer].dtype) != found.dtype for x in (k, v)):
+    stored = values[k.buffer].dtype, values[v.buffer].dtype
+    if any(computed_in(dtype) != found.dtype for dtype in stored):
         raise Unsuitable("keys or values are stored in another type than they are multiplied")
     causal = _causal(logit, m, found.n)
     every = (*batch, *m, found.n, *r, *d)
@@ -157,10 +159,10 @@ def attention_form(problem: Problem) -> AttentionForm:
         expression_flops(element),
         size_of(found.dtype),
         causal[0] if causal is not None else None,
-        max(size_of(values[x.buffer].dtype) for x in (k, v)),
+        max(map(size_of, stored)),
     )
     seen = causal[1] if causal is not None else logit
-    return AttentionForm(output, found.dtype, batch, m, found.n, r, d, q, k, v, logit, element, offset, found.zeroed, seen, layouts, facts)
+    return AttentionForm(output, found.dtype, batch, m, found.n, r, d, q, k, v, logit, element, offset, found.zeroed, seen, stored, layouts, facts)
 
 
 def _causal(logit: Expr, m: Sequence[Var], n: Var) -> tuple[int, Expr] | None:

@@ -33,11 +33,14 @@ _AWAIT = Intrinsic(
 )
 
 
+COPIED_BYTES = (4, 8, 16)
+
+
 @lru_cache(maxsize=64)
 def copying(dtype: str, lanes: int, guarded: bool) -> Intrinsic:
     """A copy of 4, 8 or 16 bytes; with a guard, zeros are written if it is false. Copies of 16 bytes bypass the level-1 cache."""
     count = lanes * size_of(dtype)
-    if count not in (4, 8, 16):
+    if count not in COPIED_BYTES:
         raise ValueError(f"there is no asynchronous copy of {lanes} {dtype}")
     function = f"tw_copy{count}"
     source = f"""static __device__ __forceinline__ void {function}(void *target, const void *source, int filled) {{
@@ -60,16 +63,17 @@ def copying(dtype: str, lanes: int, guarded: bool) -> Intrinsic:
     )
 
 
-def copy(buffer: str, offset: Expr, value: Expr) -> Invoke:
-    """Starts to copy a value to shared memory. The value is a load or `select(condition, load, 0)`; raises ValueError for any other."""
+def copy(buffer: str, offset: Expr, value: Expr, dtype: str) -> Invoke:
+    """Starts to copy a value to shared memory. The value is a load or `select(condition, load, 0)`; raises ValueError for any other. `dtype`: the
+    type in which both buffers hold the elements, which may be narrower than that of the value."""
     target = Place(buffer, offset)
     if isinstance(value, Load):
-        return Invoke(copying(value.dtype, value.lanes, False), (target, Place(value.buffer, value.index[0])))
+        return Invoke(copying(dtype, value.lanes, False), (target, Place(value.buffer, value.index[0])))
     if isinstance(value, Apply) and value.operation == "select":
         condition, load, otherwise = value.args
         zero = otherwise.args[0] if isinstance(otherwise, Apply) and otherwise.operation == "broadcast" else otherwise
         if isinstance(load, Load) and isinstance(zero, Const) and zero.value == 0 and condition.lanes == 1:
-            return Invoke(copying(load.dtype, load.lanes, True), (target, condition, Place(load.buffer, load.index[0])))
+            return Invoke(copying(dtype, load.lanes, True), (target, condition, Place(load.buffer, load.index[0])))
     raise ValueError(f"an asynchronous copy copies a load, or zero: {value}")
 
 

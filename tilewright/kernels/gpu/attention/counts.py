@@ -42,14 +42,15 @@ def reads_of(facts: AttentionFacts, candidates: Columns, machine: Machine) -> Re
     loads, wavefronts = np.zeros(len(tm)), np.zeros(len(tm))
     rows, across = _wide(tm), _wide(columns)
     group = np.full(len(tm), key_vector(facts))
-    for count, vector, distinct in (
-        (facts.r * tn / group, group, sharing),
-        ((facts.r + bn) * tm / rows, rows, together),
-        (bn * columns / across, across, sharing),
+    copied = np.where(candidates["stages"] > 0, facts.stored_bytes, facts.element_bytes)
+    for count, vector, distinct, size in (
+        (facts.r * tn / group, group, sharing, copied),
+        ((facts.r + bn) * tm / rows, rows, together, facts.element_bytes),
+        (bn * columns / across, across, sharing, copied),
     ):
-        filled = distinct * vector * facts.element_bytes / WAVEFRONT_BYTES
+        filled = distinct * vector * size / WAVEFRONT_BYTES
         loads = loads + count
-        wavefronts = wavefronts + count * np.maximum(filled, np.where(vector == 4, least, 1.0))
+        wavefronts = wavefronts + count * np.maximum(filled, np.where(vector * size == 16, least, 1.0))
     return Reads(loads, wavefronts)
 
 
@@ -63,9 +64,9 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
     steps = facts.passes(candidates["block_m"], candidates["block_n"])
     registers, shared_bytes = registers_of(facts, candidates), shared_bytes_of(facts, candidates)
     pair = facts.r / facts.k_vector + facts.d / facts.v_vector
-    sectors = bn * (np.maximum(facts.r * facts.element_bytes / SECTOR_BYTES, 1) + np.maximum(facts.d * facts.element_bytes / SECTOR_BYTES, 1))
+    sectors = bn * (np.maximum(facts.r * facts.stored_bytes / SECTOR_BYTES, 1) + np.maximum(facts.d * facts.stored_bytes / SECTOR_BYTES, 1))
     multiply_adds = tm * (tn * facts.r + bn * columns)
-    queries = bm * facts.r * facts.element_bytes
+    queries = bm * facts.r * facts.stored_bytes
     stored = np.minimum(facts.store_vector, _wide(columns))
     return TileCounts(
         flops=facts.flops * one,
@@ -89,7 +90,7 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
         step_sectors=sectors,
         drain_wavefronts=0 * one,
         store_instructions=warps * tm * columns / stored,
-        store_sectors=bm * np.maximum(facts.d * facts.element_bytes / SECTOR_BYTES, 1),
+        store_sectors=bm * np.maximum(facts.bytes_written / (facts.batch * facts.m) / SECTOR_BYTES, 1),
         distinct_bytes=facts.read_bytes * one,
         written_bytes=facts.bytes_written * one,
         split=one,

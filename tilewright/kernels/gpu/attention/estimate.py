@@ -10,7 +10,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.attention_form import SOFTMAX_FLOPS, AttentionFacts
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.attention.counts import reads_of
-from tilewright.kernels.gpu.attention.space import columns_of, sharing_of
+from tilewright.kernels.gpu.attention.space import columns_of, is_converted, sharing_of
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
@@ -28,9 +28,10 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
     """Seconds of each candidate. For one tile of keys of one block, in cycles of a processor:
 
     fma = threads (TM (TN R + BN C) + TM TN (logit + softmax) + TM (C + row)) / lanes, with C = D / (threads a row) columns of values per thread;
-    issue = warps (these + loads from shared memory + copies + TM (exchanges + C)) / schedulers;  shared = wavefronts of both products' loads, of the
-    weights stored, and of the copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's own chain of loads and multiply-adds, and
-    barriers.  Waves, tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). The queries are read in the prologue.
+    issue = warps (these + conversions of 16-bit keys and values + loads from shared memory + copies + TM (exchanges + C)) / schedulers; shared =
+    wavefronts of both products' loads, of the weights stored, and of the copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's
+    own chain of loads and multiply-adds, and barriers.  Waves, tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). The
+    queries are read in the prologue.
 
     Worked example, fma of the products alone: 64 queries x 64 keys, r = d = 64: 2 * 64 * 64 * 64 / 128 lanes = 4096 cycles at peak on an h200."""
     fitted = gpu_calibration(machine)
@@ -47,8 +48,11 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
     exchanged = EXCHANGE * tm * np.log2(sharing_of(candidates))
     fetched = counts.step_fill * machine.warp_size / threads
     fetch = fetched * (np.where(stages > 0, 1, 2) + instructions.address)
-    issue = warps * (arithmetic + reads.loads + weights + exchanged + fetch + instructions.step) / machine.schedulers_per_processor
-    stored = facts.element_bytes * bn * (bm + facts.r + facts.d) / machine.shared_bytes_per_cycle
+    fetch = fetch + np.where(is_converted(facts, candidates, False), bn * (facts.r + facts.d) / threads, 0)
+    widened = np.where(is_converted(facts, candidates, True), tn * facts.r + bn * columns, 0)
+    issue = warps * (arithmetic + widened + reads.loads + weights + exchanged + fetch + instructions.step) / machine.schedulers_per_processor
+    filled = np.where(stages > 0, facts.stored_bytes, facts.element_bytes) * (facts.r + facts.d)
+    stored = bn * (facts.element_bytes * bm + filled) / machine.shared_bytes_per_cycle
     shared = warps * counts.step_shared_loads * 128 / machine.shared_bytes_per_cycle + stored
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None

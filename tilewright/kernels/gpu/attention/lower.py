@@ -195,8 +195,9 @@ class _Tiles:
         facts, tm = self.facts, self.tm
         keys, values = (self.buffers * self.bn * pitch for pitch in (self.key_pitch, self.value_pitch))
         shared = {QUERIES: facts.r * self.pitch, KEYS: keys, VALUES: values, WEIGHTS: self.bn * self.pitch}
+        copied = dict(zip((KEYS, VALUES), self.form.stored, strict=True)) if self.copies else {}
         registers = {"scores": self.tn * tm, "sums": tm * self.columns, "greatest": tm, "total": tm}
-        result: list[Statement] = [Allocate(Buffer(name, self.dtype, size, "shared")) for name, size in shared.items()]
+        result: list[Statement] = [Allocate(Buffer(name, copied.get(name, self.dtype), size, "shared")) for name, size in shared.items()]
         result += [Allocate(Buffer(name, self.dtype, size, "register")) for name, size in registers.items()]
         for name, value in (("sums", Const(0.0, self.dtype)), ("greatest", lowest(self.dtype)), ("total", Const(0.0, self.dtype))):
             at = Var("at", registers[name])
@@ -244,7 +245,7 @@ class _Tiles:
             key = key if self.facts.n % self.bn == 0 else binary("min", key, last)
             lets, axes = named({form.n: key, **decode(first, form.r)})
             load = substitute(Load(form.k.buffer, form.k.index, self.dtype, lanes), axes)
-            return [*lets, self._fetched(KEYS, self._buffer(tile, self.bn * self.key_pitch) + row * self.key_pitch + first, load)]
+            return [*lets, self._fetched(KEYS, self._buffer(tile, self.bn * self.key_pitch) + row * self.key_pitch + first, load, form.stored[0])]
 
         return self._turns(self.bn * self.facts.r // lanes, one)
 
@@ -258,12 +259,13 @@ class _Tiles:
             lets, axes = named({form.n: key, **decode(first, form.d)})
             load = substitute(Load(form.v.buffer, form.v.index, self.dtype, lanes), axes)
             value = select(compare("lt", key, index_const(self.facts.n)), load, as_lanes(Const(0.0, self.dtype), lanes))
-            return [*lets, self._fetched(VALUES, self._buffer(tile, self.bn * self.value_pitch) + row * self.value_pitch + first, value)]
+            target = self._buffer(tile, self.bn * self.value_pitch) + row * self.value_pitch + first
+            return [*lets, self._fetched(VALUES, target, value, form.stored[1])]
 
         return self._turns(self.bn * self.facts.d // lanes, one)
 
-    def _fetched(self, tile: str, place: Expr, value: Expr) -> Statement:
-        return copy(tile, place, value) if self.copies else Store(tile, place, value)
+    def _fetched(self, tile: str, place: Expr, value: Expr, stored: str) -> Statement:
+        return copy(tile, place, value, stored) if self.copies else Store(tile, place, value)
 
     # -- a tile of keys --
 

@@ -12,6 +12,7 @@ from math import gcd
 
 import numpy as np
 
+from tilewright.codegen.intrinsics.async_copy import COPIED_BYTES
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.attention_form import AttentionFacts
@@ -74,6 +75,13 @@ def key_pitch(facts: AttentionFacts) -> int:
     return (vectors + (vectors % 2 == 0)) * key_vector(facts)
 
 
+def is_converted(facts: AttentionFacts, candidates: Columns, at_reads: bool) -> np.ndarray:
+    """Whether keys and values, stored in a narrower type, are widened by all threads that read them from shared memory, where copies have brought
+    them; or (not `at_reads`) once, on their way there through registers."""
+    converted: np.ndarray = (facts.stored_bytes < facts.element_bytes) & ((candidates["stages"] > 0) == at_reads)
+    return converted
+
+
 def shared_bytes_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: queries and weights with their rows transposed, and one buffer per stage of keys and of values.
 
@@ -81,7 +89,8 @@ def shared_bytes_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
     pitch = candidates["block_m"] + PADDING
     values = columns_of(facts, candidates) * sharing_of(candidates)
     staged = np.maximum(candidates["stages"], 1) * (key_pitch(facts) + values)
-    needed: np.ndarray = facts.element_bytes * (facts.r * pitch + candidates["block_n"] * (pitch + staged))
+    staged = staged * np.where(candidates["stages"] > 0, facts.stored_bytes, facts.element_bytes)
+    needed: np.ndarray = facts.element_bytes * pitch * (facts.r + candidates["block_n"]) + candidates["block_n"] * staged
     return needed
 
 
@@ -100,11 +109,13 @@ def attention_space(facts: AttentionFacts, machine: Machine) -> tuple[dict[str, 
     threads, sharing = threads_of(candidates), sharing_of(candidates)
     registers = registers_of(facts, candidates)
     bm, bn, tm, tn = (candidates[name] for name in ("block_m", "block_n", "thread_m", "thread_n"))
+    stages, narrow = candidates["stages"], facts.stored_bytes < facts.element_bytes
+    copies = machine.compute_capability >= (8, 0) and min(facts.k_vector, facts.v_vector) * facts.stored_bytes >= COPIED_BYTES[0]
     quad = machine.warp_size * machine.schedulers_per_processor
     return reject(
         candidates,
         [
-            ("copies where the machine has them, and only there", (candidates["stages"] > 0) != (machine.compute_capability >= (8, 0))),
+            ("copies where the machine has them, and otherwise only to widen", np.where(stages > 0, not copies, copies and not narrow)),
             ("two buffers for one tile of keys", (candidates["stages"] > 1) & (bn >= facts.n)),
             ("fewer than 4 or more than a warp's threads share a row", (sharing < 4) | (sharing > machine.warp_size)),
             ("threads below two warps, above 512, or not whole warps", (threads < 64) | (threads > 512) | (threads % machine.warp_size != 0)),

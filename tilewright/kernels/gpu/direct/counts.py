@@ -178,8 +178,12 @@ def direct_counts(facts: DirectFacts, candidates: Columns, machine: Machine) -> 
     one = np.ones(len(candidates["slice"]))
     resources = registers_of(facts, candidates) * one, shared_bytes_of(facts, candidates) * one
     counts = variant_counts(candidates, facts, machine, GENERATED, resources)
+    narrow = facts.stored_bytes / facts.element_bytes
     return replace(
         counts,
+        level2_bytes=(counts.level2_bytes - facts.epilogue_bytes) * narrow + facts.epilogue_bytes,
+        step_sectors=counts.step_sectors * narrow,
+        reuse_bytes=counts.reuse_bytes * narrow,
         read_bytes=one * (facts.bytes_read + facts.filter_bytes + facts.epilogue_bytes),
         result_bytes=one * facts.bytes_written,
     )

@@ -41,10 +41,10 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     """Seconds of each candidate. One step (a chunk of C channels with T taps) of a block of W warps that computes K x Y x X outputs takes, in cycles
     of a processor:
 
-    issue = C T K Y X / lanes + W (C loads + copies + loop control) / schedulers, with T Rk / 4 loads of filters per channel plus those of the slice;
-    shared = W C (wavefronts of the loads, including bank conflicts) + wavefronts of the stores of patch and filters;  l2 = 4 C (patch + T K) / (bytes
-    per cycle), where a chunk with fewer channels than a sector loads whole sectors of the patch (half of the excess is still in level 1 for the next
-    chunk).
+    issue = C T K Y X / lanes + W (C loads + copies + conversions + loop control) / schedulers, with T Rk / 4 loads of filters per channel plus those
+    of the slice;  shared = W C (wavefronts of the loads, including bank conflicts) + wavefronts of the stores of patch and filters; l2 = C (patch + T
+    K) bytes / (bytes per cycle), where a chunk with fewer channels than a sector loads whole sectors of the patch (half of the excess is still in
+    level 1 for the next chunk).
 
     `on_processors` then adds waves, the tail and latencies; a split is as in the implicit GEMM. Compute overlaps with the memory traffic of the
     distinct bytes.
@@ -66,6 +66,9 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     elements, lanes, vectors = fetches_of(facts, candidates)
     copied = candidates["stages"] > 1
     fetch = np.where(copied, COPY_INSTRUCTIONS * (elements + vectors), elements * (1 + instructions.address / lanes) + 4 * vectors)
+    if facts.stored_bytes < facts.element_bytes:
+        uses = np.where(candidates["filters"] == SHARED, 4 * vectors, channels * taps * candidates["register_k"])
+        fetch = fetch + elements + uses  # conversions
     moves = np.where(candidates["filters"] == REGISTERS, channels * taps * candidates["register_k"], 0)
     control = STRETCH_INSTRUCTIONS * channels / stretch_of(facts, candidates) + moves
     # multiply-adds occupy issue slots, so all other instructions add to them
@@ -78,9 +81,9 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
     patch_rows, patch_columns = patch_of(facts, candidates)
-    partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * facts.element_bytes)
+    partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * facts.stored_bytes)
     moved = patch_rows * patch_columns * (1 + partial) / 2 + taps * size_k
-    level2 = moved * channels * facts.element_bytes / cache2.bandwidth
+    level2 = moved * channels * facts.stored_bytes / cache2.bandwidth
 
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a single warp waits for its first reads of a channel; filters read through the read-only path start in level 2

@@ -164,6 +164,7 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
         epilogue_bytes=product.facts.epilogue_bytes,
         epilogue_flops=product.facts.epilogue_flops,
         element_bytes=product.facts.element_bytes,
+        stored_bytes=product.facts.a.element_bytes,
     )
     base = substitute(offset, zero)
     return DirectForm(product, axes, rest, y, x, filter_y, filter_x, channel, product.a.buffer, base, channel_pitch, row_pitch, column_pitch, facts)

@@ -84,6 +84,8 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     steps_each = -(-steps_in_all // schedule.split)
     if (schedule.split - 1) * steps_each >= steps_in_all:
         raise Unsuitable(f"a split by {schedule.split} would leave a block nothing of {steps_in_all} steps")
+    if schedule.stages > 1 and facts.stored_bytes < facts.element_bytes:
+        raise Unsuitable("no copy is as narrow as an element of the input")
     if schedule.cluster and steps_in_all % schedule.split:
         raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
     if schedule.cluster and size_k * size_y * size_x % (schedule.split * min(facts.store_vector, size_k)):
@@ -120,7 +122,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         root += setup
         if schedule.stages == 1:
             root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.vector_width, "register", tile.vector_width)))
-        root.append(Allocate(Buffer(tile.tile, tile.dtype, buffers * tile.elements, "shared")))
+        root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     sums = schedule.register_k * schedule.register_y * schedule.register_x
     root.append(Allocate(Buffer("acc", product.dtype, sums, "register")))
@@ -196,7 +198,8 @@ def _filter_tile(form: DirectForm, schedule: DirectSchedule, bind: Mapping[Var, 
     lanes = min(form.facts.filter_vector, size_k)
     depth = schedule.channels * form.facts.filter_y * form.facts.filter_x
     operand = replace(form.product.facts.b, vector_width=lanes)
-    tile = Tile("filter", substitute(form.product.b, bind), form.product.b_n, operand, size_k, depth, schedule.threads, schedule.stages)
+    b, stored = form.product.b, form.product.stored(form.product.b)
+    tile = Tile("filter", substitute(b, bind), form.product.b_n, operand, size_k, depth, schedule.threads, schedule.stages, stored)
     if schedule.filters == SHARED and (tile.run > schedule.threads or schedule.threads % tile.run):
         raise Unsuitable(f"{schedule.threads} threads do not share the load of {size_k} output channels evenly")
     return tile

@@ -126,7 +126,8 @@ def patch(
             one: Statement = Store(FETCHED, index_const(number * lanes), value)
             if schedule.stages > 1:
                 # beyond the last channel the value is a constant, and there is nothing to copy
-                one = (copy if loads(value) else Store)(PATCH, buffer + shared(down, across), value)
+                to = buffer + shared(down, across)
+                one = copy(PATCH, to, value, dtype) if loads(value) else Store(PATCH, to, value)
             result += each(down, across, [one])
         return _where(passes.active, result)
 

@@ -33,7 +33,8 @@ class DirectFacts:
     """A convolution as the schema sees it: extents of the output, filter and reduction, and how operands and result are accessed.
 
     `outputs` and `channels` are per group. `input_vector`, `filter_vector`, `store_vector`: widest vectors (1, 2 or 4) along the input channels of
-    the input, and along the output channels of the filters and of the result. Bytes are distinct bytes in memory."""
+    the input, and along the output channels of the filters and of the result. Bytes are distinct bytes in memory.
+    `element_bytes`: of an element in shared memory and of a sum; `stored_bytes`: of one of the input in memory."""
 
     images: int
     groups: int
@@ -56,6 +57,11 @@ class DirectFacts:
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    stored_bytes: int = size_of(DEFAULT_FLOAT)
+
+    def copies(self, machine: Machine) -> bool:
+        """Whether asynchronous copies, of at least four bytes, can bring single elements."""
+        return machine.compute_capability >= (8, 0) and self.stored_bytes == self.element_bytes
 
     @property
     def flops(self) -> float:

@@ -77,8 +77,7 @@ def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) ->
     own = (facts.channels,) if facts.channels <= CHANNELS[-1] else ()
     candidates = _times(candidates, product_of({"channels": sorted({*CHANNELS, *own})}))
     candidates = keep(candidates, channel_rules(facts, candidates))
-    copies = machine.compute_capability >= (8, 0)
-    candidates = _times(candidates, product_of({"stages": STAGES if copies else (1,), "filters": (SHARED, 1, REGISTERS)}))
+    candidates = _times(candidates, product_of({"stages": STAGES if facts.copies(machine) else (1,), "filters": (SHARED, 1, REGISTERS)}))
     candidates = keep(candidates, stage_rules(facts, candidates, machine))
     candidates = _times(candidates, _splits(machine, atomics))
     candidates = keep(candidates, split_rules(facts, candidates, machine))
@@ -193,7 +192,7 @@ def _level2_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) ->
     cache = machine.cache(2)
     assert cache is not None
     elements = patch_rows * patch_columns + extents_of(candidates)[0] * facts.filter_y * facts.filter_x
-    cycles: np.ndarray = facts.element_bytes * elements / cache.bandwidth
+    cycles: np.ndarray = facts.stored_bytes * elements / cache.bandwidth
     return cycles
 
 
@@ -286,7 +285,7 @@ def stage_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Ru
     steps = -(-facts.channels // candidates["channels"])
     held = 2 * taps * candidates["register_k"]
     too_many = multiply_adds_of(facts, candidates) > 1.5 * UNROLLED_PRODUCTS
-    usual = 2 if machine.compute_capability >= (8, 0) else 1
+    usual = 2 if facts.copies(machine) else 1
     single = {**candidates, "split": np.ones_like(threads), "cluster": np.zeros_like(threads)}
     rs = registers_of(facts, {**candidates, "slice": np.full_like(threads, RS)})
     return [

@@ -31,7 +31,8 @@ def contraction_bound(facts: ContractionFacts, candidates: Columns, counts: Tile
     products = bk * live_m * live_n
     reads = -(-bk * (live_m + live_n) // WIDEST)
     fetches = bm * bk // (facts.a.vector_width * threads) + bn * bk // (facts.b.vector_width * threads)
-    written = (bm * facts.a.element_bytes + bn * facts.b.element_bytes) * bk / machine.shared_bytes_per_cycle
+    staged_a, staged_b = (facts.staged_bytes(operand, candidates["stages"]) for operand in (facts.a, facts.b))
+    written = (bm * staged_a + bn * staged_b) * bk / machine.shared_bytes_per_cycle
     return longest_of(
         machine,
         fma=warp_steps * products * fma_cycles(machine),

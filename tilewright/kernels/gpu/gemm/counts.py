@@ -33,7 +33,11 @@ def contraction_counts(facts: ContractionFacts, candidates: Columns, machine: Ma
         fill = fill + extent * bk / operand.vector_width / machine.warp_size
     copies = candidates["stages"] > 1
     wavefronts = gpu_calibration(machine).gemm.fragment_wavefronts
-    loads = bk * sum(np.where(size >= 4, wavefronts * np.floor(size / 4), 1.5) for size in (tm, tn))
+    loads = 0 * one
+    for operand, size in ((facts.a, tm), (facts.b, tn)):
+        vector = np.maximum(wavefronts * facts.staged_bytes(operand, candidates["stages"]) / facts.element_bytes, 1.0)
+        loads = loads + bk * np.where(size >= 4, vector * np.floor(size / 4), 1.5)
+    stored = facts.bytes_written / (facts.batch * facts.m * facts.n)
     registers = registers_of(facts, candidates)
     shared_bytes = shared_bytes_of(facts, candidates)
     store_instructions = warps * tm * tn / np.minimum(facts.store_vector, tn)
@@ -60,9 +64,9 @@ def contraction_counts(facts: ContractionFacts, candidates: Columns, machine: Ma
         step_sectors=sectors,
         drain_wavefronts=0 * one,
         store_instructions=store_instructions,
-        store_sectors=bm * np.maximum(bn * facts.element_bytes / SECTOR_BYTES, 1.0),
+        store_sectors=bm * np.maximum(bn * stored / SECTOR_BYTES, 1.0),
         distinct_bytes=read,
-        written_bytes=one * facts.bytes_written * split,
+        written_bytes=np.where(split > 1, facts.batch * facts.m * facts.n * facts.element_bytes * split, one * facts.bytes_written),
         split=split,
         stages=np.where(copies, candidates["stages"], 2) * one,
         reuse_bytes=(bm * facts.a.element_bytes + bn * facts.b.element_bytes) * steps * bk,

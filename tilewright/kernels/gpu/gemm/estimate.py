@@ -17,9 +17,9 @@ from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """Seconds of each candidate. For one step of one block, in cycles of a processor:
 
-    fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
-    l2 = (BM + BN) BK 4 / (bytes per cycle);  through(n) = n times these, overlapped, with the first two scaled for uneven distribution of n * warps
-    over the schedulers and for latencies that few warps do not hide;  alone = max(through(1), memory latency / steps ahead) + barrier.
+    fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, conversions, stores, addresses) / schedulers; shared = wavefronts of LDS and
+    STS;  l2 = bytes of (BM + BN) BK / (bytes per cycle); through(n) = n times these, overlapped, with the first two scaled for uneven distribution of
+    n * warps over the schedulers and for latencies that few warps do not hide;  alone = max(through(1), memory latency / steps ahead) + barrier.
 
     A processor gets b = ceil(blocks / processors) blocks, r at once (occupancy): floor(b / r) waves of max(through(r), alone) per step, and a last
     one with the rest (the tail). Prologue and epilogue of the pipeline cost some memory latencies per wave. Compute overlaps with the memory traffic
@@ -38,11 +38,13 @@ def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: T
     reads = -(-tm // 4) + -(-tn // 4)
     fetch = np.zeros(len(threads))
     stores = np.zeros(len(threads))
-    for operand, extent in ((facts.a, bm), (facts.b, bn)):
+    for operand, extent, per_thread in ((facts.a, bm, tm), (facts.b, bn, tn)):
         vectors = extent * bk / (threads * operand.vector_width)
         address = instructions.address + operand.taps * instructions.division / 2 + (8 if operand.guarded else 0)
         pieces = np.where(copies, 0, operand.vector_width if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
+        if facts.is_narrow(operand):  # copies leave the conversion to every thread that reads the tile
+            fetch = fetch + np.where(copies, bk * per_thread, vectors * operand.vector_width)
         # a transposed store is scalar, with two-way bank conflicts
         transposed = (operand.along == "r") & ~copies
         stores = stores + extent * bk / machine.warp_size * np.where(transposed, 2.0, 1.0)

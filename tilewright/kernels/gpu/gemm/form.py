@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.codegen.access import flatten, merge_axes, storage_order
 from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, guarded_load, reduce_and_final, vectors_fit, widest
+from tilewright.codegen.intrinsics.async_copy import COPIED_BYTES
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.ir.computation import Step
@@ -37,7 +38,7 @@ class ProductForm:
     """C[batch, m, n] = sum over r of a * b, with flat offsets, and axes merged where every access allows it.
 
     `element`, over loads of the reduction's name, is stored at `offset` of `output`. `m` and `n` are in loop order (fastest last); `b_n` is n with
-    the extents to which b is stored; `r` is in summation order."""
+    the extents to which b is stored; `r` is in summation order. `types`: those of stored values in memory."""
 
     output: str
     step: Step
@@ -52,6 +53,7 @@ class ProductForm:
     offset: Expr
     layouts: Mapping[str, Layout]
     storage: Mapping[str, Storage]
+    types: Mapping[str, str]
     facts: ContractionFacts
     row_stages: tuple[RowStage, ...] = ()
 
@@ -59,6 +61,11 @@ class ProductForm:
     def dtype(self) -> str:
         """The type of the sums, and of the factors as multiplied."""
         return self.step.dtypes[0]
+
+    def stored(self, factor: Expr) -> str:
+        """The type in memory of the elements of a factor that is loaded without arithmetic; of others the one that is multiplied."""
+        found = loads(factor)
+        return self.types[found[0].buffer] if len(found) == 1 else factor.dtype
 
 
 def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: frozenset[Var] = frozenset()) -> ProductForm:
@@ -120,7 +127,8 @@ def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: fr
         element_bytes=size_of(found.dtype),
     )
     stored_n = (*n[:-1], *stored_n)
-    return ProductForm(output, step, batch, m, n, stored_n, r, a_flat, b_flat, element, offset, layouts, storage, facts, row_stages)
+    types = {name: value.dtype for name, value in values.items()}
+    return ProductForm(output, step, batch, m, n, stored_n, r, a_flat, b_flat, element, offset, layouts, storage, types, facts, row_stages)
 
 
 def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage, ...]]:
@@ -164,7 +172,7 @@ def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Stora
     order = tuple((dim, 0) for dim in range(len(extents)))
     layout = Layout(extents, (*order, (last, 4))) if extents[last] % 4 else row_major(extents)
     name = f"{load.buffer}@{problem.region.name}"
-    storage = Storage(Value(name, extents, load.dtype), layout, load.buffer, view)
+    storage = Storage(Value(name, extents, problem.values[load.buffer].dtype), layout, load.buffer, view)
     return Load(name, axes, load.dtype), {name: storage}
 
 
@@ -181,8 +189,9 @@ def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, .
     guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
     # one element broadcast to several lanes (an upsampled factor) is not a vector in memory, so it cannot be copied
     vector = vectors_fit(expr, fastest[along], lanes, problem.layouts) if along in fastest else expr
-    plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None
-    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain, size_of(expr.dtype))
+    size = max((size_of(problem.values[load.buffer].dtype) for load in loads(expr) if load.buffer in problem.values), default=size_of(expr.dtype))
+    plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None and lanes * size in COPIED_BYTES
+    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain, size)
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:

@@ -96,8 +96,8 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     batch_lets, batch_values = named(decode(batch_, form.batch))
     root += batch_lets
     bind = {**batch_values, **({part: part_} if part in where else {})}
-    a = Tile("a", substitute(form.a, bind), form.m, facts.a, bm, bk, schedule.threads, schedule.stages)
-    b = Tile("b", substitute(form.b, bind), form.b_n, facts.b, bn, bk, schedule.threads, schedule.stages)
+    a = Tile("a", substitute(form.a, bind), form.m, facts.a, bm, bk, schedule.threads, schedule.stages, form.stored(form.a))
+    b = Tile("b", substitute(form.b, bind), form.b_n, facts.b, bn, bk, schedule.threads, schedule.stages, form.stored(form.b))
     buffers = buffers_of(schedule.stages, steps_each)
     if schedule.stages > 1 and not (facts.a.plain and facts.b.plain):
         raise Unsuitable("a factor is computed while it is read: it cannot be copied asynchronously")
@@ -108,7 +108,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root += setup
         if schedule.stages == 1:
             root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.vector_width, "register", tile.vector_width)))
-        root.append(Allocate(Buffer(tile.tile, tile.dtype, buffers * tile.elements, "shared")))
+        root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     root.append(Allocate(Buffer("acc", form.dtype, tm * tn, "register")))
     at = Var("at", tm * tn)

@@ -7,6 +7,7 @@ of them in registers; block_k elements along r at a time are in shared memory, d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Operand:
     """How a factor is read: vectors of `vector_width` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
 
     `taps` counts index divisions per load; `guarded`: zero padding is checked at each load. `plain`: the factor is a load without arithmetic, so it
-    can be copied to shared memory without registers. `element_bytes`: bytes of an element as staged."""
+    can be copied to shared memory without registers. `element_bytes`: bytes of an element in memory."""
 
     along: str
     vector_width: int
@@ -52,6 +53,14 @@ class ContractionFacts:
     """Number of reductions of whole rows of n, and maps before them, that the kernel applies to its result; if any, a block must hold whole rows."""
     element_bytes: int = size_of(DEFAULT_FLOAT)
     """Bytes of a sum."""
+
+    def staged_bytes(self, operand: Operand, stages: Any) -> Any:
+        """Bytes of a factor's element in shared memory, for a number or a column of stages: copies leave it as it is in memory."""
+        return np.where(stages > 1, operand.element_bytes, self.element_bytes)
+
+    def is_narrow(self, operand: Operand) -> bool:
+        """Whether elements of the factor are widened before they are multiplied."""
+        return operand.element_bytes < self.element_bytes
 
     @property
     def flops(self) -> float:
@@ -97,7 +106,8 @@ TILE_AXES = {
 }
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
 STAGES = (2, 4)
-"""Stages with asynchronous copies; 1 is tried if the machine has none or a factor is computed while it is read."""
+"""Stages with asynchronous copies; 1 is tried if the machine has none, a factor is computed while it is read, or it is narrower than the sums: then
+registers widen each element once, and with copies each thread that reads it does."""
 CLUSTERS = (2, 4, 8)
 """Blocks of a cluster: up to eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
 AXES = (*TILE_AXES, "split", "stages", "cluster", "atomics")
@@ -109,7 +119,9 @@ def contraction_space(
     """Candidates with the columns AXES, and the number rejected for each reason (a rejected tile counts once for each split and stage). `atomics`:
     also offers splits by atomic additions."""
     copies = machine.compute_capability >= (8, 0) and facts.a.plain and facts.b.plain
-    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), "atomics": (0, 1) if atomics else (0,)})
+    narrow = facts.is_narrow(facts.a) or facts.is_narrow(facts.b)
+    stages = (*((1,) if narrow or not copies else ()), *(STAGES if copies else ()))
+    rest = product_of({"split": SPLITS, "stages": stages, "cluster": (0, 1), "atomics": (0, 1) if atomics else (0,)})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
     possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
     rest = {name: column[possible] for name, column in rest.items()}
@@ -183,7 +195,7 @@ def shared_bytes_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     for operand, extent in ((facts.a, bm), (facts.b, bn)):
         flat = bk * (extent + (PADDING if operand.along == "r" else 0))
         deep = extent * (bk + PADDING)
-        staged = staged + operand.element_bytes * np.where((stages > 1) & (operand.along == "r"), deep, flat)
+        staged = staged + facts.staged_bytes(operand, stages) * np.where((stages > 1) & (operand.along == "r"), deep, flat)
     row_elements = (bm * (facts.n + 1) + facts.row_stages * (bm + threads_of(candidates))) * (facts.row_stages > 0)
     needed: np.ndarray = buffers * staged + facts.element_bytes * (candidates["cluster"] * bm * bn + row_elements)
     return needed

@@ -42,7 +42,8 @@ from tilewright.kernels.gpu.gemm.space import PADDING, Operand
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile with `size` elements along its `own` axes (those other than r) and `depth` along r; `ld` is the row pitch in elements."""
+    """A tile with `size` elements along its `own` axes (those other than r) and `depth` along r; `ld` is the row pitch in elements. `stored`: the
+    type of the elements in memory."""
 
     name: str
     expr: Expr
@@ -51,12 +52,18 @@ class Tile:
     size: int
     depth: int
     threads: int
-    stages: int = 1
+    stages: int
+    stored: str
 
     @property
     def dtype(self) -> str:
         """The type of the elements, as multiplied."""
         return self.expr.dtype
+
+    @property
+    def held(self) -> str:
+        """The type of the elements in shared memory: as multiplied, or as they are in memory if they are copied."""
+        return self.stored if self.stages > 1 else self.dtype
 
     @property
     def along_r(self) -> bool:
@@ -162,7 +169,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
                 # copies of equal addresses by several threads are not merged, unlike loads: zeros are written instead, without a read
                 value = select(insides[number if tile.along_r else 0], value, zeros)
                 # past the end of the reduction the value is a constant, and there is nothing to copy
-                one = copy(tile.tile, place, _one_guard(value, tile.vector_width)) if loads(value) else Store(tile.tile, place, value)
+                one = copy(tile.tile, place, _one_guard(value, tile.vector_width), tile.stored) if loads(value) else Store(tile.tile, place, value)
             statements += in_tile(tile, line, number, one)
         return statements
 

@@ -234,7 +234,7 @@ class _Fused:
             channel = self.first_channel + step * schedule.channels + c
             source = Load(self.filters.value.name, (t * point_stride + channel * channel_stride + k,), self.filters.value.dtype, 4)
             value = select(inside, source, as_lanes(Const(0.0, source.dtype), 4))
-            statements.append(copy(FILTERS, buffer * self.filter_elements + position * 4, value))
+            statements.append(copy(FILTERS, buffer * self.filter_elements + position * 4, value, source.dtype))
         return statements
 
     @property
