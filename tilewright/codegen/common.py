@@ -78,9 +78,12 @@ def vectors_fit(expr: Expr, axis: Var, lanes: int, stored: Mapping[str, Layout])
     return vectorise(expr, axis, lanes, lambda load: load.buffer not in stored)
 
 
-def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | None = None) -> int:
-    """The widest vector (4, 2 or 1 lanes) along `axis` for the expression, and for a store of it at `offset` if one is given."""
-    for lanes in (4, 2):
+def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | None = None, most: int = 4) -> int:
+    """The widest vector (`most`, or a smaller power of two of lanes) along `axis` for the expression, and for a store of it at `offset` if one is
+    given."""
+    for lanes in (8, 4, 2):
+        if lanes > most:
+            continue
         if offset is not None and (
             expr.dtype not in VECTOR_TYPES or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)
         ):

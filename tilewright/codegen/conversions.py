@@ -162,9 +162,48 @@ _CUDA_SCALAR: Mapping[tuple[str, str], str] = MappingProxyType({
 })  # fmt: skip
 
 
+_CUDA_PAIR: Mapping[tuple[str, str], str] = MappingProxyType({
+    ("bf16", "f32"): f"""\
+{_QUALIFIER} void tw_f32_of_bf16_pair(unsigned a, float &low, float &high) {{
+    low = __uint_as_float(a << 16);
+    high = __uint_as_float(a & 0xffff0000);
+}}""",
+    ("f16", "f32"): f"""\
+{_QUALIFIER} void tw_f32_of_f16_pair(unsigned a, float &low, float &high) {{
+    asm("{{ .reg .b16 l, h; mov.b32 {{l, h}}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }}" : "=f"(low), "=f"(high) : "r"(a));
+}}""",
+    **{("f32", target): f"""\
+{_QUALIFIER} unsigned tw_{target}_of_f32_pair(float low, float high) {{
+#if __CUDA_ARCH__ >= 800
+    unsigned result;
+    asm("cvt.rn.{target}x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+#else
+    return (unsigned)tw_{target}_of_f32(low) | (unsigned)tw_{target}_of_f32(high) << 16;
+#endif
+}}""" for target in ("f16", "bf16")},
+})  # fmt: skip
+_CUDA_EIGHT: Mapping[bool, str] = MappingProxyType({
+    True: f"""\
+{_QUALIFIER} float8 NAME(uint4 a) {{
+    float8 r;
+    PAIR(a.x, r.x, r.y), PAIR(a.y, r.z, r.w), PAIR(a.z, r.a, r.b), PAIR(a.w, r.c, r.d);
+    return r;
+}}""",
+    False: f"""\
+{_QUALIFIER} uint4 NAME(float8 a) {{
+    return make_uint4(PAIR(a.x, a.y), PAIR(a.z, a.w), PAIR(a.a, a.b), PAIR(a.c, a.d));
+}}""",
+})
+"""Conversions of eight elements, by whether they widen; eight 16-bit elements are 16 bytes, the widest access of memory."""
+
+
 def _cuda_conversion(source: str, target: str, lanes: int) -> Helper:
     if lanes == 1:
         return Helper(_CUDA_SCALAR[source, target])
+    if lanes == 8:
+        pair = conversion_name(source, target, 1) + "_pair"
+        return Helper(_CUDA_EIGHT[target == "f32"].replace("NAME", conversion_name(source, target, 8)).replace("PAIR", pair), ("float8", pair))
     wanted, given = (f"{ELEMENT_TYPES[dtype].cuda_vector}{lanes}" for dtype in (target, source))
     scalar, name = conversion_name(source, target, 1), conversion_name(source, target, lanes)
     parts = ", ".join(f"{scalar}(a.{component})" for component in "xyzw"[:lanes])
@@ -172,5 +211,6 @@ def _cuda_conversion(source: str, target: str, lanes: int) -> Helper:
 
 
 CUDA_CONVERSIONS: Mapping[str, Helper] = MappingProxyType(
-    {conversion_name(*pair, lanes): _cuda_conversion(*pair, lanes) for pair in _CUDA_SCALAR for lanes in (1, 2, 4)}
+    {conversion_name(*pair, lanes): _cuda_conversion(*pair, lanes) for pair in _CUDA_SCALAR for lanes in (1, 2, 4, 8)}
+    | {f"{conversion_name(*pair, 1)}_pair": Helper(text, (conversion_name(*pair, 1),)) for pair, text in _CUDA_PAIR.items()}
 )

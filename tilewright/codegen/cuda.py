@@ -3,10 +3,10 @@
 A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then its
 scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more). Shared buffers are static up to 48 KiB
 in all; above that they are stored in dynamic shared memory, and the launch needs `dynamic_shared_bytes(kernel)`; buffers of scopes that follow one
-another share places (`shared_offsets`). Vectors are the
-built-in ones (`float4`); their loads and stores in global and shared memory need an address aligned to the whole vector. Arithmetic on vectors is
-written out lane by lane. Both sides of a `select` with a vector condition may be read. Integer arithmetic wraps; a floating-point number that does
-not fit the integer type it is cast to saturates; integer division by zero gives 0.
+another share places (`shared_offsets`). Vectors are the built-in ones (`float4`), and `float8` for what is stored as eight 16-bit floats; their
+loads and stores in global and shared memory need an address aligned to the whole vector, or to its 16 bytes. Arithmetic on vectors is written out
+lane by lane. Both sides of a `select` with a vector condition may be read. Integer arithmetic wraps; a floating-point number that does not fit the
+integer type it is cast to saturates; integer division by zero gives 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.codegen.conversions import CUDA_CONVERSIONS, conversion_name
 from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable, ordered
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
-from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, is_float, size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
 from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, is_own_part, statements
 
@@ -29,7 +29,7 @@ STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
 
 _ALIGNMENT = 16
-_COMPONENTS = "xyzw"
+_COMPONENTS = "xyzwabcd"
 _OF_BITS = {4: ("__int_as_float", ""), 8: ("__longlong_as_double", "LL")}
 """By bytes: the function that reinterprets an integer as a float, and the suffix of the integer literal."""
 
@@ -165,8 +165,33 @@ def _checking(inside: str, dtype: str) -> Helper:
     )
 
 
+def _vector_of_8(kind: str) -> Helper:
+    """A type like the built-in ones, which end at four elements: what a thread computes with eight 16-bit elements."""
+    element = {"uchar": "unsigned char"}.get(kind, kind)
+    given, fields = (", ".join(f"{prefix}{component}" for component in _COMPONENTS) for prefix in (f"{element} ", ""))
+    return Helper(
+        f"""struct {kind}8 {{ {element} {fields}; }};
+static __device__ __forceinline__ {kind}8 make_{kind}8({given}) {{ return {{{fields}}}; }}"""
+    )
+
+
 _BUILTIN: Mapping[str, Helper] = {
     **CUDA_CONVERSIONS,
+    **{f"{kind}8": _vector_of_8(kind) for kind in ("float", "uchar")},
+    "tw_load8": Helper(
+        """static __device__ __forceinline__ float8 tw_load8(const float *from) {
+    const float4 a = *reinterpret_cast<const float4 *>(from), b = *reinterpret_cast<const float4 *>(from + 4);
+    return make_float8(a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w);
+}""",
+        ("float8",),
+    ),
+    "tw_store8": Helper(
+        """static __device__ __forceinline__ void tw_store8(float *to, float8 a) {
+    *reinterpret_cast<float4 *>(to) = make_float4(a.x, a.y, a.z, a.w);
+    *reinterpret_cast<float4 *>(to + 4) = make_float4(a.a, a.b, a.c, a.d);
+}""",
+        ("float8",),
+    ),
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
@@ -207,6 +232,10 @@ class CudaPrinter(Printer):
     def type_name(self, dtype: str, lanes: int = 1, mask: int = 0) -> str:
         if lanes == 1:
             return "bool" if dtype == "bool" else CUDA_TYPES[dtype]
+        if lanes == 8 and dtype in NARROW_FLOATS:
+            return "uint4"
+        if lanes == 8 and dtype in (FLOAT32, "bool"):
+            return self.need(f"{ELEMENT_TYPES[dtype].cuda_vector}8")
         if lanes * size_of(dtype) > 16 or lanes not in (2, 4):
             raise ValueError(f"CUDA has no vector of {lanes} {dtype}")
         return f"{ELEMENT_TYPES[dtype].cuda_vector}{lanes}"
@@ -255,12 +284,18 @@ class CudaPrinter(Printer):
         text, buffer = self.buffer(name)
         if buffer.lanes == lanes:
             return Code(text if buffer.size == lanes else f"{text}[{self.text(floordiv(offset, lanes))}]")
-        address = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
-        return Code(f"*reinterpret_cast<{'' if writes else 'const '}{self.type_name(buffer.dtype, lanes)} *>({address})", UNARY)
+        return Code(f"*reinterpret_cast<{'' if writes else 'const '}{self.type_name(buffer.dtype, lanes)} *>({self.pointer(text, offset)})", UNARY)
+
+    def pointer(self, text: str, offset: Expr) -> str:
+        return text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
 
     def in_pieces(self, buffer: Buffer, lanes: int) -> bool:
         """Whether a vector is accessed element by element: in an array of registers, so that the array stays in registers."""
         return buffer.space == "register" and buffer.lanes != lanes
+
+    def in_two(self, buffer: Buffer, lanes: int) -> bool:
+        """Whether a vector in memory is wider than the widest access, of 16 bytes."""
+        return lanes * size_of(buffer.dtype) > _ALIGNMENT and buffer.lanes != lanes
 
     def load(self, node: Load) -> Code:
         text, buffer = self.buffer(node.buffer)
@@ -274,6 +309,8 @@ class CudaPrinter(Printer):
             code = Code(self.place(node.buffer, node.index[0]))
         elif self.in_pieces(buffer, node.lanes):
             code = self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], buffer.dtype)
+        elif self.in_two(buffer, node.lanes):
+            code = Code(f"{self.need('tw_load8')}({self.pointer(text, node.index[0])})")
         else:
             code = self.vector_place(node.buffer, node.index[0], node.lanes, False)
         return self.converted(buffer.dtype, node.dtype, code, node.lanes) if self.converts(node.buffer, node.dtype) else code
@@ -302,6 +339,9 @@ class CudaPrinter(Printer):
                 self.line(f"const {self.type_name(value.dtype, value.lanes)} {name} = {code.text};")
             for lane in range(value.lanes):
                 self.line(f"{self.place(statement.buffer, statement.offset + lane)} = {name}.{_COMPONENTS[lane]};")
+        elif self.in_two(buffer, value.lanes):
+            target_address = self.pointer(self.buffer(statement.buffer)[0], statement.offset)
+            self.line(f"{self.need('tw_store8')}({target_address}, {self.text(value)});")
         else:
             target = self.vector_place(statement.buffer, statement.offset, value.lanes, True)
             self.line(f"{target.text} = {self.text(value)};")
@@ -406,6 +446,8 @@ class CudaPrinter(Printer):
             return Code(f"{self.text(condition, OR)} ? {a.at(OR)} : {b.at(CONDITIONAL)}", CONDITIONAL)
         if node.operation == "broadcast":
             return self.whole(node.args[0], node.lanes)
+        if node.operation == "cast" and NARROW_FLOATS & {node.dtype, node.args[0].dtype}:
+            return self.conversion(node, node.lanes)
         lanes = []
         for lane in range(node.lanes):
             self.lane = lane

@@ -70,8 +70,8 @@ _RESERVED = frozenset(
     """auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return
     short signed sizeof static struct switch typedef union unsigned void volatile while arguments scalars main class template typename this
     new delete operator namespace using public private protected friend virtual try catch throw true false bool asm and or not xor
-    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t float2 float4 int2 int4 double2 min max abs exp log sin cos tan pow
-    sqrt floor ceil round trunc erf y0 y1 yn j0 j1 jn gamma index signgam log2 log10 tanh sinh cosh asin acos atan div time near far
+    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t float2 float4 float8 uchar8 int2 int4 double2 min max abs exp log sin cos tan
+    pow sqrt floor ceil round trunc erf y0 y1 yn j0 j1 jn gamma index signgam log2 log10 tanh sinh cosh asin acos atan div time near far
     threadIdx blockIdx blockDim gridDim warpSize NAN INFINITY I linux unix""".split()
 )
 

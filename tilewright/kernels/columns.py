@@ -17,6 +17,11 @@ def product_of(axes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     return {name: grid.ravel() for name, grid in zip(axes, mesh, strict=True)}
 
 
+def vector_widths(widest: int) -> tuple[int, ...]:
+    """Widths of vectors that are candidates: up to four elements, and eight where accesses allow it (16-bit values)."""
+    return (1, 2, 4, 8) if widest > 4 else (1, 2, 4)
+
+
 def length(candidates: Columns) -> int:
     return len(next(iter(candidates.values())))
 

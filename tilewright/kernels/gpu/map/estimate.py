@@ -8,7 +8,7 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import WORD, LaunchCounts
+from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.map.space import MapFacts
 from tilewright.kernels.gpu.rates import issue_seconds, l2_bandwidth, latency_seconds, start_seconds, streaming_seconds
 
@@ -22,7 +22,7 @@ def map_estimate(facts: MapFacts, candidates: Columns, counts: LaunchCounts, mac
     blocks, resident = counts.blocks, counts.resident
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     loads = max(facts.requests - 1, 1)
-    in_flight = items * lanes * WORD * min(loads, 8)
+    in_flight = items * lanes * facts.element_bytes * min(loads, 8)
     memory = streaming_seconds(machine, counts.memory_bytes, at_once, in_flight)
     fitted, own = gpu_calibration(machine).instructions, gpu_calibration(machine).map
     instructions = facts.requests * (1 + fitted.address / 2) + facts.flops * lanes + 2 * fitted.division

@@ -18,13 +18,15 @@ from tilewright.codegen.common import (
     walk_in_order,
     widest,
 )
-from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import Expr, Var, as_lanes, coefficient, index_const, loads, substitute
+from tilewright.ir.dtypes import NARROW_FLOATS, size_of
+from tilewright.ir.expr import Expr, Load, Var, as_lanes, coefficient, index_const, loads, substitute
+from tilewright.ir.graph import Value
 from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.counts import SECTOR_WORDS
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
+from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD
 from tilewright.kernels.gpu.map.space import MapFacts, MapSchedule
 
 
@@ -46,7 +48,7 @@ def map_form(problem: Problem) -> MapForm:
     offset = layouts[region.outputs[0]].offset(step.index)
     body = flatten(step.bodies[0], layouts)
     space = walk_in_order(step.axes, (offset, body), offset)
-    lanes = widest(space.expressions[1], space.fastest, layouts, space.expressions[0]) if space.fastest else 1
+    lanes = widest(space.expressions[1], space.fastest, layouts, space.expressions[0], most_lanes(problem)) if space.fastest else 1
     strides = [(load, coefficient(load.index[0], space.fastest) if space.fastest is not None else 0) for load in loads(space.expressions[1])]
     facts = MapFacts(
         points=space.points,
@@ -55,10 +57,22 @@ def map_form(problem: Problem) -> MapForm:
         bytes_written=values[region.outputs[0]].bytes,
         flops=expression_flops(body),
         requests=1 + len(loads(space.expressions[1])),
-        scattered=space.points * sum(size_of(load.dtype) for load, stride in strides if stride is not None and abs(stride) >= SECTOR_WORDS),
+        scattered=space.points * sum(_stored_bytes(load, values) for load, stride in strides if stride is not None and abs(stride) >= SECTOR_WORDS),
         inner=space.fastest.extent or 1 if space.fastest is not None else 1,
+        element_bytes=WIDEST_BYTES // most_lanes(problem),
     )
     return MapForm(region.outputs[0], space, facts)
+
+
+def _stored_bytes(load: Load, values: Mapping[str, Value]) -> int:
+    return size_of(values[load.buffer].dtype if load.buffer in values else load.dtype)
+
+
+def most_lanes(problem: Problem) -> int:
+    """Lanes of the widest vectors of maps, windows and rows: 16 bytes of the narrowest floats that are loaded or stored."""
+    region = problem.region
+    names = (*region.inputs, *region.outputs)
+    return WIDEST_BYTES // min((size_of(problem.values[name].dtype) for name in names if problem.values[name].dtype in NARROW_FLOATS), default=WORD)
 
 
 def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import product_of, reject
+from tilewright.kernels.columns import product_of, reject, vector_widths
+from tilewright.kernels.gpu.counts import WORD
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class MapFacts:
 
     `points` counts scalar elements of the output; `vector_width` is the widest vector that every access allows; `flops` is per element. Bytes are
     distinct bytes; `requests` counts a thread's loads and stores per element or vector. `scattered`: bytes read by loads that touch different
-    sectors for adjacent elements of the output (a transposed operand), and adjacent words for elements `inner` apart."""
+    sectors for adjacent elements of the output (a transposed operand), and adjacent words for elements `inner` apart.
+    `element_bytes`: of the narrowest floats in memory."""
 
     points: int
     vector_width: int
@@ -26,6 +28,7 @@ class MapFacts:
     requests: int
     scattered: int
     inner: int
+    element_bytes: int = WORD
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class MapSchedule:
 
 def map_space(facts: MapFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns threads, items, vector_width; and the number rejected for each reason."""
-    candidates = product_of({"threads": (64, 128, 256, 512), "items": (1, 2, 4, 8), "vector_width": (1, 2, 4)})
+    candidates = product_of({"threads": (64, 128, 256, 512), "items": (1, 2, 4, 8), "vector_width": vector_widths(facts.vector_width)})
     vectors = -(-facts.points // candidates["vector_width"])
     blocks = -(-vectors // (candidates["threads"] * candidates["items"]))
     return reject(

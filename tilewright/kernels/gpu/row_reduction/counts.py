@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import counted
-from tilewright.kernels.gpu.counts import WORD, LaunchCounts, launch_counts
+from tilewright.kernels.gpu.counts import LaunchCounts, launch_counts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, SIMPLE_REGISTERS
 from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
@@ -23,5 +23,5 @@ def row_reduction_counts(facts: RowReductionFacts, candidates: Columns, machine:
 def sector_waste(facts: RowReductionFacts, candidates: Columns) -> np.ndarray:
     """Bytes of the sectors that adjacent threads read, divided by the bytes that they use."""
     width = np.minimum(candidates["vector_width"], facts.vector_width)
-    adjacent = (candidates["rows"] if facts.row_contiguous else candidates["threads_per_row"] * width) * WORD
+    adjacent = (candidates["rows"] if facts.row_contiguous else candidates["threads_per_row"] * width) * facts.element_bytes
     return np.maximum(1.0, SECTOR_BYTES / adjacent)

@@ -8,7 +8,7 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import WORD, LaunchCounts
+from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.rates import LOADS_IN_FLIGHT, bandwidth, issue_seconds, l2_bandwidth, latency_seconds, start_seconds
 from tilewright.kernels.gpu.row_reduction.counts import sector_waste
 from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
@@ -39,7 +39,7 @@ def row_reduction_estimate(facts: RowReductionFacts, candidates: Columns, counts
         lines = np.maximum(1, in_warp // rows)
     else:
         lines = np.maximum(lanes, in_warp // threads_per_row)
-    row_bytes = facts.columns * WORD
+    row_bytes = facts.columns * facts.element_bytes
     free = cache.bytes - together * (counts.shared_bytes + machine.shared_reserved_bytes)
     kept = np.clip(own.kept_share * free / (together * rows * row_bytes), 0, 1)
     busiest = each * machine.processors / blocks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import WORD
 from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
 
@@ -13,4 +12,5 @@ def row_reduction_features(facts: RowReductionFacts, candidates: Columns) -> dic
     """A thread's turns over the columns, the share of them that lies inside the row, and the bytes of a block's rows."""
     wide = candidates["threads_per_row"] * np.minimum(candidates["vector_width"], facts.vector_width)
     turns = -(-facts.columns // wide)
-    return {"turns": turns, "useful turns": facts.columns / (turns * wide), "block bytes": facts.columns * candidates["rows"] * float(WORD)}
+    block_bytes = facts.columns * candidates["rows"] * float(facts.element_bytes)
+    return {"turns": turns, "useful turns": facts.columns / (turns * wide), "block bytes": block_bytes}

@@ -61,7 +61,8 @@ from tilewright.ir.kernel import (
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.map.lower import element_store
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
+from tilewright.kernels.gpu.map.lower import element_store, most_lanes
 from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts, RowReductionSchedule
 from tilewright.kernels.gpu.window.lower import accumulator
 
@@ -144,7 +145,7 @@ def row_reduction_form(problem: Problem) -> RowReductionForm:
             where, offsets = offsets[0], offsets[1:]
         by = offsets[0] if step.kind == "map" else main_offset(problem, offsets)
         space = walk_in_order(columns[step.name], offsets, by)
-        stages.append(RowStage(step, space, _stage_lanes(step, space, layouts)))
+        stages.append(RowStage(step, space, _stage_lanes(step, space, layouts, most_lanes(problem))))
     leading = stages[steps.index(longest)]
     main = main_offset(problem, leading.space.expressions)
     contiguous = bool(merged_rows) and coefficient(main, merged_rows[-1]) == 1
@@ -161,18 +162,19 @@ def row_reduction_form(problem: Problem) -> RowReductionForm:
         bytes_written=values[output].bytes,
         flops=sum(stage.space.points * (expression_flops(*stage.space.expressions) + 1) for stage in stages),
         accumulator_bytes=sum(size_of(dtype) for step in reduces for dtype in step.dtypes),
+        element_bytes=WIDEST_BYTES // most_lanes(problem),
     )
     return RowReductionForm(output, merged_rows, tuple(stages), where, facts)
 
 
-def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout]) -> int:
+def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout], most: int) -> int:
     if space.fastest is None or len(step.bodies) > 1 or step.dtypes[0] not in VECTOR_TYPES:
         return 1
     if step.kind == "map":
         offset, element = space.expressions
-        lanes = widest(_plain_results(element, layouts), space.fastest, layouts, offset)
+        lanes = widest(_plain_results(element, layouts), space.fastest, layouts, offset, most)
         return lanes
-    return widest(_plain_results(space.expressions[0], layouts), space.fastest, layouts)
+    return widest(_plain_results(space.expressions[0], layouts), space.fastest, layouts, most=most)
 
 
 def _plain_results(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import product_of, reject
+from tilewright.kernels.columns import product_of, reject, vector_widths
+from tilewright.kernels.gpu.counts import WORD
 
 
 @dataclass(frozen=True)
 class RowReductionFacts:
     """`rows` of at most `columns` reduced elements. `row_contiguous`: elements of neighbouring rows (not columns) are adjacent in memory.
 
-    `vector_width`: the widest vector that all accesses along the columns allow. `stages`: number of successive reductions."""
+    `vector_width`: the widest vector that all accesses along the columns allow. `stages`: number of successive reductions.
+    `element_bytes`: of the narrowest floats in memory."""
 
     rows: int
     columns: int
@@ -25,6 +27,7 @@ class RowReductionFacts:
     bytes_written: int
     flops: float
     accumulator_bytes: int
+    element_bytes: int = WORD
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class RowReductionSchedule:
 def row_reduction_space(facts: RowReductionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns rows, threads_per_row, vector_width; and the number rejected for each reason."""
     powers = [2**i for i in range(11)]
-    candidates = product_of({"rows": powers, "threads_per_row": powers, "vector_width": (1, 2, 4)})
+    candidates = product_of({"rows": powers, "threads_per_row": powers, "vector_width": vector_widths(facts.vector_width)})
     threads = candidates["rows"] * candidates["threads_per_row"]
     shared = threads * facts.accumulator_bytes * (candidates["threads_per_row"] > 1)
     smallest = min(32, facts.rows * facts.columns)

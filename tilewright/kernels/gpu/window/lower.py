@@ -50,7 +50,8 @@ from tilewright.ir.kernel import Allocate, Buffer, For, If, Launch, Let, Stateme
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
-from tilewright.kernels.gpu.map.lower import wide_or_refuse
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
+from tilewright.kernels.gpu.map.lower import most_lanes, wide_or_refuse
 from tilewright.kernels.gpu.window.space import UNROLLED_WINDOW, TiledLoad, WindowFacts, WindowSchedule, blocks_to_ask_for
 
 
@@ -95,8 +96,9 @@ def window_form(problem: Problem) -> WindowForm:
     points = prod(axis.extent or 0 for axis in step.reduction)
     lanes = 1
     if space.fastest is not None and len(bodies) == 1:
-        lanes = widest(space.expressions[-1], space.fastest, layouts, space.expressions[0])
-        lanes = min(lanes, widest(space.expressions[1], space.fastest, layouts))
+        most = most_lanes(packed)
+        lanes = widest(space.expressions[-1], space.fastest, layouts, space.expressions[0], most)
+        lanes = min(lanes, widest(space.expressions[1], space.fastest, layouts, most=most))
     row, item = tile_axes(space.axes)
     row_extent, item_extent = (axis.extent or 1 if axis is not None else 1 for axis in (row, item))
     inner = 1 if item is None or item == space.axes[-1] else space.axes[-1].extent or 1
@@ -114,6 +116,7 @@ def window_form(problem: Problem) -> WindowForm:
         inner=inner,
         extents=tuple(axis.extent or 1 for axis in space.axes),
         strides=tuple(tuple(coefficient(load.index[0], axis) or 0 for axis in space.axes) for load in read),
+        element_bytes=WIDEST_BYTES // most_lanes(packed),
     )
     return WindowForm(region.outputs[0], step, space, layouts, storage, facts)
 
@@ -166,7 +169,7 @@ def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr
         if view is None:
             continue
         extents = tuple(axis.extent or 1 for axis in axes)
-        storage[name] = Storage(Value(name, extents, load.dtype), row_major(extents), load.buffer, view)
+        storage[name] = Storage(Value(name, extents, problem.values[load.buffer].dtype), row_major(extents), load.buffer, view)
         packed = Load(name, axes, load.dtype)
         bodies = [rewrite(body, lambda node, old=load, new=packed: new if node == old else node) for body in bodies]  # type: ignore[misc]
     return tuple(bodies), storage

@@ -8,7 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, product_of, reject
+from tilewright.kernels.columns import Columns, product_of, reject, vector_widths
+from tilewright.kernels.gpu.counts import WORD
 
 UNROLLED_WINDOW = 64
 """Maximum elements of a window that is fully unrolled, which makes its loads independent."""
@@ -60,7 +61,7 @@ class WindowFacts:
     `points` counts scalar elements of the output, `vector_width` is the widest vector that every access allows, `flops` is per element. Bytes are
     distinct bytes. `row_extent` and `item_extent`: extents of the two axes of a tile, 1 if there is none; `inner`: extent of the axis inside both.
     `extents`: those of all output axes in the order of storage; `strides`: for each of `loads` the elements from one index of these axes to the
-    next, 0 where the address is no such sum."""
+    next, 0 where the address is no such sum. `element_bytes`: of the narrowest floats in memory."""
 
     points: int
     vector_width: int
@@ -74,6 +75,7 @@ class WindowFacts:
     inner: int
     extents: tuple[int, ...] = ()
     strides: tuple[tuple[int, ...], ...] = ()
+    element_bytes: int = WORD
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class WindowSchedule:
 
 def window_space(facts: WindowFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns threads, items, vector_width, rows; and the number rejected for each reason."""
-    candidates = product_of({"threads": (32, 64, 128, 256, 512), "items": (1, 2, 3, 4, 7, 8), "vector_width": (1, 2, 4), "rows": (1, 2, 3, 4, 7)})
+    widths = vector_widths(facts.vector_width)
+    candidates = product_of({"threads": (32, 64, 128, 256, 512), "items": (1, 2, 3, 4, 7, 8), "vector_width": widths, "rows": (1, 2, 3, 4, 7)})
     tile = candidates["rows"] * candidates["items"]
     repeated = any(load.repeats_rows for load in facts.loads)
     return reject(
@@ -135,11 +138,11 @@ def conflicts_of(facts: WindowFacts, strides: tuple[int, ...], candidates: Colum
 
     Adjacent channels lie in different banks. If a tile has one of 16 channels, 32 adjacent pixels share two banks: 15 cycles more."""
     shapes, places = np.unique(np.stack([candidates[name] for name in ("rows", "items", "vector_width")]), axis=1, return_inverse=True)
-    return np.array([_conflicts(facts.extents, strides, *map(int, shape)) for shape in shapes.T], np.float64)[places.reshape(-1)]
+    return np.array([_conflicts(facts.extents, strides, *map(int, shape), facts.element_bytes) for shape in shapes.T], np.float64)[places.reshape(-1)]
 
 
 @lru_cache(maxsize=4096)
-def _conflicts(extents: tuple[int, ...], strides: tuple[int, ...], rows: int, items: int, lanes: int) -> int:
+def _conflicts(extents: tuple[int, ...], strides: tuple[int, ...], rows: int, items: int, lanes: int, element_bytes: int) -> int:
     """`conflicts_of` for one shape of tiles."""
     if not extents or not any(strides):
         return 0
@@ -150,8 +153,9 @@ def _conflicts(extents: tuple[int, ...], strides: tuple[int, ...], rows: int, it
         first += rest % count * (step * stride)
         rest = rest // count
     width = lanes if strides[-1] == 1 else 1
-    words = first[rest == 0, None] + np.arange(width)
-    groups = (np.unique(words[at : at + WARP // width]) for at in range(0, len(words), WARP // width))
+    words = (first[rest == 0, None] + np.arange(width)) * element_bytes // WORD
+    served = min(WARP, WARP * WORD // (width * element_bytes))
+    groups = (np.unique(words[at : at + served]) for at in range(0, len(words), served))
     return sum(int(np.bincount(group % BANKS).max()) - 1 for group in groups)
 
 
