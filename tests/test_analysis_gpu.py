@@ -101,7 +101,8 @@ def test_copies_of_sixteen_bytes_count_sectors_of_their_target() -> None:
 
     def sectors(length: int, bytes_each: int) -> float:
         lanes = bytes_each // 4
-        body = Block((Allocate(Buffer("s", "f32", 4096, "shared")), copy("s", row * length + column, Load("g", (row * 16 + column,), "f32", lanes))))
+        copied = copy("s", row * length + column, Load("g", (row * 16 + column,), "f32", lanes), "f32")
+        body = Block((Allocate(Buffer("s", "f32", 4096, "shared")), copied))
         return transactions_of(Kernel("k", (Buffer("g", "f32", 4096),), body, Launch((1, 1, 1), (32, 1, 1)))).global_loads
 
     assert sectors(16, 16) == 16

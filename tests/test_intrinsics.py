@@ -109,7 +109,7 @@ def test_an_instruction_takes_the_operands_that_it_describes() -> None:
 
 def test_walkers_follow_operands() -> None:
     row = Var("row", 8)
-    copied = async_copy.copy("s", row * 4, select(compare("lt", row, 5), Load("x", (row * 8,), "f32", 4), const(0.0, "f32")))
+    copied = async_copy.copy("s", row * 4, select(compare("lt", row, 5), Load("x", (row * 8,), "f32", 4), const(0.0, "f32")), "f32")
     assert written_by(copied) == ("s",)
     assert [load.buffer for load in expressions(copied) if isinstance(load, Load)] == ["x"]
     moved_on = map_expressions(copied, lambda expr: expr + 1 if expr.dtype == "i64" else expr, lambda name: name + "!")
@@ -117,7 +117,7 @@ def test_walkers_follow_operands() -> None:
     assert [place for _, place in moved_on.places] == [Place("s!", row * 4 + 1), Place("x!", row * 8 + 1)]
     assert moved_on.values == {"inside": compare("lt", row, 5)}
     with pytest.raises(ValueError, match="copies a load"):
-        async_copy.copy("s", row, Load("x", (row,), "f32") + 1.0)
+        async_copy.copy("s", row, Load("x", (row,), "f32") + 1.0, "f32")
 
 
 def test_a_prefetch_touches_nothing() -> None:

@@ -160,7 +160,7 @@ def test_values_as_compiled(tmp_path: Path) -> None:
 
 def gpu_conversions(size: int = 1024) -> list[Kernel]:
     return [
-        conversion(source, target, size, lanes, True, explicit) for source, target in PAIRS for lanes in (1, 2, 4) for explicit in (False, True)
+        conversion(source, target, size, lanes, True, explicit) for source, target in PAIRS for lanes in (1, 2, 4, 8) for explicit in (False, True)
     ]
 
 

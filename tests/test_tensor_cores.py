@@ -139,7 +139,7 @@ def product(kind: str, transposed: bool = False, omit: str = "") -> Kernel:
         body.append(Allocate(Buffer(f"{name}_tile", dtype, rows * pitch[name], "shared")))
         number, position = Var("number", rows * columns // vector // 64), Var("position", rows * columns // vector)
         row, column = position // (columns // vector), position % (columns // vector) * vector
-        copied = async_copy.copy(f"{name}_tile", row * pitch[name] + column, Load(f"{name}_in", (row * columns + column,), dtype, vector))
+        copied = async_copy.copy(f"{name}_tile", row * pitch[name] + column, Load(f"{name}_in", (row * columns + column,), dtype, vector), dtype)
         body.append(For(number, at(number.extent or 1), block(Let(position, number * 64 + thread), copied), "unroll"))
     body += [async_copy.commit(), async_copy.await_groups(0)]
     if omit != "barrier":

@@ -17,7 +17,7 @@ from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.divisors import check_divisor
 from tilewright.graph.index_checks import invalid
 from tilewright.graph.reference import evaluate_node, to_numpy
-from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in, is_float, of_torch
+from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, computed_in, is_float, of_torch
 from tilewright.ir.graph import Graph, Node, Value
 
 FOLDED_ELEMENTS = 1 << 24  # elements of a folded constant, unless it is no larger than its operands
@@ -189,7 +189,8 @@ _OUTPUT_AXIS = {"convolution": 0, "transposed_convolution": 1, "linear": 0}
 
 def fold_batch_norm(graph: Graph) -> Graph:
     """*batch_norm(convolution(x, w) [+ bias])* -> *convolution(x, w scale) + (bias scale + shift)*, if the inner results have no other reader.
-    Weights are scaled in float64 and rounded once."""
+    Weights are scaled in float64 and rounded once. 16-bit weights stay as they are, since scaled ones would be rounded again or be larger:
+    -> *convolution(x, w) scale + (bias scale + shift)*."""
     producers, consumers = graph.producers(), graph.consumers()
     values, constants = dict(graph.values), dict(graph.constants)
     replaced: dict[str, list[Node]] = {}
@@ -210,17 +211,25 @@ def fold_batch_norm(graph: Graph) -> Graph:
         scale, shift = _scale_and_shift(graph, node)
         weight = constants[inner.inputs[1]]
         groups = inner.attributes.get("groups", 1)
-        name_w, name_b, name_x = f"{node.name}_weight", f"{node.name}_bias", f"{node.name}_{inner.operator}"
         x = values[inner.outputs[0]]
-        constants[name_w] = _scaled(weight.double(), scale, inner.operator, groups).to(_folded_type(x))
-        constants[name_b] = (shift if bias is None else bias.double() * scale + shift).to(_folded_type(x))
-        constants[name_b] = constants[name_b].reshape(-1, *(1,) * (len(x.shape) - 2))
-        values[name_w] = Value(name_w, tuple(weight.shape), of_torch(constants[name_w].dtype))
-        values[name_b] = Value(name_b, tuple(constants[name_b].shape), of_torch(constants[name_b].dtype))
-        values[name_x] = Value(name_x, x.shape, x.dtype)
+        name_w, along = inner.inputs[1], (-1, *(1,) * (len(x.shape) - 2))
+        added_constants = {f"{node.name}_bias": (shift if bias is None else bias.double() * scale + shift).reshape(along)}
+        results = [f"{node.name}_{inner.operator}"]
+        if values[name_w].dtype in NARROW_FLOATS:
+            added_constants[f"{node.name}_scale"] = scale.reshape(along)
+            results.append(f"{node.name}_scaled")
+        else:
+            name_w = f"{node.name}_weight"
+            added_constants[name_w] = _scaled(weight.double(), scale, inner.operator, groups)
+        for name, tensor in added_constants.items():
+            constants[name] = tensor.to(_folded_type(x))
+            values[name] = Value(name, tuple(tensor.shape), of_torch(constants[name].dtype))
+        values |= {name: Value(name, x.shape, x.dtype) for name in results}
+        computed = MappingProxyType({"dtype": computed_in(x.dtype)})
         replaced[node.name] = [
-            Node(name_x, inner.operator, (inner.inputs[0], name_w), (name_x,), inner.attributes, inner.place),
-            Node(node.name, "add", (name_x, name_b), node.outputs, MappingProxyType({"dtype": computed_in(x.dtype)}), node.place),
+            Node(results[0], inner.operator, (inner.inputs[0], name_w), (results[0],), inner.attributes, inner.place),
+            *(Node(name, "mul", (results[0], f"{node.name}_scale"), (name,), computed, node.place) for name in results[1:]),
+            Node(node.name, "add", (results[-1], f"{node.name}_bias"), node.outputs, computed, node.place),
         ]
         gone.update(n.name for n in (inner, added) if n is not None)
     if not replaced:

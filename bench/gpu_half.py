@@ -1,0 +1,95 @@
+"""float16 and bfloat16 networks and single operators on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs.
+
+    python -m bench.gpu_half resnet18 resnet50 mobilenet_v2 bert_base --batches 1 --name gpu_half_networks_1
+    python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
+    python -m bench.gpu_half resnet18 bert_base --batches 1 --against inductor --name gpu_half_inductor
+
+Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
+timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). The result file is written after each comparison; after
+`--seconds-in-all` no further one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from bench import half
+from bench.common import Outcome, compare, write_results
+from bench.cpu_networks import OURS, cell, table_of
+from bench.gpu_networks import CONTENDERS, FLUSHED_BYTES, cold_seconds
+from tilewright import zoo
+
+NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base")
+OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
+    **half.OPERATORS,
+    "linear": (nn.Linear(768, 3072), (128, 768)),
+    "convolution": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
+    "pointwise": (nn.Conv2d(256, 64, 1), (1, 256, 56, 56)),
+})
+"""Single operators with the shape of their inputs at batch 1; the first dimension grows with the batch."""
+TOLERANCES = {"operator": 2e-2, "network": half.TOLERANCE}
+"""Largest errors relative to the largest output."""
+
+
+def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A network or operator in the type, and inputs, on the GPU."""
+    torch.manual_seed(0)
+    if name not in OPERATORS:
+        module, inputs = zoo.build(name, batch)
+    else:
+        module, (first, *rest) = OPERATORS[name]
+        inputs = tuple(torch.randn(batch * first, *rest) for _ in range(3 if isinstance(module, half.Attention) else 1))
+        if isinstance(module, nn.Embedding):
+            inputs = (torch.randint(module.num_embeddings, (batch * first, *rest)),)
+    return module.eval().to("cuda", dtype), tuple(x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for x in inputs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", default=[*NETWORKS, *OPERATORS], metavar="NAME", help="zoo networks, single operators, or `operators`")
+    parser.add_argument("--types", default=",".join(half.TYPES))
+    parser.add_argument("--batches", default="1,64")
+    parser.add_argument("--against", default="eager,eager_cl", help=f"of {','.join(CONTENDERS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.01, help="least device time of one turn in one round")
+    parser.add_argument("--seconds-in-all", type=float, default=190.0, help="no comparison begins after these")
+    parser.add_argument("--name", default="gpu_half", help="the result file's name in bench/results")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    names = list(dict.fromkeys([OURS, *options.against.split(",")]))
+    scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
+    results: list[Outcome] = []
+    start = time.monotonic()
+    chosen = [one for name in options.names for one in (OPERATORS if name == "operators" else (name,))]
+    for name, batch, dtype in ((n, b, t) for n in chosen for b in map(int, options.batches.split(",")) for t in options.types.split(",")):
+        if time.monotonic() - start > options.seconds_in_all:
+            print(f"out of time before {name} {dtype} x{batch}", flush=True)
+            break
+        module, inputs = built(name, getattr(torch, dtype), batch)
+        tolerance = TOLERANCES["operator" if name in OPERATORS else "network"]
+        outcomes = compare(
+            f"{name} {dtype} x{batch}", module, inputs, inputs, [CONTENDERS[c] for c in names], tolerance, options.rounds, options.seconds,
+            partial(cold_seconds, scratch=scratch),
+        )  # fmt: skip
+        for outcome in outcomes:
+            print(f"{outcome.network} {outcome.contender}: {outcome.status} {outcome.reason} prepared in {outcome.preparation_seconds or 0:.1f} s, "
+                  f"error {outcome.relative_error}, {cell(outcome)} ms", flush=True)  # fmt: skip
+        results += outcomes
+        write_results(options.name, vars(options), results)
+        del module, inputs
+        gc.collect()
+        torch.cuda.empty_cache()
+    Console(width=150).print(table_of(results, names, f"{torch.cuda.get_device_name()}, batch as said"))
+
+
+if __name__ == "__main__":
+    main()
