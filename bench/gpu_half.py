@@ -3,10 +3,11 @@
     python -m bench.gpu_half resnet18 resnet50 mobilenet_v2 bert_base --batches 1 --name gpu_half_networks_1
     python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
     python -m bench.gpu_half resnet18 bert_base --batches 1 --against inductor --name gpu_half_inductor
+    python -m bench.gpu_half --batches 1 --against formulas --name gpu_half_formulas
 
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
-timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). The result file is written after each comparison; after
-`--seconds-in-all` no further one begins.
+timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). `formulas` is Tilewright without learned corrections, which were
+trained on float32. The result file is written after each comparison; after `--seconds-in-all` no further one begins.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
+from unittest import mock
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from bench import half
-from bench.common import Outcome, compare, write_results
+from bench.common import Contender, Outcome, Run, compare, write_results
 from bench.cpu_networks import OURS, cell, table_of
-from bench.gpu_networks import CONTENDERS, FLUSHED_BYTES, cold_seconds
+from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
+from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, ours
 from tilewright import zoo
+from tilewright.selection.learned import gpu
+from tilewright.tuning import choices
 
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base")
 OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
@@ -38,6 +43,15 @@ OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
 """Single operators with the shape of their inputs at batch 1; the first dimension grows with the batch."""
 TOLERANCES = {"operator": 2e-2, "network": half.TOLERANCE}
 """Largest errors relative to the largest output."""
+
+
+def by_formulas(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """Our kernels, chosen by the analytical models alone; such choices have a place of their own in the cache."""
+    with mock.patch.object(gpu, "corrected", lambda ranking, machine: ranking), mock.patch.object(choices, "_models", lambda: "formulas"):
+        return ours(module, inputs)
+
+
+CONTENDERS = {**FLOAT32_CONTENDERS, "formulas": Contender("formulas", by_formulas)}
 
 
 def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:

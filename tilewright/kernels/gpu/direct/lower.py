@@ -121,7 +121,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         setup, load = loader(tile, tile_k * size_k, product, thread, part * (steps_each * schedule.channels * taps), tile.depth)
         root += setup
         if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.vector_width, "register", tile.vector_width)))
+            root.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
         root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     sums = schedule.register_k * schedule.register_y * schedule.register_x

@@ -70,6 +70,7 @@ def patch(
     """Statements before the loop over chunks of channels, and the fetch of a chunk's patch. `origin`: row and column in the input of the patch's
     first element. `pitches`: elements between rows and between channels in shared memory."""
     facts, dtype = form.facts, form.product.dtype
+    stored = form.product.stored(form.product.a)  # converted when it leaves the registers
     rows, columns = (int(extent[0]) for extent in patch_of(facts, columns_of(schedule)))
     pitch, plane = pitches
     adjacent = form.channel_pitch == 1 or form.column_pitch != 1
@@ -78,7 +79,7 @@ def patch(
     elements = schedule.channels * plane
     many = len(passes.distances)
     if schedule.stages == 1:
-        setup.append(Allocate(Buffer(FETCHED, dtype, many * lanes, "register", lanes)))
+        setup.append(Allocate(Buffer(FETCHED, stored, many * lanes, "register", lanes)))
     setup.append(Allocate(Buffer(PATCH, dtype, buffers * elements, "shared")))
 
     def place(down: int) -> tuple[Expr, Expr]:
@@ -122,7 +123,7 @@ def patch(
             ]
             if facts.channels % schedule.channels:
                 conditions.append(compare("lt", first_channel + step * schedule.channels + channel, index_const(facts.channels)))
-            value = select(logical_and(*conditions), Load(form.source, (where,), dtype, lanes), as_lanes(Const(0.0, dtype), lanes))
+            value = select(logical_and(*conditions), Load(form.source, (where,), stored, lanes), as_lanes(Const(0.0, stored), lanes))
             one: Statement = Store(FETCHED, index_const(number * lanes), value)
             if schedule.stages > 1:
                 # beyond the last channel the value is a constant, and there is nothing to copy

@@ -107,7 +107,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         setup, load = loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
         root += setup
         if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.vector_width, "register", tile.vector_width)))
+            root.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
         root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     root.append(Allocate(Buffer("acc", form.dtype, tm * tn, "register")))

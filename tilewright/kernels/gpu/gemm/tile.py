@@ -66,6 +66,12 @@ class Tile:
         return self.stored if self.stages > 1 else self.dtype
 
     @property
+    def fetched(self) -> str:
+        """The type of the elements in registers on their way to shared memory: as they are in memory, so that nothing waits for a load to convert it
+        before it is stored, unless the factor is computed."""
+        return self.stored if guarded_load(self.expr) is not None else self.dtype
+
+    @property
     def along_r(self) -> bool:
         return self.operand.along == "r"
 
@@ -131,6 +137,8 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
     fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
     expr = vectors_fit(tile.expr, fastest, tile.vector_width, form.layouts) if tile.vector_width > 1 and fastest else tile.expr
     assert expr is not None
+    if tile.stages == 1 and tile.fetched != tile.dtype:
+        expr = _one_guard(expr, tile.vector_width, tile.fetched)
     run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
     setup: list[Statement] = [Let(run, thread % tile.run), Let(line, thread // tile.run)]
     extent = prod(axis.extent or 1 for axis in tile.own)
@@ -160,7 +168,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
             position = first_r + step * bk + along
             value = substitute(rows[number if tile.along_r else 0], decode(position, form.r))
             value = as_lanes(value, tile.vector_width)
-            zeros = as_lanes(Const(0.0, tile.dtype), tile.vector_width)
+            zeros = as_lanes(Const(0.0, value.dtype), tile.vector_width)
             if total_r % bk:
                 value = select(compare("lt", position, index_const(total_r)), value, zeros)
             one: Statement = Store(tile.stage, index_const(number * tile.vector_width), value)
@@ -176,11 +184,12 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
     return setup, load
 
 
-def _one_guard(value: Expr, lanes: int) -> Expr:
-    """Merges the guards of a load into a single one."""
+def _one_guard(value: Expr, lanes: int, dtype: str = "") -> Expr:
+    """Merges the guards of a load into a single one. `dtype`: the type of the result, if it is to be that in memory."""
     found = guarded_load(value)
     assert found is not None, f"the schedule asks for copies of what is not loaded alone: {value}"
     condition, load = found
+    load = replace(load, dtype=dtype or load.dtype)
     return load if condition == TRUE else select(condition, load, as_lanes(Const(0.0, load.dtype), lanes))
 
 

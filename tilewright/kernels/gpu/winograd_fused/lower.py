@@ -42,7 +42,6 @@ from tilewright.ir.kernel import (
     block_variable,
     thread_variable,
 )
-from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.gpu.winograd.lower import filters_storage, store_tile, store_vector
@@ -64,7 +63,7 @@ def lower_fused_winograd(problem: Problem, form: WinogradForm, schedule: FusedWi
     name = f"{problem.region.name}#filters"
     filters = filters_storage(name, form, schedule.output_tile)
     stored = problem.with_storage({name: filters})
-    body, launch = _Fused(form, schedule, stored.layouts, filters).kernel()
+    body, launch = _Fused(form, schedule, stored, filters).kernel()
     kernel, arguments = assemble(
         "winograd_fused",
         body,
@@ -89,8 +88,9 @@ class _Place:
 class _Fused:
     """Emits the parts of the kernel's body, with their common form, schedule, and positions of block and thread."""
 
-    def __init__(self, form: WinogradForm, schedule: FusedWinogradSchedule, layouts: Mapping[str, Layout], filters: Storage) -> None:
-        self.form, self.schedule, self.layouts, self.filters = form, schedule, layouts, filters
+    def __init__(self, form: WinogradForm, schedule: FusedWinogradSchedule, stored: Problem, filters: Storage) -> None:
+        self.form, self.schedule, self.layouts, self.filters = form, schedule, stored.layouts, filters
+        self.stored = stored.values[form.source.buffer].dtype
         self.tile_axes = form.tiles(schedule.output_tile)
         self.total = extent_of(self.tile_axes)
         self.span = schedule.output_tile + FILTER - 1
@@ -116,7 +116,7 @@ class _Fused:
             Allocate(Buffer(INPUTS, self.form.dtype, 2 * self.input_elements, "shared")),
             Allocate(Buffer(FILTERS, self.form.dtype, 2 * self.filter_elements, "shared")),
             Allocate(Buffer(SUMS, self.form.dtype, schedule.points * self.elements, "shared")),
-            Allocate(Buffer(NEXT, self.form.dtype, across, "register")),
+            Allocate(Buffer(NEXT, self.stored, across, "register")),
             Allocate(Buffer("acc", self.form.dtype, schedule.thread_m * schedule.thread_n, "register")),
         ]
         at = Var("at", schedule.thread_m * schedule.thread_n)
@@ -189,7 +189,7 @@ class _Fused:
             start = place.corner + self.first_channel + step * self.schedule.channels
             first = number * self.schedule.points
             loads = [
-                Store(NEXT, index_const(first + i * self.span + j), Load(source, (start + row + column,), self.form.dtype))
+                Store(NEXT, index_const(first + i * self.span + j), Load(source, (start + row + column,), self.stored))
                 for i, row in enumerate(place.rows)
                 for j, column in enumerate(place.columns)
             ]
