@@ -1,35 +1,54 @@
 """Zoo networks on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs, in one process.
 
-    python -m bench.gpu_networks resnet18 resnet50 --against eager,eager_cl,inductor
-    python -m bench.gpu_networks mobilenet_v2 --against none,chains,vendor,eager_cl --batch 64      what is fused (`bench.fusion`)
+    python -m bench.gpu_networks --seconds 540 --resume --name gpu_workloads_h200     the 32 workloads of FIGURE, by what is fused
+    python -m bench.gpu_networks resnet18 resnet50 --batch 1 --against eager,eager_cl,inductor
     python -m bench.gpu_networks mobilenet_v2 --against tuned_apart,tuned         chains where trials measured them to be faster
 
 Every contender computes in float32 (TF32 off, cuDNN in benchmark mode), is checked against PyTorch in float64 before it is timed, and is left out
 with the reason if it fails or is wrong. Before each timed call a buffer larger than the L2 cache is overwritten, so that weights and inputs come from
 device memory; the events around the call exclude that.
+
+Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
+ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
+whose records stay in the cache folder.
+
+The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
+workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import tilewright
-from bench.common import Contender, Outcome, Run, Unavailable, compare, write_results
-from bench.cpu_networks import OURS, VENDOR, cell, speed_up, with_libraries
-from bench.fusion import WAYS, fusing
+from bench import common
+from bench.common import Contender, Outcome, Run, Unavailable, compare
+from bench.cpu_networks import OURS, VENDOR, cell, with_libraries
+from bench.fusion import fusing
 from tilewright import zoo
+from tilewright.ir.library import LibraryCall
+from tilewright.runtime.executable import Executable
+from tilewright.selection.bounds import DEEPCUTS
 
 FLUSHED_BYTES = 256 << 20
+BATCHES = (1, 16, 64, 128)
+FIGURE: Mapping[str, tuple[int, ...]] = MappingProxyType({
+    **dict.fromkeys(("resnet50", "densenet121", "inception_v3", "mobilenet_v2", "deepspeech2", "attention_rnn"), BATCHES),
+    "dlrm": (1, 64, 512, 2048), "bert_base": BATCHES,
+})  # fmt: skip
+"""The batches of each network in the figure. The recommendation model has larger ones, since it does little for each sample."""
 TRIALS = 8
 """Candidates of each region and chain that the contenders `tuned` and `tuned_apart` measure."""
 
@@ -69,6 +88,7 @@ def eager_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     """torch.compile in its default mode, captured as one CUDA graph."""
+    torch._dynamo.reset()  # otherwise the second batch of a network would be compiled for all
     with torch.inference_mode():
         compiled = torch.compile(module)
         compiled(*inputs)
@@ -120,44 +140,121 @@ def cold_seconds(call: Callable[[], object], scratch: Tensor) -> float:
     return milliseconds / 1e3
 
 
+def facts(executable: Executable) -> dict[str, Any]:
+    """What a row says of one of ours: its regions; the operations of the model, and of those a library's; and the sum over the regions, except for
+    those of libraries, of what no kernel of their schedules can beat (`selection.bounds`, without DeepCuts' limit)."""
+    program, rows = executable.image.program, executable.plan.rows
+    calls = [region.library for region in program.regions if region.library is not None]
+    own = [[seconds for name, seconds in row.bounds.items() if name != DEEPCUTS] for row in rows]
+    return {
+        "regions": sum(bool(row.kernels) or row.has_library for row in rows),
+        "chains": sum(row.kind == "chain" for row in rows),
+        "libraries": len(calls),
+        "flops": executable.plan.work.flops,
+        "library_flops": sum(map(flops_of, calls)),
+        "bound_seconds": sum(max(each, default=0.0) for each in own),
+    }
+
+
+def flops_of(call: LibraryCall) -> int:
+    """Operations of a library call: two for each product of its sum."""
+    summed = call.a.sizes[2] if call.operator in ("matmul", "linear") else prod(call.b.sizes[1:])
+    return 2 * prod(call.out.sizes) * summed
+
+
+def noting(contender: Contender, noted: dict[str, dict[str, Any]]) -> Contender:
+    """The contender, of which `noted` gets the facts if it is one of ours."""
+
+    def prepare(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        run = contender.prepare(module, inputs)
+        if isinstance(run, Executable):
+            noted[contender.name] = facts(run)
+        return run
+
+    return Contender(contender.name, prepare)
+
+
+def release() -> None:
+    """Gives memory back that nothing refers to."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def measured(name: str, batch: int, contenders: Sequence[Contender], options: argparse.Namespace, scratch: Tensor) -> list[dict[str, Any]]:
+    """The rows of one workload."""
+    noted: dict[str, dict[str, Any]] = {}
+    try:
+        module, inputs = zoo.build(name, batch, seed=1)
+        inputs = tuple(x.cuda() for x in inputs)
+        outcomes = compare(
+            name, module.cuda(), inputs, inputs, [noting(contender, noted) for contender in contenders], options.tolerance, options.rounds,
+            options.turn, partial(cold_seconds, scratch=scratch), release=release,
+        )  # fmt: skip
+    except Exception as error:  # a workload without figures must not take the others' with it
+        reason = f"{type(error).__name__}: {error}"[:300]
+        outcomes = [Outcome(name, contender.name, "failed", reason) for contender in contenders]
+    for outcome in outcomes:
+        print(f"{name} {batch} {outcome.contender}: {outcome.status} {outcome.reason} prepared in {outcome.preparation_seconds or 0:.1f} s, "
+              f"error {outcome.relative_error}, {cell(outcome)} ms", flush=True)  # fmt: skip
+    return [{**dataclasses.asdict(outcome), "batch": batch, **noted.get(outcome.contender, {})} for outcome in outcomes]
+
+
+def known_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a result file of the same commit, measured in the same way."""
+    before, same = common.earlier_results(options.name), ("trials", "rounds", "turn", "tolerance")
+    if before is None or before["commit"] != common.git_commit() or any(before["settings"].get(each) != vars(options)[each] for each in same):
+        return []
+    found: list[dict[str, Any]] = before["results"]
+    return found
+
+
+def is_known(rows: Sequence[Mapping[str, Any]], name: str, batch: int, contenders: Sequence[str]) -> bool:
+    """Whether one run has all contenders of the workload."""
+    runs: dict[int, set[str]] = {}
+    for row in rows:
+        if (row["network"], row["batch"]) == (name, batch):
+            runs.setdefault(row["run"], set()).add(row["contender"])
+    return any(found.issuperset(contenders) for found in runs.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="zoo networks; all if none is named")
-    parser.add_argument("--against", default="eager,eager_cl", help=f"of {','.join(CONTENDERS)}")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="zoo networks; those of the figure if none is named")
+    parser.add_argument("--against", default="none,chains,vendor,eager,eager_cl,inductor", help=f"of {','.join(CONTENDERS)}")
+    parser.add_argument("--batch", help=f"such as 1,64; by default those of the figure, or {','.join(map(str, BATCHES))}")
+    parser.add_argument("--trials", type=int, default=3, help="of each region, for `vendor`")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.02, help="least device time of one turn in one round")
+    parser.add_argument("--turn", type=float, default=0.02, metavar="SECONDS", help="least device time of one turn in one round")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest error relative to the largest output")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no workload is begun later")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--name", default="gpu_networks", help="the result file's name in bench/results")
     options = parser.parse_args()
-    options.against = list(dict.fromkeys([OURS, *filter(None, options.against.split(","))]))
+    names = list(dict.fromkeys([OURS, *filter(None, options.against.split(","))]))
+    if unknown := sorted(set(names) - set(CONTENDERS)):
+        parser.error(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
+    known = {**CONTENDERS, VENDOR: with_libraries(options.trials)}
+    contenders = [known[name] for name in names]
+    asked = tuple(map(int, options.batch.split(","))) if options.batch else None
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
-    console = Console(width=150)
-    results: list[Outcome] = []
-    for name in options.networks or list(zoo.NETWORKS):
-        module, _ = zoo.build(name, options.batch)
-        torch.manual_seed(1)
-        inputs = tuple(x.cuda() for x in zoo.NETWORKS[name].example_inputs(options.batch))
-        outcomes = compare(
-            name, module.cuda(), inputs, inputs, [CONTENDERS[c] for c in options.against], options.tolerance, options.rounds,
-            options.seconds, partial(cold_seconds, scratch=scratch),
-        )  # fmt: skip
-        for outcome in outcomes:
-            print(f"{name} {outcome.contender}: {outcome.status} {outcome.reason} prepared in {outcome.preparation_seconds or 0:.1f} s, "
-                  f"error {outcome.relative_error}, {cell(outcome)} ms", flush=True)  # fmt: skip
-        results += outcomes
-        write_results(options.name, vars(options), results)
-        del module
-        gc.collect()
-        torch.cuda.empty_cache()
-    table = Table("network", *options.against, "best peer / ours", title=f"{torch.cuda.get_device_name()}, fp32, batch {options.batch}")
-    for network in dict.fromkeys(outcome.network for outcome in results):
-        by_name = {outcome.contender: outcome for outcome in results if outcome.network == network}
-        peers = [outcome for name, outcome in by_name.items() if name not in WAYS]
-        table.add_row(network, *(cell(by_name[name]) for name in options.against), speed_up(peers))
-    console.print(table)
+    rows = known_rows(options) if options.resume else []
+    start = time.monotonic()
+    for name in options.networks or FIGURE:
+        for batch in asked or FIGURE.get(name, BATCHES):
+            if is_known(rows, name, batch, names) or time.monotonic() - start > options.seconds:
+                continue
+            run = max((row["run"] for row in rows), default=0) + 1
+            found = measured(name, batch, contenders, options, scratch)
+            try:
+                release()
+                torch.cuda.synchronize()
+            except RuntimeError as error:  # every later contender would fail as well
+                raise SystemExit(f"{name} at batch {batch} left the GPU unusable, and is not recorded: {error}") from error
+            rows += [{**row, "run": run} for row in found]
+            common.write_results(options.name, vars(options), rows)
+            print(f"{name} {batch}: {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.cells import Rows, percent, results_of
+from bench.common import RESULTS
 
 
 def spaces() -> Rows:
@@ -261,6 +262,51 @@ def gpu_recurrent() -> Rows:
     return rows
 
 
+WORKLOADS = "gpu_workloads_h200"
+CONTENDERS = {
+    "eager_cl": "eager, channels last", "inductor": "Inductor", "none": "ours, nothing fused", "tilewright": "ours, fused in registers",
+    "chains": "ours, chains too", "vendor": "ours or a library, by trials",
+}  # fmt: skip
+"""The contenders of the workloads besides eager, in the order of columns."""
+
+
+def workload_times() -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
+    """By workload (network, batch) the measured rows of its contenders, each with its speed-up over eager in the same run (`over_eager`). Of several
+    runs the last one counts. Empty if nothing was measured."""
+    rows = results_of(WORKLOADS) if (RESULTS / f"{WORKLOADS}.json").exists() else []
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {(row["network"], row["batch"]): {} for row in rows}
+    eager = {row["run"]: row["median_seconds"] for row in rows if row["contender"] == "eager" and row["median_seconds"]}
+    for row in rows:
+        if row["median_seconds"] and row["run"] in eager:
+            over = eager[row["run"]] / row["median_seconds"]
+            found[row["network"], row["batch"]][row["contender"]] = {**row, "over_eager": over}
+    return found
+
+
+def workloads() -> Rows:
+    """The workloads of DeepCuts' figures 5 to 7: how much faster than eager PyTorch each contender is, beside bounds and what libraries compute."""
+    times = workload_times()
+    rows = [["network", "batch", "eager, ms", *CONTENDERS.values(), "fastest", "bound / ours", "operations by libraries"]]
+    fastest = {key: max(found, key=lambda name: found[name]["over_eager"]) for key, found in times.items() if found}
+    for (network, batch), found in times.items():
+        ratios = (f"{found[name]['over_eager']:.2f}" if name in found else "–" for name in CONTENDERS)
+        own, mixed = found.get("tilewright"), found.get("vendor")
+        eager = f"{1e3 * found['eager']['median_seconds']:.3g}" if found else "–"
+        first = CONTENDERS.get(fastest.get((network, batch), ""), "eager")
+        bound = f"{percent(own['bound_seconds'] / own['median_seconds'], 0)} %" if own else "–"
+        share = f"{percent(mixed['library_flops'] / max(mixed['flops'], 1), 0)} %" if mixed else "–"
+        rows.append([network, str(batch), eager, *ratios, first, bound, share])
+    for words, least, most in (("batch 1", 1, 1), ("batch 64 and more", 64, 1 << 31)):
+        known = [found for (_, batch), found in times.items() if least <= batch <= most]
+        ratios_of = ([found[name]["over_eager"] for found in known if name in found] for name in CONTENDERS)
+        means = (f"{statistics.geometric_mean(found):.2f}" if found else "–" for found in ratios_of)
+        if known:
+            rows.append([f"**geometric mean, {words}**", "", "", *means, "", "", ""])
+    if times:
+        rows.append(["**fastest in**", "", "", *(str(list(fastest.values()).count(name)) for name in CONTENDERS), "", "", ""])
+    return rows
+
+
 GPU_TABLES = (
     spaces,
     bounds,
@@ -279,4 +325,5 @@ GPU_TABLES = (
     sealed,
     tuned,
     gpu_recurrent,
+    workloads,
 )

@@ -69,6 +69,8 @@ def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, 
     """Records by which a library computes every region of a module that one can compute, on a GPU."""
     with Records(path) as records:
         for problem in distinct_problems(simplify(read(module, inputs).graph)[0], target, 1):
+            if problem.region.kind == "chain":
+                continue
             offered = [choice.schedule.operator for choice in rank(problem, target, 1, Numerics(vendor=True)).library]
             records.add([library_record(problem, name, target) for name in offered])
 

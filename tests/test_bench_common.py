@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,36 @@ def test_only_right_contenders_are_timed() -> None:
     assert outcomes[0].median_seconds == 0.25 and outcomes[0].calls == 4
     assert all(outcome.median_seconds is None for outcome in outcomes[1:])
     assert outcomes[3].reason == "ValueError: no such layout"
+
+
+def test_a_contender_that_fails_stops_nobody_and_holds_nothing() -> None:
+    """In its preparation, or in a turn."""
+    held: list[weakref.ref[Tensor]] = []
+
+    def exhausting(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        kept = torch.zeros(4)
+        held.append(weakref.ref(kept))
+        raise torch.OutOfMemoryError(f"no memory beside {kept.numel()} elements")
+
+    def tiring(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        calls = iter(range(6))  # one for the check, four in the first turn
+        return lambda *values: (next(calls), module(*values))[1]
+
+    def right(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        return module
+
+    released: list[list[object]] = []
+    contenders = [Contender(function.__name__, function) for function in (exhausting, tiring, right)]
+    given = (torch.randn(2, 3),)
+    outcomes = common.compare(
+        "net", nn.Linear(3, 4), given, given, contenders, 1e-5, 3, 0.5, constant_time, release=lambda: released.append([each() for each in held])
+    )
+    assert released == [[None]], "the memory of what failed is free when it is released"
+    assert [(outcome.contender, outcome.status, outcome.calls) for outcome in outcomes] == [
+        ("exhausting", "failed", 0), ("tiring", "failed", 0), ("right", "measured", 6),
+    ]  # fmt: skip
+    assert outcomes[0].reason == "OutOfMemoryError: no memory beside 4 elements" and outcomes[1].reason.startswith("StopIteration")
+    assert outcomes[1].median_seconds is None
 
 
 def test_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tilewright.selection.ranking import Choice
 DEEPCUTS = "DeepCuts' limit"
 """The name of the limit of `kernels.gpu.deepcuts`, which good kernels exceed."""
 ARITHMETIC = "arithmetic at peak"
-"""The name of a CPU's limit."""
+"""The name of the limit of a CPU, and of chains."""
 
 
 def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int = 1) -> Mapping[str, float]:
@@ -48,6 +48,6 @@ def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int =
 
 
 def arithmetic_seconds(flops: float, machine: Machine, threads: int, narrow: bool = False) -> float:
-    """Seconds of so many operations at a CPU's peak, on that many threads; `narrow`: in bfloat16, where the machine is faster in that."""
+    """Seconds of so many operations at a machine's peak, a CPU's on that many threads; `narrow`: in bfloat16, where the machine is faster in that."""
     peak = max(machine.peak_flops[dtype] for dtype in ("fp32", *(("bf16",) if narrow else ())) if dtype in machine.peak_flops)
-    return flops / (peak * min(threads, machine.processors) / machine.processors)
+    return flops / peak if machine.is_gpu else flops / (peak * min(threads, machine.processors) / machine.processors)

@@ -96,8 +96,10 @@ def interleaved_seconds(
     seconds_per_turn: float,
     seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
     report: Progress = lambda stage, done, total: None,
+    failed: Callable[[str, Exception], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of every timed call, by contender. `report` learns of each turn before it begins.
+    """Seconds of every timed call, by contender. `report` learns of each turn before it begins. A contender that raises has no further turn and no
+    seconds, and `failed` learns of it; without `failed` nobody has one.
 
     In each round every contender has one turn of at least `seconds_per_turn`, so that machine drift affects all equally; the order rotates. A turn
     starts with two untimed calls, during which the previous contender's threads go to sleep and caches fill. `seconds_of` times one call; a GPU needs
@@ -109,16 +111,32 @@ def interleaved_seconds(
     for round_index in range(rounds):
         shift = round_index % len(names) if names else 0
         for name in names[shift:] + names[:shift]:
-            call = calls[name]
+            if name not in seconds:
+                continue
             report("measuring in turns", done, rounds * len(names))
             done += 1
-            call()
-            call()
-            spent = 0.0
-            while spent < seconds_per_turn:
-                seconds[name].append(seconds_of(call))
-                spent += seconds[name][-1]
+            try:
+                seconds[name] += _turn(calls[name], seconds_per_turn, seconds_of)
+            except Exception as error:
+                if failed is None:
+                    raise
+                del seconds[name]
+                failed(name, error)
     return seconds
+
+
+def _turn(call: Callable[[], object], least_seconds: float, seconds_of: Callable[[Callable[[], object]], float]) -> list[float]:
+    call()
+    call()
+    seconds: list[float] = []
+    while sum(seconds) < least_seconds:
+        seconds.append(seconds_of(call))
+    return seconds
+
+
+def _failed(outcome: Outcome, reason: Exception) -> Outcome:
+    first_line = (str(reason).strip() or "no message").splitlines()[0][:300]
+    return dataclasses.replace(outcome, status="failed", reason=f"{type(reason).__name__}: {first_line}")
 
 
 def compare(
@@ -132,8 +150,10 @@ def compare(
     seconds_per_turn: float,
     seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
     report: Progress = lambda stage, done, total: None,
+    release: Callable[[], object] = lambda: None,
 ) -> list[Outcome]:
-    """Prepares every contender with the example inputs, checks it on the fresh inputs, and times those with correct results."""
+    """Prepares every contender with the example inputs, checks it on the fresh inputs, and times those with correct results. `release` is called
+    after each that failed, when nothing refers to what it held, such as a GPU's memory, which the next may need."""
     reference = double_precision_outputs(module, fresh_inputs)
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], object]] = {}
@@ -141,26 +161,31 @@ def compare(
         report(f"preparing {contender.name}", number, len(contenders))
         outcome = Outcome(network, contender.name, "measured")
         start = time.perf_counter()
+        run = outputs = None
         try:
             run = contender.prepare(copy.deepcopy(module), example_inputs)
             outputs = as_list(run(*fresh_inputs))  # the first call counts as preparation: some contenders compile in it
             error = relative_error(outputs, reference)
         except Unavailable as reason:
-            outcomes[contender.name] = dataclasses.replace(outcome, status="unavailable", reason=str(reason))
-            continue
+            outcome = dataclasses.replace(outcome, status="unavailable", reason=str(reason))
         except Exception as reason:  # a peer's failure is a result, not the end of the run
-            first_line = (str(reason).strip() or "no message").splitlines()[0][:300]
-            reason_text = f"{type(reason).__name__}: {first_line}"
-            outcomes[contender.name] = dataclasses.replace(outcome, status="failed", reason=reason_text)
-            continue
-        outcome = dataclasses.replace(outcome, preparation_seconds=time.perf_counter() - start, relative_error=error)
-        if error > tolerance:
-            reason_text = f"relative error {error:.2e} > {tolerance:.0e}"
-            outcome = dataclasses.replace(outcome, status="wrong", reason=reason_text)
+            outcome = _failed(outcome, reason)
         else:
-            calls[contender.name] = partial(run, *fresh_inputs)
+            outcome = dataclasses.replace(outcome, preparation_seconds=time.perf_counter() - start, relative_error=error)
+            if error <= tolerance:
+                calls[contender.name] = partial(run, *fresh_inputs)
+            else:
+                outcome = dataclasses.replace(outcome, status="wrong", reason=f"relative error {error:.2e} > {tolerance:.0e}")
         outcomes[contender.name] = outcome
-    for name, seconds in interleaved_seconds(calls, rounds, seconds_per_turn, seconds_of, report).items():
+        run = outputs = None
+        if contender.name not in calls:
+            release()
+
+    def failed(name: str, reason: Exception) -> None:
+        outcomes[name] = _failed(outcomes[name], reason)
+        del calls[name]
+
+    for name, seconds in interleaved_seconds(calls, rounds, seconds_per_turn, seconds_of, report, failed).items():
         lower, median, upper = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
         outcomes[name] = dataclasses.replace(
             outcomes[name], median_seconds=median, quartile_seconds=(lower, upper), minimum_seconds=min(seconds),
