@@ -21,19 +21,21 @@ from torch import nn
 from tests import interpreted
 from tests.compiled import Case
 from tests.interpreted import check_interpreted
-from tests.test_chains import CASES, Gated, OwnWeights, chain_problem, conv, graph_of, inverted, random_chain, random_layers
+from tests.test_chains import CASES, Gated, OwnWeights, Residual, chain_problem, conv, graph_of, inverted, random_chain, random_layers
 from tilewright.codegen.cuda import print_cuda, shared_bytes, shared_offsets
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuChains
-from tilewright.ir.expr import Var, index_const, range_of, substitute
-from tilewright.ir.kernel import Allocate, Kernel, statements
+from tilewright.ir.expr import Const, Expr, Load, Var, index_const, range_of, substitute
+from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Let, Statement, Store, statements
+from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import tile_judge
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strips import Rows
-from tilewright.partition.tile_judge import TileJudge, TileParts, cut_along
+from tilewright.partition.tile_judge import TileJudge, TileParts, cut_along, in_chunks
+from tilewright.partition.tile_kernel import split_sums
 from tilewright.partition.tile_work import TileWork, tile_work
 from tilewright.partition.tiles import Tiling, Window
 from tilewright.toolchain.binary import SourceFile
@@ -43,9 +45,9 @@ H200 = "h200"
 
 
 @contextmanager
-def any_tiles(seed: int) -> Iterator[list[tuple[str, ...]]]:
-    """Inside the context every chain that is possible is taken, with tiles, schedules' block sizes and occupancies drawn at random. Yields the kinds
-    of the regions of each chain that became a kernel."""
+def any_tiles(seed: int, only_chunks: bool = False) -> Iterator[list[tuple[str, ...]]]:
+    """Inside the context every chain that is possible is taken, with tiles, schedules' block sizes and occupancies drawn at random, or every one in
+    chunks. Yields the kinds of the regions of each chain that became a kernel."""
     source = random.Random(seed)
     taken: list[tuple[str, ...]] = []
     lower = TileJudge.lower
@@ -59,8 +61,12 @@ def any_tiles(seed: int) -> Iterator[list[tuple[str, ...]]]:
         work = tile_work(*given)
         return replace(work, seconds=np.array([source.random() for _ in work.seconds]), least=0 * work.least)
 
+    def in_chunks(judge: TileJudge, problem: Any, cuts: Any, axes: Any, chunked: bool) -> Any:
+        return least_work(judge, problem, cuts, axes, chunked) if chunked or not only_chunks else []
+
+    least_work = TileJudge._with_least_work
     draw = mock.patch.multiple(tile_judge, tile_work=drawn)
-    chosen = mock.patch.multiple(TileJudge, lower=lowered)
+    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=in_chunks)
     with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
         with mock.patch.object(interpreted, "plan_program", partial(plan_program, chains=True)):
             yield taken
@@ -76,13 +82,49 @@ def test_tiles_compute_what_separate_kernels_do(name: str, seed: int) -> None:
     assert taken, "nothing was merged"
 
 
+class Squeezed(nn.Module):
+    """The sum of the last region reads a second value along the channels of its chunks, and adds a third to its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.project = conv(16, 48), nn.Conv2d(48, 20, 1)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.relu(self.project(self.expand(x) * scale) + other)
+        return result
+
+
+CHUNKED: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
+    "inverted residual": (Residual(inverted(16, 96)), ((2, 16, 9, 8),)),
+    "inverted, stride 2": (inverted(16, 64, 2), ((1, 16, 14, 12),)),
+    "expanded twice": (nn.Sequential(conv(12, 144), conv(144, 144, 5, 1, 2, 144), conv(144, 30)), ((1, 12, 8, 8),)),
+    "pointwise, pointwise": (nn.Sequential(conv(24, 64), conv(64, 24)), ((1, 24, 8, 6),)),
+    "depthwise, pointwise": (nn.Sequential(conv(48, 48, 3, 1, 1, 48), conv(48, 32)), ((2, 48, 7, 8),)),
+    "bottleneck": (nn.Sequential(conv(32, 16), conv(16, 32, 3, 1, 1), conv(32, 64)), ((1, 32, 8, 8),)),
+    "convolutions with halos": (nn.Sequential(conv(8, 32, 3, 1, 1), conv(32, 16, 3, 1, 1)), ((1, 8, 8, 8),)),
+    "windows with halos": (nn.Sequential(conv(32, 32, 3, 1, 1, 32), conv(32, 16, 3, 1, 1)), ((1, 32, 6, 8),)),
+    "matrix products": (nn.Sequential(nn.Linear(24, 96), nn.GELU(), nn.Linear(96, 12)), ((16, 24),)),
+    "scaled channels": (Squeezed(), ((2, 16, 6, 8), (2, 48, 1, 1), (2, 20, 6, 8))),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_over_chunks_of_channels(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    module, shapes = CHUNKED[name]
+    with any_tiles(seed, only_chunks=True) as taken:
+        check_interpreted([Case(name, module, tuple(map(torch.randn, shapes)))], machine(H200))
+    assert taken, "nothing was merged"
+
+
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
-@given(random_layers, st.integers(1, 2), st.integers(4, 14), st.integers(4, 12), st.integers(0, 2**31))
-def test_random_chains(found: list[Any], batch: int, height: int, width: int, seed: int) -> None:
+@given(random_layers, st.integers(1, 2), st.integers(4, 14), st.integers(4, 12), st.integers(0, 2**31), st.booleans())
+def test_random_chains(found: list[Any], batch: int, height: int, width: int, seed: int, only_chunks: bool) -> None:
     torch.manual_seed(seed)
     case = random_chain(found, (batch, height, width))
     if case is not None:
-        with any_tiles(seed):
+        with any_tiles(seed, only_chunks):
             check_interpreted([case], machine(H200))
 
 
@@ -116,8 +158,8 @@ def test_windows_hold_all_rows_that_are_read(size: int, tiles: int, stride: int,
 def test_channels_are_cut_where_the_reader_takes_one_at_a_time() -> None:
     """A pointwise and a depthwise layer: tiles of channels need only their own filters, and compute nothing twice."""
     problem = chain_problem(nn.Sequential(conv(16, 64), conv(64, 64, 3, 1, 1, 64)), torch.randn(1, 16, 8, 8))
-    dims, cuts = cut_along(problem)
-    assert dims == (1, 2, 3)
+    cuts = cut_along(problem)
+    assert [rows.dim for rows in cuts[-1].spans[cuts[-1].result] if rows is not None] == [1, 2, 3]
     tiling = Tiling(problem, cuts, (16, 8, 8))
     assert tiling.blocks == 4 and tiling.storage[cuts[0].result].shape == (1, 16, 8, 8)
     weights = next(name for name in cuts[0].region.inputs if problem.values[name].shape == (64, 16, 1, 1))
@@ -154,13 +196,66 @@ def test_constants_of_each_image_are_not_those_of_the_first() -> None:
 def test_the_work_of_tiles_is_that_of_each_tiling() -> None:
     """Columns against single tilings; and channels of a tile that lie side by side spare bank conflicts."""
     problem = chain_problem(nn.Sequential(conv(16, 16, 5, 1, 2, 16), conv(16, 16, 5, 2, 2, 16)), torch.randn(1, 16, 112, 112))
-    _, cuts = cut_along(problem)
+    cuts = cut_along(problem)
     work = tile_work(problem, cuts, [[1, 8, 16], [4, 14], [14, 28]], machine(H200))
     tilings = [Tiling(problem, cuts, tuple(map(int, sizes))) for sizes in work.sizes]
     assert [tiling.shared_bytes for tiling in tilings] == list(work.shared_bytes) and len(tilings) == 12
     found = {tiling.sizes: seconds for tiling, seconds in zip(tilings, work.seconds, strict=True)}
     assert found[8, 4, 14] < found[1, 14, 28] / 3
     assert (work.least < work.seconds).all()
+
+
+def test_chunks_take_the_room_of_a_chunk() -> None:
+    """However many channels are between; regions that are not cut by channels are computed once, before the chunks."""
+    sizes = set()
+    for wide in (64, 512):
+        problem = chain_problem(inverted(16, wide), torch.randn(1, 16, 8, 8))
+        cuts = in_chunks(problem, cut_along(problem))
+        tiling = Tiling(problem, cuts, (16, 4, 8, 32), chunked=True)
+        assert tiling.repeats == (wide // 32,) * 3 and tiling.blocks == 2 and tiling.inside == 0
+        sizes.add(tiling.shared_bytes)
+    assert len(sizes) == 1
+    bottleneck = chain_problem(CHUNKED["bottleneck"][0], torch.randn(1, 32, 8, 8))
+    cuts = in_chunks(bottleneck, cut_along(bottleneck))
+    tiling = Tiling(bottleneck, cuts, (64, 4, 8, 16), chunked=True)
+    assert tiling.repeats == (1, 2, 2) and tiling.inside == 1
+    work = tile_work(bottleneck, cuts, [[64], [4, 8], [8], [8, 16]], machine(H200), chunked=True)
+    tilings = [Tiling(bottleneck, cuts, tuple(map(int, sizes)), chunked=True) for sizes in work.sizes]
+    assert [tiling.shared_bytes for tiling in tilings] == list(work.shared_bytes)
+    assert list(work.results) == [64 * 4 * 8] * 2 + [64 * 8 * 8] * 2
+
+
+def test_chunks_are_ranked_with_other_tiles() -> None:
+    """Where the channels between leave room for few rows, chunks of them are predicted to be faster."""
+    problem = chain_problem(inverted(64, 1024), torch.randn(8, 64, 28, 28))
+    ranked = TileJudge(machine(H200), USUAL).predicted(problem)
+    whole, chunks = ([tiles.seconds for tiles in ranked if bool(tiles.schedule.chunk) == chunked] for chunked in (False, True))
+    assert min(chunks) < min(whole) / 2
+    tiles = next(tiles for tiles in ranked if tiles.schedule.chunk)
+    assert tiles.parts.turns % (3 * 1024 // tiles.schedule.chunk) == 0 and f"chunks of {tiles.schedule.chunk} channels" in str(tiles.schedule)
+
+
+def test_kernels_that_do_more_than_to_add_have_no_chunks() -> None:
+    sums, i = Buffer("sums", "f32", 4, "register"), Var("i", 4)
+
+    def at(value: Expr) -> Statement:
+        return For(i, index_const(4), Store("sums", i, value), "unroll")
+
+    held, x = Load("sums", (i,), "f32"), Load("x", (i,), "f32")
+    zero, add, store = at(Const(0.0, "f32")), at(held + x), For(i, index_const(4), Store("y", i, held), "unroll")
+    before, adding, after = split_sums([Allocate(sums), zero, Let(Var("a", 4), index_const(1)), add, store])
+    assert before == [Allocate(sums), zero, Let(Var("a", 4), index_const(1))] and adding == [add] and after == [store]
+    refused: list[tuple[list[Statement], str]] = [
+        ([Allocate(sums), add, store], "no sums"),
+        ([Allocate(sums), zero, add, at(held * x), store], "more with its sums"),
+        ([Allocate(sums), zero, at(held + held), store], "more with its sums"),
+        ([Allocate(sums), zero, add, For(i, index_const(4), Store("z", i, held)), add, store], "more with its sums"),
+        ([Allocate(sums), For(i, index_const(4), Store("z", i, x)), zero, add, store], "reads before"),
+        ([Allocate(sums), zero, Let(Var("a"), Load("x", (index_const(0),), "i64")), add, Store("y", Var("a"), x)], "uses after"),
+    ]
+    for body, reason in refused:
+        with pytest.raises(Unsuitable, match=reason):
+            split_sums(body)
 
 
 def test_hopeless_chains_are_not_ranked() -> None:
@@ -181,9 +276,9 @@ def test_bank_conflicts_of_a_warp(strides: tuple[int, ...], lanes: int, expected
     assert conflicts_of(facts, strides, rows) == expected
 
 
-def kernels_of(module: nn.Module, target: str, seed: int, *inputs: torch.Tensor) -> list[Kernel]:
+def kernels_of(module: nn.Module, target: str, seed: int, *inputs: torch.Tensor, only_chunks: bool = False) -> list[Kernel]:
     """The kernels of the chains of a module."""
-    with any_tiles(seed):
+    with any_tiles(seed, only_chunks):
         program = plan_program(graph_of(module, *inputs), machine(target), 1, chains=True)
     return [kernel for lowered in program.regions if lowered.region.kind == "chain" for kernel in lowered.kernels]
 
@@ -197,7 +292,9 @@ def test_the_kernels_compile(target: str, tmp_path: Path) -> None:
     modules = [inverted(16, 32, 2), nn.Sequential(conv(8, 32, 3, 1, 1), conv(32, 16, 3, 1, 1)), nn.Sequential(conv(32, 128), conv(128, 32))]
     inputs = [torch.randn(1, next(module.parameters()).shape[1], 28, 28) for module in modules]
     found = [kernel for seed, (module, x) in enumerate(zip(modules, inputs, strict=True)) for kernel in kernels_of(module, target, seed, x)]
-    assert len(found) >= 3
+    for seed, (module, shapes) in enumerate(CHUNKED.values()):
+        found += kernels_of(module, target, seed, *map(torch.randn, shapes), only_chunks=True)
+    assert len(found) >= 3 + len(CHUNKED)
     outcome = compiler.compile(SourceFile("kernel.cu", print_cuda(found), "cuda", tuple(kernel.name for kernel in found)), tmp_path)
     assert outcome.succeeded, outcome.log
 

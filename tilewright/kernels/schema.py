@@ -116,6 +116,8 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN affect all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: if it has any candidates, no later schema is asked.
+    sums: its kernels set sums in registers to zero, then only add to them, and then store what follows from them: the addition may run for several
+        parts of the factors (`partition.tile_kernel`).
     scored: scores of compiled code (`selection.code_score`) order its candidates better than the models do. Without it they decide only between
             one of its candidates and one of a schema that has it."""
 
@@ -134,6 +136,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     unordered: Callable[[Schedule], bool] = lambda schedule: False
     transforms: bool = False
     alone: bool = False
+    sums: bool = False
     scored: bool = False
 
     def schedule_of(self, axes: Mapping[str, int], machine: Machine) -> Schedule:

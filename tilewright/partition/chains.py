@@ -21,6 +21,7 @@ from tilewright.errors import contained
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.calibration import CpuChains, cpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import Var, loads
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
@@ -384,21 +385,32 @@ def chain_of(problem: Problem, dim: int) -> Chain:
     return Chain(problem, cuts, extents, problem.layouts[output].shape[dim])
 
 
-def cuts_of(problem: Problem, dims: Sequence[int]) -> tuple[Cut, ...]:
-    """The regions of a canonical chain cut along dimensions of its result.
+def cuts_of(problem: Problem, dims: Sequence[int], chunked: bool = False) -> tuple[Cut, ...]:
+    """The regions of a canonical chain cut along dimensions of its result. `chunked`: also, as the last axis, along that over which the last region
+    sums the result before.
 
     Raises:
         Unsuitable: if one of them cannot be cut.
     """
     stages = problem.region.stages
     inside = frozenset(stage.outputs[0] for stage in stages[:-1])
-    cuts = [cut(stages[-1], dims, problem, inside)]
+    cuts = [cut(stages[-1], dims, problem, inside, _summed(*stages[-2:]) if chunked else None)]
     for stage in stages[-2::-1]:
         read = cuts[0].spans.get(stage.outputs[0])
         if read is None:
             raise Unsuitable(f"{stage.outputs[0]} is not needed")
         cuts.insert(0, cut(stage, [None if rows is None else rows.dim for rows in read], problem, inside))
     return tuple(cuts)
+
+
+def _summed(producer: Region, region: Region) -> Var:
+    """The longest axis over which a region sums along a dimension of what the region before it stores."""
+    first = region.steps[0]
+    read = [position for load in loads(*first.bodies) if load.buffer == producer.outputs[0] for position in load.index]
+    axes = [position for position in read if isinstance(position, Var) and position in first.reduction]
+    if region.kind != "contraction" or not axes:
+        raise Unsuitable(f"{region.name} sums over no dimension of {producer.name}")
+    return max(axes, key=lambda axis: axis.extent or 0)
 
 
 def _require_strips(part: Cut, problem: Problem) -> None:

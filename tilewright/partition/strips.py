@@ -120,9 +120,10 @@ def sliced(layout: Layout, shape: Sequence[int], dims: frozenset[int], alone: bo
     return Layout(tuple(shape), layout.order, tuple(halo), tuple(around))
 
 
-def cut(region: Region, dims: Sequence[int | None], problem: Problem, inside: frozenset[str]) -> Cut:
+def cut(region: Region, dims: Sequence[int | None], problem: Problem, inside: frozenset[str], summed: Var | None = None) -> Cut:
     """The region cut into rows along dimensions of its result, one for each axis of the chain, or None for an axis along which it is not cut.
-    `problem` has the layouts of the values outside the chain; those `inside` are kept in tiles.
+    `problem` has the layouts of the values outside the chain; those `inside` are kept in tiles. `summed`: an axis of the chain, after the others,
+    over which the region sums: a part of it gives a part of each sum.
 
     Raises:
         Unsuitable: if a row of the result depends on its place in any other way than through the rows that it reads.
@@ -130,10 +131,10 @@ def cut(region: Region, dims: Sequence[int | None], problem: Problem, inside: fr
     last = region.steps[-1]
     if region.checks or any(checks(*step.bodies) for step in region.steps):
         raise Unsuitable("indices are checked at run time")
-    axes = tuple(None if dim is None else _axis(last, dim) for dim in dims)
-    finder = _Finder(region, axes, problem, inside)
+    axes = (*(None if dim is None else _axis(last, dim) for dim in dims), *([summed] if summed is not None else []))
+    finder = _Finder(region, axes, problem, inside, summed)
     steps = tuple(finder.without_checks(step) for step in region.steps)
-    finder.spans[last.name] = tuple(None if dim is None else Rows(dim) for dim in dims)
+    finder.spans[last.name] = (*(None if dim is None else Rows(dim) for dim in dims), *([None] if summed is not None else []))
     for step in steps:
         finder.read(step)
     steps = tuple(finder.relative(step) for step in steps)
@@ -150,9 +151,9 @@ def _axis(step: Step, dim: int) -> Var:
 class _Finder:
     """Collects what a region reads of each value for one row."""
 
-    def __init__(self, region: Region, axes: tuple[Var | None, ...], problem: Problem, inside: frozenset[str]) -> None:
+    def __init__(self, region: Region, axes: tuple[Var | None, ...], problem: Problem, inside: frozenset[str], summed: Var | None) -> None:
         self.own = {name for step in region.steps for name in step.names}
-        self.axes, self.problem, self.inside = axes, problem, inside
+        self.axes, self.problem, self.inside, self.summed = axes, problem, inside, summed
         self.cut = frozenset(axis for axis in axes if axis is not None)
         self.spans: dict[str, Spans] = {}
         self.fills: dict[str, Const] = {}
@@ -189,7 +190,7 @@ class _Finder:
 
     def read(self, step: Step) -> None:
         """Adds the rows that a step reads."""
-        if not self.cut <= {*step.axes}:
+        if not self.cut - {self.summed} <= {*step.axes}:
             raise Unsuitable(f"{step.name} reduces over rows")
         for load in loads(*step.bodies):
             if load.buffer in self.own:
@@ -284,5 +285,6 @@ def _resized(step: Step, smaller: Mapping[Var, Expr]) -> Step:
         for position, old, extent in zip(index, step.index, step.shape, strict=True)
     )
     return replace(
-        step, shape=shape, axes=tuple(axis(var) for var in step.axes), bodies=tuple(substitute(body, smaller) for body in step.bodies), index=index
-    )
+        step, shape=shape, axes=tuple(map(axis, step.axes)), bodies=tuple(substitute(body, smaller) for body in step.bodies), index=index,
+        reduction=tuple(map(axis, step.reduction)),
+    )  # fmt: skip

@@ -6,13 +6,15 @@ The time of a part is what the region's schema predicts for it on a processor of
 throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2, or, if the
 chain holds them, from shared memory: they pass at the rate at which all bytes of the part pass one after another. rounds = ceil(blocks / (processors
 * r)): waves, with the tail. memory: the bytes that the chain reads and writes at least once, so that what it saves on inner results counts; rows that
-adjacent tiles both compute are in the parts. r follows from the shared memory and registers of all parts together. `work` and `turn` are fitted
+adjacent tiles both compute are in the parts, and so are the parts of all chunks of channels (`Tiling.chunked`). r follows from the shared memory and
+registers of all parts together. `work` and `turn` are fitted
 (`hardware.calibration.GpuChains`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -24,7 +26,7 @@ from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chai
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.counts import LaunchCounts
+from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
@@ -44,10 +46,14 @@ SIZES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56, 64, 128)
 """Rows of tiles along an axis that are considered if they divide it, besides all of them."""
 SHARES = (1, 2, 4)
 """Resident blocks per processor that are considered."""
+CHUNKS = tuple(range(16, 257, 8))
+"""Channels of a chunk that are considered if they divide those over which the last region sums, and are fewer."""
 RANKED = 3
-"""Tiles whose parts are ranked: those with the least work (`tile_work`)."""
+"""Tiles whose parts are ranked: those with the least work (`tile_work`), and as many in chunks."""
 LOWERED = 6
 """Predictions of a chain, from the fastest on, whose kernels are tried."""
+MOST_SUMS = 1 << 14
+"""Sums of a tile in chunks beyond which no block keeps them in registers."""
 REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
@@ -74,6 +80,15 @@ class Tiles:
     schedule: TileSchedule
     seconds: float
     parts: TileParts
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A choice, with the bytes of shared memory and the registers for sums that its kernel takes."""
+
+    choice: Choice
+    shared_bytes: int
+    sums: int
 
 
 @dataclass
@@ -138,13 +153,18 @@ class TileJudge:
         Raises:
             Unsuitable: like `lower_tiles`, and if it cannot be cut so, or no schedules of its regions are possible.
         """
-        _, cuts = cut_along(problem)
+        cuts = cut_along(problem)
         extents = _extents(problem, cuts)
         if len(extents) != len(schedule.sizes) or any(size < 1 or extent % size for extent, size in zip(extents, schedule.sizes, strict=True)):
             raise Unsuitable(f"tiles of {schedule.sizes} do not divide the {extents} rows of its result")
         if schedule.threads not in THREADS or schedule.resident not in SHARES:
             raise Unsuitable(f"no tiles have {schedule.threads} threads, {schedule.resident} blocks at a time")
         tiling = Tiling(problem, cuts, schedule.sizes)
+        if schedule.chunk:
+            cuts = in_chunks(problem, cuts)
+            if _summed(cuts) % schedule.chunk:
+                raise Unsuitable(f"chunks of {schedule.chunk} do not divide the {_summed(cuts)} channels that are summed")
+            tiling = Tiling(problem, cuts, (*schedule.sizes, schedule.chunk), chunked=True)
         choices = self._choices(tiling, schedule.threads, schedule.resident)
         if choices is None:
             raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
@@ -157,10 +177,9 @@ class TileJudge:
         Raises:
             Unsuitable: if it cannot be cut, nothing fits into shared memory, or nothing is left.
         """
-        _, cuts = cut_along(problem)
         found: list[Tiles] = []
         refusals = ["no tile with schedules of one block size fits into shared memory"]
-        for tiling, least in self.tilings(problem, cuts):
+        for tiling, least in self.tilings(problem):
             try:
                 if least < limit:
                     found += self._ranked(tiling, limit)
@@ -172,14 +191,31 @@ class TileJudge:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)))
         return sorted(found, key=lambda tiles: tiles.seconds)
 
-    def tilings(self, problem: Problem, cuts: tuple[Cut, ...]) -> list[tuple[Tiling, float]]:
-        """The tiles with the least work that fit into shared memory, each with the seconds that it takes at least."""
+    def tilings(self, problem: Problem) -> list[tuple[Tiling, float]]:
+        """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that it takes at least.
+
+        Raises:
+            Unsuitable: if the chain cannot be cut.
+        """
+        cuts = cut_along(problem)
         axes = [[size for size in dict.fromkeys((*SIZES, extent)) if extent % size == 0] for extent in _extents(problem, cuts)]
-        work = tile_work(problem, cuts, axes, self.machine)
-        fit = np.flatnonzero(work.shared_bytes < self.machine.shared_bytes_per_block)
+        found = self._with_least_work(problem, cuts, axes, False)
+        with suppress(Unsuitable):
+            cuts = in_chunks(problem, cuts)
+            if chunks := [chunk for chunk in CHUNKS if chunk < _summed(cuts) and _summed(cuts) % chunk == 0]:
+                found += self._with_least_work(problem, cuts, [*axes, chunks], True)
+        return found
+
+    def _with_least_work(self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool) -> list[tuple[Tiling, float]]:
+        """The tilings of these sizes along each axis with the least work that fit into shared memory, and whose sums a block can keep."""
+        work = tile_work(problem, cuts, axes, self.machine, chunked)
+        fits = work.shared_bytes < self.machine.shared_bytes_per_block
+        if chunked:
+            fits &= work.results <= MOST_SUMS
+        fit = np.flatnonzero(fits)
         _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
         chosen = fit[first[:RANKED]]
-        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row]))), float(work.least[row])) for row in chosen]
+        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked), float(work.least[row])) for row in chosen]
 
     def _ranked(self, tiling: Tiling, limit: float) -> list[Tiles]:
         """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds."""
@@ -189,29 +225,40 @@ class TileJudge:
                 break
             least = list[float]()
             for number in sorted(range(len(tiling.cuts)), key=lambda number: -tiling.cuts[number].region.flops()):
-                least.append(float(self._ranking(tiling, number, share).seconds.min(initial=inf)))
-                if self._parts(tiling, [sum(least)], share).seconds(self.constants, self.machine.clock_hz) > limit:
+                least.append(tiling.repeats[number] * float(self._ranking(tiling, number, share).seconds.min(initial=inf)))
+                if self._parts(tiling, sum(least), share).seconds(self.constants, self.machine.clock_hz) > limit:
                     break
             if len(least) < len(tiling.cuts):
                 continue
             for threads in THREADS:
                 if (choices := self._choices(tiling, threads, share)) is not None:
-                    parts = self._parts(tiling, [choice.seconds for choice in choices], share)
+                    parts = self._parts(tiling, sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True)), share)
                     seconds = parts.seconds(self.constants, self.machine.clock_hz)
-                    found.append(Tiles(TileSchedule(tiling.sizes, threads, share), seconds, parts))
+                    rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
+                    found.append(Tiles(TileSchedule(rows, threads, share, chunk), seconds, parts))
         return found
 
     def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:
-        """The choice for each region's part with that many threads per block; None if a region has none."""
-        found = [self._choice(self._ranking(tiling, number, share), threads, share, tiling.shared_bytes) for number in range(len(tiling.cuts))]
-        known = [choice for choice in found if choice is not None]
-        return known if len(known) == len(found) else None
+        """The choice for each region's part with that many threads per block; None if a region has none. In chunks the sums of the last region and
+        its shared memory are kept while the others are computed."""
+        machine, last = self.machine, len(tiling.cuts) - 1
+        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes) - tiling.shared_bytes
+        registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
+        found: dict[int, Choice] = {}
+        for number in range(last, -1, -1):
+            kept = self._chosen(self._ranking(tiling, number, share), threads, room, registers, tiling.chunked and number == last)
+            if kept is None:
+                return None
+            found[number] = kept.choice
+            if tiling.chunked and number == last:
+                room, registers = room - kept.shared_bytes, registers - kept.sums
+        return [found[number] for number in range(last + 1)]
 
-    def _parts(self, tiling: Tiling, seconds: Sequence[float], share: int) -> TileParts:
+    def _parts(self, tiling: Tiling, seconds: float, share: int) -> TileParts:
         rounds = -(-tiling.blocks // (self.machine.processors * share))
         problem = tiling.problem
         moved = sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs))
-        return TileParts(self.machine.launch_seconds, moved / bandwidth(self.machine), rounds * sum(seconds), rounds * len(seconds))
+        return TileParts(self.machine.launch_seconds, moved / bandwidth(self.machine), rounds * seconds, rounds * sum(tiling.repeats))
 
     def _ranking(self, tiling: Tiling, number: int, share: int) -> Ranking:
         """The candidates of a region's part on a share of a processor."""
@@ -231,18 +278,24 @@ class TileJudge:
             raise Unsuitable(known)
         return known
 
-    def _choice(self, ranking: Ranking, threads: int, share: int, kept_bytes: int) -> Choice | None:
-        """The fastest candidate with that many threads per block whose resources leave room for as many blocks, beside the inner results."""
-        machine = self.machine
-        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes) - kept_bytes
-        registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
-        allowed = []
+    def _chosen(self, ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> _Kept | None:
+        """The fastest candidate with that many threads per block that needs at most `room` bytes of shared memory and as many registers. `summing`:
+        one block holds all sums in registers."""
+        allowed, sums, shared = [np.zeros(0, bool)], [np.zeros(0)], [np.zeros(0)]
         for part in ranking.parts:
-            assert isinstance(part.counts, LaunchCounts)
-            fits = (part.counts.threads == threads) & (part.counts.shared_bytes <= room) & (part.counts.registers <= registers)
+            counts = part.counts
+            assert isinstance(counts, LaunchCounts)
+            fits = (counts.threads == threads) & (counts.shared_bytes <= room) & (counts.registers <= registers)
+            if summing:
+                fits &= (counts.blocks == 1) & part.schema.sums
             allowed.append(fits & (part.candidates["split"] == 1) if "split" in part.candidates else fits)
-        seconds = np.where(np.concatenate(allowed), ranking.seconds, inf) if allowed else np.zeros(0)
-        return ranking.choice(int(np.argmin(seconds))) if np.isfinite(seconds).any() else None
+            sums.append(counts.accumulators * np.ones(len(fits)) if isinstance(counts, TileCounts) else np.zeros(len(fits)))
+            shared.append(counts.shared_bytes)
+        seconds = np.where(np.concatenate(allowed), ranking.seconds, inf)
+        if not np.isfinite(seconds).any():
+            return None
+        best = int(np.argmin(seconds))
+        return _Kept(ranking.choice(best), int(np.concatenate(shared)[best]), int(np.concatenate(sums)[best]))
 
 
 def shared_processor(machine: Machine, share: int, near: float) -> Machine:
@@ -273,8 +326,25 @@ def _extents(problem: Problem, cuts: Sequence[Cut]) -> list[int]:
     return [problem.values[last].shape[rows.dim] for rows in cuts[-1].spans[last] if rows is not None]
 
 
-def cut_along(problem: Problem) -> tuple[tuple[int, ...], tuple[Cut, ...]]:
-    """The dimensions of a canonical chain's result along which all its regions can be cut together, and the cuts.
+def _summed(cuts: Sequence[Cut]) -> int:
+    """The channels over which the last region sums in chunks."""
+    (*_, axis) = cuts[-1].axes
+    assert axis is not None and axis.extent is not None
+    return axis.extent
+
+
+def in_chunks(problem: Problem, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+    """The regions of a canonical chain cut as before, and into chunks of what the last one sums over.
+
+    Raises:
+        Unsuitable: if they cannot be.
+    """
+    dims = [rows.dim for rows in cuts[-1].spans[cuts[-1].result] if rows is not None]
+    return cuts_of(problem, dims, chunked=True)
+
+
+def cut_along(problem: Problem) -> tuple[Cut, ...]:
+    """The regions of a canonical chain cut along all dimensions of its result in which that is possible together.
 
     Raises:
         Unsuitable: if it cannot be cut along any dimension, or some inner result cannot be.
@@ -292,4 +362,4 @@ def cut_along(problem: Problem) -> tuple[tuple[int, ...], tuple[Cut, ...]]:
     for part in cuts:
         if not any(part.spans[part.result]):
             raise Unsuitable(f"each tile needs all of {part.result}")
-    return dims, cuts
+    return cuts

@@ -5,6 +5,15 @@
                    part = region                                                   (in shared memory; the last one in global memory)
                barrier
 
+If the last region sums over what is between, such as the middle channels of an inverted residual, it may be in chunks:
+
+    block: sums = 0                                                                (in registers)
+           for each chunk of middle channels:
+               part = each region for these channels, as above
+               sums += last region over these channels
+               barrier
+           store the last region's elements of the sums
+
 The part of a region is a problem like any other (`partition.tiles`), and its code that of its schema with addresses moved by where the tile begins.
 All kernels have the same number of threads per block. Their shared buffers, and the parts that are not needed any more, have the same places
 (`codegen.cuda.shared_offsets`). Asynchronous copies from global memory are ordinary ones where the source is in shared memory.
@@ -14,7 +23,7 @@ This is shared-memory-level fusion (DeepCuts, Jung et al., PLDI 2021, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -26,7 +35,7 @@ from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
-from tilewright.ir.expr import TRUE, ZERO, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads
+from tilewright.ir.expr import TRUE, ZERO, Apply, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads, variables
 from tilewright.ir.intrinsic import moved
 from tilewright.ir.kernel import (
     Allocate,
@@ -60,18 +69,20 @@ FILL_LANES = 4
 @dataclass(frozen=True)
 class TileSchedule:
     """How a chain is cut: tiles of `sizes` rows along the dimensions of its result in which it can be cut, by `threads` threads each, of which the
-    schedules leave room for `resident` blocks on a processor. The schedules of its regions follow."""
+    schedules leave room for `resident` blocks on a processor. `chunk`: channels over which the last region sums at a time; 0: all. The schedules of
+    its regions follow."""
 
     sizes: tuple[int, ...]
     threads: int
     resident: int
+    chunk: int = 0
 
     def __str__(self) -> str:
-        return f"tiles of {' x '.join(map(str, self.sizes))} by {self.threads} threads, {self.resident} at a time"
+        return f"{self.described[3:]} by {self.threads} threads, {self.resident} at a time"
 
     @property
     def described(self) -> str:
-        return f"in tiles of {' x '.join(map(str, self.sizes))}"
+        return f"in tiles of {' x '.join(map(str, self.sizes))}" + (f" and chunks of {self.chunk} channels" if self.chunk else "")
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,9 @@ def lower_tiles(tiling: Tiling, stages: Sequence[Lowered], schedule: TileSchedul
     tiles = [Var(f"{TILE}{axis}", count) for axis, count in enumerate(tiling.tiles)]
     storage: dict[str, Storage] = {}
     parts = [_stage(tiling, number, lowered, launch, tiles, storage) for number, lowered in enumerate(stages)]
-    places = divide_linear(block_variable(launch), tiling.tiles)
-    body = Block((*(Let(tile, place) for tile, place in zip(tiles, places, strict=True)), *_code(tiling, parts, launch)))
+    places = divide_linear(block_variable(launch), tiling.grid)
+    code = _in_chunks(tiling, parts, launch, tiles[-1]) if tiling.chunked else _code(tiling, parts, launch, 0, len(parts) - 1)
+    body = Block((*(Let(tile, place) for tile, place in zip(tiles, places, strict=False)), *code))
     problem = tiling.problem.with_storage(storage)
     said = f"{schedule}: " + "; ".join(f"{part.region.kind} ({lowered.schedule})" for part, lowered in zip(tiling.cuts, stages, strict=True))
     header = f"{described(problem)}\n{said}"
@@ -112,6 +124,8 @@ def _stage(tiling: Tiling, number: int, lowered: Lowered, launch: Launch, tiles:
         raise Unsuitable(f"{result} takes {len(lowered.kernels)} kernels or memory of its own under {lowered.schedule}")
     (kernel,), (call,) = lowered.kernels, lowered.calls
     assert kernel.launch is not None
+    if tiling.chunked and number == len(tiling.cuts) - 1 and kernel.launch.grid[0] > 1:
+        raise Unsuitable(f"the sums of a tile of {result} are more than a block's under {lowered.schedule}")
     if kernel.scalars or kernel.cluster > 1 or kernel.launch.block != launch.block or kernel.launch.grid[1:] != (1, 1):
         raise Unsuitable(f"the kernel of {result} has other blocks under {lowered.schedule}")
     if any(isinstance(statement, AtomicAdd) for statement in statements(kernel.body)):
@@ -161,22 +175,99 @@ def _widest(kernel: Kernel, name: str) -> int:
     return max(found, default=1)
 
 
-def _code(tiling: Tiling, parts: Sequence[_Stage], launch: Launch) -> list[Statement]:
-    """The regions in order, with barriers between."""
-
-    def until(number: int) -> list[Statement]:
-        """The regions up to one whose own result has its place already. What the one before stores is allocated inside, so that its place is free
-        afterwards."""
-        own = _blocks(tiling, parts, number)
-        if not number:
-            return own
-        return [Block((*_allocated(tiling, number - 1, launch), *until(number - 1), *own))]
-
-    return until(len(parts) - 1)
+def _code(tiling: Tiling, parts: Sequence[_Stage], launch: Launch, first: int, number: int) -> list[Statement]:
+    """The regions from `first` to `number` in order, with barriers between. The result of the last has its place already. What the one before stores
+    is allocated inside, so that its place is free afterwards."""
+    own = _blocks(tiling, parts, number)
+    if number == first:
+        return own
+    return [Block((*_allocated(tiling, number - 1, launch, number - 1 == first), *_code(tiling, parts, launch, first, number - 1), *own))]
 
 
-def _allocated(tiling: Tiling, number: int, launch: Launch) -> list[Statement]:
-    """Allocates the storage of an inner result, and fills it if it has a halo."""
+def _in_chunks(tiling: Tiling, parts: Sequence[_Stage], launch: Launch, chunk: Var) -> list[Statement]:
+    """The regions before `Tiling.inside`, and the others for each chunk."""
+    last, inside = len(parts) - 1, tiling.inside
+    begins, (before, adding, after) = _begins(parts, last), split_sums(_body(tiling, parts, last))
+    fixed = [begin for begin in begins if chunk not in variables(begin.value)]
+    moving = [begin for begin in begins if begin not in fixed]
+    if not {chunk, *(begin.variable for begin in moving)}.isdisjoint(_used(*before, *after)):
+        raise Unsuitable("what follows the sums depends on the chunk")
+    own = [*_allocated(tiling, last - 1, launch, last - 1 == inside), *_code(tiling, parts, launch, inside, last - 1), *moving, *adding]
+    # the next chunk's storage is in the places that the sums have read
+    loop = For(chunk, index_const(tiling.tiles[-1]), Block((*own, block_barrier())))
+    whole: list[Statement] = [*fixed, *before, loop, *after]
+    if not inside:
+        return whole
+    held = _allocated(tiling, inside - 1, launch, inside == 1)
+    return [Block((*held, *_code(tiling, parts, launch, 0, inside - 1), *whole))]
+
+
+def split_sums(body: Sequence[Statement]) -> tuple[Sequence[Statement], Sequence[Statement], Sequence[Statement]]:
+    """The statements of a kernel that set its sums to zero, that add to them, and that follow. The second may run for each of several parts of the
+    factors, since they only add.
+
+    Raises:
+        Unsuitable: if the kernel has no such sums in registers.
+    """
+    zeroed = next((place for place, statement in enumerate(body) if _zeroes(statement)), None)
+    if zeroed is None:
+        raise Unsuitable("its kernel keeps no sums in registers")
+    store = next(statement for statement in statements(body[zeroed]) if isinstance(statement, Store))
+    sums = store.buffer
+    written = [place for place, statement in enumerate(body) if any(_stores(member, sums) for member in statements(statement))]
+    end = max(written) + 1
+    fixed = [member for member in body[zeroed + 1 : end] if isinstance(member, Let) and not any(loads(member.value))]
+    before, adding, after = [*body[: zeroed + 1], *fixed], [member for member in body[zeroed + 1 : end] if member not in fixed], body[end:]
+    others = [member for statement in adding for member in statements(statement) if not _adds(member, sums)]
+    if any(_stores(member, sums) or any(load.buffer == sums for load in loads(*_own(member))) for member in others):
+        raise Unsuitable("its kernel does more with its sums than to add to them")
+    local = {member.buffer.name for statement in body for member in statements(statement) if isinstance(member, Allocate)}
+    if any(load.buffer not in local for statement in before for load in loads(*expressions(statement))):
+        raise Unsuitable("its kernel reads before it sums")
+    bound = {member.variable for member in adding if isinstance(member, Let)}
+    made = {member.buffer.name for member in adding if isinstance(member, Allocate)}
+    if not bound.isdisjoint(_used(*after)) or any(load.buffer in made for statement in after for load in loads(*expressions(statement))):
+        raise Unsuitable("its kernel uses after its sums what it computes before")
+    return before, adding, after
+
+
+def _zeroes(statement: Statement) -> bool:
+    """Whether a statement is a loop that sets a buffer to zero."""
+    return isinstance(statement, For) and isinstance(statement.body, Store) and statement.body.value == Const(0.0, statement.body.value.dtype)
+
+
+def _adds(statement: Statement, sums: str) -> bool:
+    """Whether a statement adds something to a sum that depends on none."""
+    if not isinstance(statement, Store) or statement.buffer != sums:
+        return False
+    value = statement.value
+    if not isinstance(value, Apply) or value.operation != "add" or value.args[0] != Load(sums, (statement.offset,), value.dtype, value.lanes):
+        return False
+    return all(load.buffer != sums for load in loads(value.args[1]))
+
+
+def _stores(statement: Statement, buffer: str) -> bool:
+    if isinstance(statement, Invoke):
+        return any(operand.writes and place.buffer == buffer for operand, place in statement.places)
+    return isinstance(statement, (Store, AtomicAdd)) and statement.buffer == buffer
+
+
+def _own(statement: Statement) -> Iterator[Expr]:
+    """The expressions of a statement without those of its inner statements."""
+    if isinstance(statement, For):
+        return expressions(replace(statement, body=Block(())))
+    if isinstance(statement, If):
+        return expressions(replace(statement, then=Block(()), otherwise=None))
+    return iter(()) if isinstance(statement, Block) else expressions(statement)
+
+
+def _used(*roots: Statement) -> frozenset[Var]:
+    """The variables in the expressions of statements."""
+    return variables(*(expr for root in roots for expr in expressions(root)))
+
+
+def _allocated(tiling: Tiling, number: int, launch: Launch, first: bool) -> list[Statement]:
+    """Allocates the storage of an inner result, and fills it if it has a halo. `first`: nothing is computed before it is stored to."""
     result = tiling.cuts[number].result
     name = f"{result}.tile"
     value, layout = tiling.problem.values[result], tiling.storage[result]
@@ -194,29 +285,45 @@ def _allocated(tiling: Tiling, number: int, launch: Launch) -> list[Statement]:
     fill: Statement = Store(name, place, as_lanes(Const(outside.value, value.dtype), lanes))
     if layout.size % (lanes * prod(launch.block)):
         fill = If(compare("lt", place, index_const(layout.size)), fill)
-    # the first region stores before any other barrier
-    return [allocated, For(element, index_const(rounds), fill), *([block_barrier()] if number == 0 else [])]
+    # a first region stores before any other barrier
+    return [allocated, For(element, index_const(rounds), fill), *([block_barrier()] if first else [])]
+
+
+def _begins(parts: Sequence[_Stage], number: int) -> list[Let]:
+    """The variables that hold where a region's tile begins in what it reads and stores, where that is an expression."""
+    stage = parts[number]
+    offsets = {parameter.name: stage.shifts[name].offset for parameter, name in zip(stage.kernel.parameters, stage.arguments, strict=True)}
+    return [Let(_begin(number, name), offset) for name, offset in offsets.items() if not isinstance(offset, (Const, Var))]
+
+
+def _begin(number: int, parameter: str) -> Var:
+    return Var(f"{BEGIN}{number}_{parameter}")
+
+
+def _body(tiling: Tiling, parts: Sequence[_Stage], number: int) -> tuple[Statement, ...]:
+    """The statements of a region's kernel, at the place of the tile; the number of its block is a variable, unless it has one."""
+    stage = parts[number]
+    kernel = stage.kernel
+    assert kernel.launch is not None
+    places = {}
+    for parameter, name in zip(kernel.parameters, stage.arguments, strict=True):
+        offset = stage.shifts[name].offset
+        at = offset if isinstance(offset, (Const, Var)) else _begin(number, parameter.name)
+        places[parameter.name] = (f"{name}.tile" if name in tiling.storage else name, at)
+    body = _copied(embedded(kernel, places, str(number)), frozenset(f"{name}.tile" for name in tiling.storage))
+    count = kernel.launch.grid[0]
+    body = substitute_in(body, {block_variable(kernel.launch): Var(f"{PART}{number}", count) if count > 1 else ZERO})
+    return body.statements if isinstance(body, Block) else (body,)
 
 
 def _blocks(tiling: Tiling, parts: Sequence[_Stage], number: int) -> list[Statement]:
     """The blocks of a region's kernel, one after another, and a barrier unless it is the last region."""
-    stage = parts[number]
-    kernel = stage.kernel
+    kernel = parts[number].kernel
     assert kernel.launch is not None
     count = kernel.launch.grid[0]
-    places, begins = {}, list[Statement]()
-    for parameter, name in zip(kernel.parameters, stage.arguments, strict=True):
-        offset = stage.shifts[name].offset
-        if not isinstance(offset, (Const, Var)):
-            begin = Var(f"{BEGIN}{number}_{parameter.name}")
-            begins.append(Let(begin, offset))
-            offset = begin
-        places[parameter.name] = (f"{name}.tile" if name in tiling.storage else name, offset)
-    body = _copied(embedded(kernel, places, str(number)), frozenset(f"{name}.tile" for name in tiling.storage))
+    begins, members = _begins(parts, number), _body(tiling, parts, number)
     part = Var(f"{PART}{number}", count)
-    body = substitute_in(body, {block_variable(kernel.launch): part})
-    shared = any(isinstance(statement, Allocate) and statement.buffer.space == "shared" for statement in statements(body))
-    members = body.statements if isinstance(body, Block) else (body,)
+    shared = any(isinstance(member, Allocate) and member.buffer.space == "shared" for statement in members for member in statements(statement))
     last = number == len(parts) - 1
     # the next block reuses the shared buffers
     inside, after = shared and (count > 1 or not last), not shared and not last

@@ -1,12 +1,12 @@
 """The work of all tilings of a chain on a GPU by a closed form, in columns: which are worth ranking with all schedules (`partition.tile_judge`).
 
     seconds = ceil(blocks / processors) * sum over the regions of (operations + wavefronts + sectors)
-              + ceil(blocks / (processors * resident)) * regions * 2 * latency of level 2
+              + ceil(blocks / (processors * resident)) * parts of regions * 2 * latency of level 2
 
-Of one tile: operations at the rate of large matrix products; wavefronts: cycles of level 1 or of shared memory for the loads of windows, whose
-warps read different words of the same banks if a tile has few of the channels; sectors of 32 bytes that are read and stored outside the chain, at a
-processor's share of the rate of level 2. `resident` blocks hide latencies from one another: as many as the storage of inner results leaves room for,
-at most four. Rows at borders that adjacent tiles both compute are in all of these.
+Of one tile, or of its chunks of channels one after another: operations at the rate of large matrix products; wavefronts: cycles of level 1 or of
+shared memory for the loads of windows, whose warps read different words of the same banks if a tile has few of the channels; sectors of 32 bytes that
+are read and stored outside the chain, at a processor's share of the rate of level 2. `resident` blocks hide latencies from one another: as many as
+the storage of inner results leaves room for, at most four. Rows at borders that adjacent tiles both compute are in all of these.
 
 Worked example: a depthwise 5x5 layer of 16 channels, stored innermost. In tiles of one channel adjacent threads have adjacent pixels, 16 words apart,
 which lie in 2 of the 32 banks: a warp's load takes 16 cycles instead of one, and reads 32 sectors for 32 words.
@@ -35,16 +35,17 @@ MOST_RESIDENT = 4
 @dataclass(frozen=True)
 class TileWork:
     """Tilings in columns. sizes: [tilings, axes]. seconds: by the closed form. least: those that no schedule of the regions takes less than.
-    shared_bytes: of the storage of inner results."""
+    shared_bytes: of the storage of inner results. results: elements of the last result."""
 
     sizes: np.ndarray
     seconds: np.ndarray
     least: np.ndarray
     shared_bytes: np.ndarray
+    results: np.ndarray
 
 
-def tile_work(problem: Problem, cuts: Sequence[Cut], sizes: Sequence[Sequence[int]], machine: Machine) -> TileWork:
-    """The work of all combinations of the sizes along each axis."""
+def tile_work(problem: Problem, cuts: Sequence[Cut], sizes: Sequence[Sequence[int]], machine: Machine, chunked: bool = False) -> TileWork:
+    """The work of all combinations of the sizes along each axis. `chunked`: the last axis is that of chunks (`Tiling.chunked`)."""
     places = [place.reshape(-1) for place in np.indices([len(along) for along in sizes])]
     along = [[windows_along(cuts, axis, size, problem) for size in each] for axis, each in enumerate(sizes)]
 
@@ -73,41 +74,48 @@ def tile_work(problem: Problem, cuts: Sequence[Cut], sizes: Sequence[Sequence[in
 
     one = np.ones(len(places[0]))
     stored = {part.result: extents(number, part.result, False, True) for number, part in enumerate(cuts[:-1])}
+    inside = next(number for number, windows in enumerate(along[-1][0]) if not chunked or windows is not None)
+    summed = cuts[-1].axes[-1]
+    chunks = one if not chunked or summed is None else (summed.extent or 1) / np.array(sizes[-1])[places[-1]]
     held = [np.zeros(len(one)), *(WORD * words(name, found) for name, found in stored.items()), np.zeros(len(one))]
-    shared = np.max([a + b for a, b in zip(held, held[1:], strict=False)], axis=0)
+    shared = np.max([held[at] + held[at + 1] + (held[inside] if at > inside else 0) for at in range(len(cuts))], axis=0)
     clock, level_2 = machine.clock_hz, machine.cache(2)
     assert level_2 is not None
-    work, least = np.zeros(len(one)), np.zeros(len(one))
+    work, least, turns = np.zeros(len(one)), np.zeros(len(one)), np.zeros(len(one))
     for number, part in enumerate(cuts):
         whole = problem.values[part.result].shape
         mine = extents(number, part.result, False)
         share = np.prod([one, *(count / whole[dim] for dim, count in mine.items())], axis=0)
+        repeats = chunks if number >= inside else one
+        share = share * (repeats if number < len(cuts) - 1 else 1)  # the last region's are those of all chunks
         operations = part.region.flops() * share * machine.processors / machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"])
         outputs = words(part.result, mine)
         wavefronts, sectors = np.zeros(len(one)), np.zeros(len(one))
         for name in (*part.region.inputs, *([part.result] if number == len(cuts) - 1 else [])):
             found = extents(number, name, name != part.result)
+            times = repeats if number < len(cuts) - 1 or part.span(name, len(sizes) - 1) is not None else one
             if name in problem.constants:  # packed
-                sectors += words(name, found) / SECTOR_WORDS
+                sectors += times * words(name, found) / SECTOR_WORDS
                 continue
             shape = problem.values[name].shape
             fastest, *outer = [dim for dim, _ in reversed(problem.layouts[name].order) if shape[dim] > 1] or [0]
             run = found.get(fastest, one * shape[fastest])
             if name not in stored:
-                sectors += words(name, found) * np.maximum(SECTOR_WORDS / run, 1) / SECTOR_WORDS
+                sectors += times * words(name, found) * np.maximum(SECTOR_WORDS / run, 1) / SECTOR_WORDS
             if part.region.kind == "window" and name != part.result and found:
                 spans = {rows.dim: rows for rows in part.spans[name] if rows is not None}
                 pitch = stored[name].get(fastest, run) if name in stored else one * shape[fastest]
                 step = spans[outer[0]].stride if outer and outer[0] in spans else 1
                 conflicts = np.maximum(np.gcd((pitch * step).astype(np.int64), BANKS) / run, 1)
-                wavefronts += outputs / WARP * prod(rows.span for rows in spans.values()) * conflicts
+                wavefronts += times * outputs / WARP * prod(rows.span for rows in spans.values()) * conflicts
         traffic = sectors * SECTOR_WORDS * WORD / (level_2.bandwidth * clock)
         work += operations + wavefronts / clock + traffic
         least += operations
+        turns += repeats
     last = cuts[-1].result
     blocks = np.prod([(problem.values[last].shape[dim] // count) for dim, count in extents(len(cuts) - 1, last, False).items()], axis=0)
     resident = np.clip(machine.shared_bytes_per_processor // np.maximum(shared, 1), 1, MOST_RESIDENT)
-    rounds, turns = np.ceil(blocks / machine.processors), np.ceil(blocks / (machine.processors * resident))
-    latencies = turns * len(cuts) * 2 * level_2.latency_cycles / clock
+    rounds, waves = np.ceil(blocks / machine.processors), np.ceil(blocks / (machine.processors * resident))
+    latencies = waves * turns * 2 * level_2.latency_cycles / clock
     grid = np.stack([np.array(each)[place] for each, place in zip(sizes, places, strict=True)], axis=1)
-    return TileWork(grid, rounds * work + latencies, machine.launch_seconds + rounds * least, shared)
+    return TileWork(grid, rounds * work + latencies, machine.launch_seconds + rounds * least, shared, outputs)

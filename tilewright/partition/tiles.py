@@ -89,11 +89,15 @@ class Shift:
 @dataclass(frozen=True)
 class Tiling:
     """A chain cut into tiles of `sizes` rows along its axes. `problem` is that of the chain, `cuts` its regions in order. The layout of a value in
-    `problem` is that which it would have in memory."""
+    `problem` is that which it would have in memory.
+
+    chunked: a tile sums over the last axis in chunks of the last size, one after another: the regions from `inside` on are computed for each chunk,
+    and the last one adds to its sums. So what lies between them takes the room of a chunk, however many channels it has."""
 
     problem: Problem
     cuts: tuple[Cut, ...]
     sizes: tuple[int, ...]
+    chunked: bool = False
 
     @cached_property
     def windows(self) -> tuple[tuple[Window | None, ...], ...]:
@@ -102,12 +106,27 @@ class Tiling:
 
     @property
     def tiles(self) -> tuple[int, ...]:
-        """The number of tiles along each axis."""
+        """The number of tiles along each axis, and of chunks along the last if the tiles are chunked."""
         return tuple(window.tiles for window in self.windows[-1] if window is not None)
 
     @property
+    def grid(self) -> tuple[int, ...]:
+        """The number of tiles along each axis."""
+        return self.tiles[:-1] if self.chunked else self.tiles
+
+    @property
     def blocks(self) -> int:
-        return prod(self.tiles)
+        return prod(self.grid)
+
+    @cached_property
+    def inside(self) -> int:
+        """The first region that is computed for each chunk."""
+        return next(number for number, windows in enumerate(self.windows) if not self.chunked or windows[-1] is not None)
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """How often a tile computes a part of each region."""
+        return tuple(self.tiles[-1] if self.chunked and number >= self.inside else 1 for number in range(len(self.cuts)))
 
     @cached_property
     def storage(self) -> Mapping[str, Layout]:
@@ -125,9 +144,9 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the storage that is in use at once: what a region reads and what it stores."""
-        sizes = [self._bytes(name, layout) for name, layout in self.storage.items()]
-        return max(a + b for a, b in zip([0, *sizes], [*sizes, 0], strict=True))
+        """Bytes of the storage that is in use at once: what a region reads and what it stores, and what all chunks read."""
+        sizes = [0, *(self._bytes(name, layout) for name, layout in self.storage.items()), 0]
+        return max(sizes[at] + sizes[at + 1] + (sizes[self.inside] if at > self.inside else 0) for at in range(len(self.cuts)))
 
     def _bytes(self, name: str, layout: Layout) -> int:
         return -(-layout.size * size_of(self.problem.values[name].dtype) // 16) * 16
@@ -216,9 +235,9 @@ class Tiling:
 
 def windows_along(cuts: Sequence[Cut], axis: int, size: int, problem: Problem) -> tuple[Window | None, ...]:
     """For each region of a chain the window of its result along an axis, of tiles of `size` rows; None where it is not cut."""
-    last = cuts[-1].span(cuts[-1].result, axis)
-    assert last is not None
-    extent = problem.values[cuts[-1].result].shape[last.dim]
+    last, own = cuts[-1].span(cuts[-1].result, axis), cuts[-1].axes[axis]
+    extent = problem.values[cuts[-1].result].shape[last.dim] if last is not None else own.extent if own is not None else None
+    assert extent is not None
     found: list[Window | None] = [Window(size, extent, extent // size)]
     for producer, consumer in zip(cuts[-2::-1], cuts[:0:-1], strict=True):
         rows, reader = consumer.span(producer.result, axis), found[0]

@@ -24,4 +24,5 @@ DIRECT = Schema(
     bound=direct_bound,
     features=lambda facts, candidates, machine, options: direct_features(facts, candidates),
     unordered=lambda schedule: bool(schedule.atomics),
+    sums=True,
 )

@@ -35,4 +35,5 @@ GEMM = Schema(
     bound=contraction_bound,
     features=lambda facts, candidates, machine, options: contraction_features(facts, candidates),
     unordered=lambda schedule: bool(schedule.atomics),
+    sums=True,
 )
