@@ -118,14 +118,15 @@ def main() -> None:
     recipes = {name: recipe for name, recipe in RECIPES.items() if not options.only or name in options.only.split(";")}
     results: list[dict[str, Any]] = []
     if not options.no_compare:
+        kinds = {str(kind): int((schemas == kind).sum()) for kind in np.unique(schemas)}
+        settings = {**vars(options), "kernels": len(rows), "layers": len(layers), "schemas": kinds}
         results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, gpu_calibration(machine).counted))})
         with ThreadPoolExecutor(trainers()) as pool:
             for name, found in zip(recipes, pool.map(partial(compared, rows, machine, options.folds), recipes.values()), strict=True):
                 how = {key: getattr(recipes[name], key) for key in ("learner", "record", "target", "favour", "centred")}
                 results.append({"model": name, **found, **how, "options": dict(recipes[name].options)})
                 print(name, {key: round(value, 4) for key, value in found.items()}, flush=True)
-        kinds = {str(kind): int((schemas == kind).sum()) for kind in np.unique(schemas)}
-        write_results(options.name, {**vars(options), "kernels": len(rows), "layers": len(layers), "schemas": kinds}, results)
+                write_results(options.name, settings, results)  # what is known stays if a long comparison is interrupted
         show(results)
     if options.models is not None:
         options.models.mkdir(parents=True, exist_ok=True)
