@@ -113,6 +113,8 @@ def returned(imported: Imported, results: Sequence[np.ndarray], inputs: Sequence
             leaves.append(torch.from_numpy(results[output.index].copy()))
         elif output.kind == "input":
             leaves.append(inputs[output.index])
+        elif output.kind == "shared":
+            leaves.append(replayed(torch.from_numpy(results[output.index].copy()), output.value))
         else:
             assert output.kind == "view", output
             leaves.append(replayed(inputs[output.index], output.value))

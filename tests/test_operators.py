@@ -52,6 +52,8 @@ def check(model: nn.Module | Callable[..., Any], *inputs: torch.Tensor, toleranc
                 results.append(fresh[output.index].numpy())
             elif output.kind == "view":
                 results.append(replayed(fresh[output.index], output.value).numpy())
+            elif output.kind == "shared":
+                results.append(replayed(torch.from_numpy(computed[output.index]), output.value).numpy())
             else:
                 results.append(output.value)
         assert len(results) == len(expected)

@@ -193,11 +193,11 @@ def _outputs(draw: st.DrawFn, program: Any, manifest: Any) -> None:
 
 def _returned(draw: st.DrawFn, program: Any, manifest: Any) -> None:
     leaf = draw(st.sampled_from(manifest["signature"]["outputs"]))
-    kind = draw(st.sampled_from(("value", "input", "view", "constant", "parameter")))
+    kind = draw(st.sampled_from(("value", "input", "view", "shared", "constant", "parameter")))
     leaf["kind"], leaf["index"] = kind, draw(st.integers(0, 2))
     size = draw(st.sampled_from((0, 1, -1, 2, 3, 12, 1 << 40)))
     views = ["aten.transpose.int", [0, 1]], ["aten.select.int", [0, size]], ["aten.view.default", [[size]]], ["aten.unfold.default", [0, size, 1]]
-    if kind == "view":
+    if kind in ("view", "shared"):
         leaf["value"] = draw(st.lists(st.sampled_from(views), max_size=2))
 
 

@@ -40,7 +40,7 @@ def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
     """Whether a program traced in this process needs no decomposition: every operator, or the one that does the same out of place, is in `handled`;
-    what is written in place is a result that no other tensor shares memory with; and no output shares memory with an input."""
+    what is written in place is a result that no other tensor shares memory with; and no output shares memory with an input or another output."""
     makers: dict[int, list[torch.fx.Node]] = {}
     for node in program.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")) if node.op != "output" else ():
@@ -56,7 +56,7 @@ def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
         if written(node) is not None and not _is_alone(node, makers[_memory(value)]):
             return False
         if node in outputs and node.op != "placeholder" and isinstance(value, torch.Tensor):
-            if any(maker.op == "placeholder" for maker in makers[_memory(value)]):
+            if any(maker.op == "placeholder" or maker in outputs for maker in makers[_memory(value)] if maker is not node):
                 return False
     return True
 

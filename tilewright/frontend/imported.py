@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -27,12 +27,14 @@ class Output:
     """One leaf of what the model returns.
 
     kind "value": graph output number `index`; "input": the caller's tensor at input leaf `index` itself; "view": the ATen view calls in
-    `value` replayed on the caller's tensor at leaf `index` (so that the result aliases it); "parameter": the parameter or buffer called
-    `value`; "constant": the Python object `value`."""
+    `value` replayed on the caller's tensor at leaf `index` (so that the result aliases it); "shared": the same on graph output number `index`, whose
+    memory other leaves share; `apart` is the value of the graph with such a leaf's elements; "parameter": the parameter or buffer called `value`;
+    "constant": the Python object `value`."""
 
     kind: str
     index: int = -1
     value: Any = None
+    apart: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,18 @@ class Imported:
         """Pairs of a graph input and the graph output that replaces it after a call: the mutations and the states."""
         pairs = [(self.leaves[leaf], output) for leaf, output in self.mutations] + [(state.input, state.output) for state in self.states]
         return tuple((given, output) for given, output in pairs if given is not None)
+
+    def with_results_apart(self) -> Imported:
+        """A model that changes nothing, with results that share memory as outputs of their own."""
+        names: list[str] = []
+        outputs = []
+        for output in self.outputs:
+            if output.kind in ("value", "shared"):
+                name = output.apart or self.graph.outputs[output.index]
+                names += [] if name in names else [name]
+                output = Output("value", names.index(name))
+            outputs.append(output)
+        return replace(self, graph=replace(self.graph, outputs=tuple(names)), outputs=tuple(outputs))
 
 
 def through(nodes: Sequence[UnsupportedNode]) -> str:

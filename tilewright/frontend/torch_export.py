@@ -12,7 +12,8 @@ import operator
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -29,7 +30,7 @@ from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import STATEMENTS, is_readable, out_of_place, written
-from tilewright.frontend.handlers import Handler, Unsupported
+from tilewright.frontend.handlers import Handler, Unsupported, torch_dtype
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import printable, reading, said
@@ -37,7 +38,7 @@ from tilewright.frontend.sizes import NO_SIZES, Sizes, is_symbolic
 from tilewright.frontend.tensor_memory import is_nowhere
 from tilewright.frontend.torch_call import call_recipe
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, checked_arguments
-from tilewright.frontend.torch_operators import VIEWS, permitted_operator
+from tilewright.frontend.torch_operators import VIEWS, permitted_operator, resolve_operator
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPLEX, ON_CPU, of_torch
 from tilewright.ir.graph import Value
@@ -289,8 +290,8 @@ class _Importer:
         self.leaf_of: dict[torch.fx.Node, int] = {}
         self.state_inputs: dict[str, int] = {}
         self.named: dict[torch.fx.Node, str] = {}
-        self.views: dict[torch.fx.Node, tuple[int, tuple[Any, ...]]] = {}
-        self.pieces: dict[Any, list[tuple[int, tuple[Any, ...]]]] = {}
+        self.views: dict[torch.fx.Node, tuple[torch.fx.Node, tuple[Any, ...]]] = {}
+        self.pieces: dict[Any, list[tuple[torch.fx.Node, tuple[Any, ...]]]] = {}
 
     def run(self) -> Imported:
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
@@ -337,7 +338,6 @@ class _Importer:
             self.environment[node] = self.builder.input(node.name, *self._type_of(example, node.name))
             self.leaves.append(len(self.builder.inputs) - 1)
             self.leaf_of[node] = leaf
-            self.views[node] = (leaf, ())
             self.literals.append(None)
         else:
             self.environment[node] = self.sizes.number(example, node.name) if is_symbolic(example) else example
@@ -395,14 +395,14 @@ class _Importer:
             return self._through_torch(node, called, values, reason or "")
 
     def _note_view(self, node: torch.fx.Node, called: torch._ops.OpOverload, values: Any) -> None:
-        """Notes how a node's result, or each of several, is a view of an input."""
+        """Notes how a node's result, or each of several, is a view of another node's."""
         source = node.args[0] if node.args else None
-        if not isinstance(source, torch.fx.Node) or source not in self.views:
+        if not isinstance(source, torch.fx.Node):
             return
         (_, *arguments), target = values[0], str(called).removeprefix("aten.")
-        leaf, calls = self.views[source]
+        root, calls = self._view_of(source)
         if target in VIEWS and not any(isinstance(value, Value) for value in pytree.tree_leaves(arguments)):
-            self.views[node] = (leaf, (*calls, (str(called), tuple(_plain(a) for a in arguments))))
+            self.views[node] = (root, (*calls, (str(called), tuple(_plain(a) for a in arguments))))
         elif target in ("split.Tensor", "split_with_sizes.default", "unbind.int"):
             dim = _bound(called, *values)[-1]
             if target == "unbind.int":
@@ -410,7 +410,30 @@ class _Importer:
             else:
                 ends = list(accumulate(self.sizes.shape(piece, node.name)[dim] for piece in node.meta["val"]))
                 views = [("aten.slice.Tensor", (dim, *between)) for between in pairwise([0, *ends])]
-            self.pieces[node] = [(leaf, (*calls, view)) for view in views]
+            self.pieces[node] = [(root, (*calls, view)) for view in views]
+
+    def _view_of(self, node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, ...]]:
+        """The node that holds the memory of a node's result, and the view calls in between."""
+        return self.views.get(node, (node, ()))
+
+    def _shared(self, results: Collection[torch.fx.Node]) -> dict[torch.fx.Node, tuple[Any, ...]]:
+        """Of results of the program those that are views of a node's result, with the calls that make them, and share memory with another result.
+        Those of inputs and parameters are not among them."""
+        roots = {node: self._view_of(node)[0] for node in results if isinstance(self.environment[node], Value)}
+        count = Counter(roots.values())
+        several = {node: self._view_of(node)[1] for node, root in roots.items() if count[root] > 1 and root is not node and root.op != "placeholder"}
+        return {node: calls for node, calls in several.items() if self._makes(node, roots[node], calls)}
+
+    def _makes(self, node: torch.fx.Node, root: torch.fx.Node, calls: Sequence[Any]) -> bool:
+        """Whether the calls make a node's result of the root's if that is row-major, as outputs of graphs are."""
+        value, base = self.environment[node], self.environment[root]
+        view = torch.empty(base.shape, dtype=torch_dtype(base.dtype), device="meta")
+        try:
+            for target, further in calls:
+                view = resolve_operator(target)(view, *further)
+        except RuntimeError:
+            return False
+        return bool(tuple(view.shape) == value.shape)
 
     def _through_torch(self, node: torch.fx.Node, called: torch._ops.OpOverload, values: Any, reason: str) -> Any:
         if self.file:
@@ -473,6 +496,8 @@ class _Importer:
             return graph_outputs.index(value)
 
         returned: Any = node.args[0]
+        user = [spec.kind == OutputKind.USER_OUTPUT for spec in self.program.graph_signature.output_specs]
+        shared = self._shared({result for result, its in zip(returned, user, strict=True) if its and isinstance(result, torch.fx.Node)})
         for spec, argument in zip(self.program.graph_signature.output_specs, returned, strict=True):
             value = self.environment[argument] if isinstance(argument, torch.fx.Node) else argument
             if spec.kind == OutputKind.BUFFER_MUTATION:
@@ -488,8 +513,10 @@ class _Importer:
                 outputs.append(Output("constant", value=value))
             elif argument in self.leaf_of:
                 outputs.append(Output("input", self.leaf_of[argument]))
-            elif argument in self.views and self.views[argument][0] not in mutated_leaves:
-                outputs.append(Output("view", *self.views[argument]))
+            elif (root := self._view_of(argument)[0]) in self.leaf_of and self.leaf_of[root] not in mutated_leaves:
+                outputs.append(Output("view", self.leaf_of[root], self._view_of(argument)[1]))
+            elif argument in shared:
+                outputs.append(Output("shared", produced(self.environment[root]), shared[argument], value.name))
             elif argument in self.named and value.name in self.builder.constants:
                 outputs.append(Output("parameter", value=self.named[argument]))
             else:

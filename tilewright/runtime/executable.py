@@ -32,7 +32,7 @@ from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.profile import Profile
-from tilewright.runtime.signature import Signature, signature_of, unflatten
+from tilewright.runtime.signature import OutputLeaf, Signature, signature_of, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import Verification
 from tilewright.text import number_of
@@ -313,7 +313,7 @@ class Executable:
 
         # Everything that is still needed from inputs and states is read before they are changed.
         names = program.graph.outputs
-        produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind == "value"}
+        produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind in ("value", "shared")}
         targets = [(leaves[leaf], names[output]) for leaf, output in signature.mutations]
         targets += [(tensor, names[state.output]) for tensor, state in zip(self._states, signature.states, strict=True)]
         changed = []
@@ -327,16 +327,18 @@ class Executable:
             for target, new in changed:
                 target.copy_(new)
         results: list[Any] = []
+        views: dict[OutputLeaf, torch.Tensor] = {}
         for leaf in signature.outputs:
             if leaf.kind == "value":
                 results.append(produced[leaf.index])
             elif leaf.kind == "input":
                 results.append(leaves[leaf.index])
-            elif leaf.kind == "view":
-                view = leaves[leaf.index]
-                for target, further in leaf.value:
-                    view = resolve_operator(target)(view, *further)
-                results.append(view)
+            elif leaf.kind in ("view", "shared"):
+                if leaf not in views:  # a tensor that is returned twice is one
+                    views[leaf] = leaves[leaf.index] if leaf.kind == "view" else produced[leaf.index]
+                    for target, further in leaf.value:
+                        views[leaf] = resolve_operator(target)(views[leaf], *further)
+                results.append(views[leaf])
             elif leaf.kind == "parameter":
                 parameter = self._live.get(leaf.value, lambda: None)()
                 results.append(value(leaf.value) if parameter is None else parameter)

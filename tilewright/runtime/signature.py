@@ -173,8 +173,8 @@ class OutputLeaf:
     """One leaf of the result, by `kind`:
 
     "value": graph output number `index`; "input": the caller's own tensor at input leaf `index`; "view": that tensor after the ATen calls in `value`,
-    pairs (operator, further arguments); "parameter": the parameter that is the graph constant named by `value`; "constant": the number, string or
-    None in `value`.
+    pairs (operator, further arguments); "shared": graph output number `index` after such calls, whose memory other leaves share; "parameter": the
+    parameter that is the graph constant named by `value`; "constant": the number, string or None in `value`.
     """
 
     kind: str = "value"
@@ -400,7 +400,7 @@ def decode_signature(data: Field) -> Signature:
     outputs = []
     for leaf in data["outputs"].items():
         leaf.only("kind", "index", "value")
-        kind = leaf["kind"].choice("value", "input", "view", "parameter", "constant")
+        kind = leaf["kind"].choice("value", "input", "view", "shared", "parameter", "constant")
         outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"])))
     states = []
     for state in data["states"].items():

@@ -434,6 +434,8 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
     for result in signature.outputs:
         if result.kind == "value":
             output(result.index)
+        elif result.kind == "shared":
+            _check_view(result, *_typed(output(result.index)))
         elif result.kind in ("input", "view"):
             _check_returned(signature, result)
         elif result.kind == "parameter" and result.value not in graph.constants:
@@ -441,19 +443,24 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
 
 
 def _check_returned(signature: Signature, leaf: OutputLeaf) -> None:
-    """A returned input or a view of one: its calls are tried on a tensor without memory."""
+    """A returned input or a view of one."""
     if not 0 <= leaf.index < len(signature.inputs) or not signature.inputs[leaf.index].name:
         raise ValueError(f"it returns input {leaf.index}, which is no tensor of its inputs")
-    if leaf.kind == "input":
-        return
     given = signature.inputs[leaf.index]
-    view = torch.empty(given.shape, dtype=getattr(torch, ELEMENT_TYPES[given.dtype].torch), device="meta")
+    if leaf.kind == "view":
+        _check_view(leaf, given.shape, given.dtype)
+
+
+def _check_view(leaf: OutputLeaf, shape: tuple[int, ...], dtype: str) -> None:
+    """A returned view of a tensor of this shape and type: its calls are tried on one without memory."""
+    view = torch.empty(shape, dtype=getattr(torch, ELEMENT_TYPES[dtype].torch), device="meta")
     for call in _calls(leaf.value):
         operator = _operator(call[0], view=True)
         try:
             view = operator(view, *call[1])
         except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise ValueError(f"{call[0]} makes no view of input {leaf.index}: {str(error).splitlines()[0]}") from error
+            what = "input" if leaf.kind == "view" else "output"
+            raise ValueError(f"{call[0]} makes no view of {what} {leaf.index}: {str(error).splitlines()[0]}") from error
 
 
 def _calls(data: Any) -> Sequence[tuple[str, tuple[Any, ...]]]:
