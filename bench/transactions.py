@@ -26,9 +26,8 @@ from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.schema import Options
-from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import described
-from tilewright.selection.ranking import Part
+from tilewright.selection.ranking import Part, estimated
 
 SECONDS = "seconds"
 WAVEFRONTS, SECTORS, OCCUPANCY = "predicted shared wavefronts", "predicted sectors", "predicted occupancy"

@@ -197,6 +197,17 @@ class GpuRecurrence:
     cluster_barrier_seconds: float = 0.25e-6
 
 
+@dataclass(frozen=True)
+class GpuVariants:
+    """Constants of `selection.variants`: for each axis of variants the part of the logarithm of predicted gains that measurements confirmed."""
+
+    layout: float
+    loop: float
+    table: float
+
+
+UNCONFIRMED_VARIANTS = GpuVariants(0.0, 0.0, 0.0)
+"""Of GPUs on which no variants were measured: no predicted gain is believed."""
 ASSUMED_RECURRENCE = GpuRecurrence(1.2e-6)
 """Assumed for GPUs on which they were not measured: a fence, an atomic addition in level 2, and on average one and a half reads of the counter; and
 a message to the blocks of a cluster and back."""
@@ -347,6 +358,12 @@ def gpu_recurrence(machine: Machine) -> GpuRecurrence | None:
     """The constants for recurrent layers in one kernel of a GPU, which only its own file can hold (part "recurrent"); None if they were not measured
     on it."""
     return _own(GpuRecurrence, "recurrent", machine)
+
+
+def gpu_variants(machine: Machine) -> GpuVariants | None:
+    """What measurements confirmed of predicted gains of variants on a GPU, which only its own file can hold (part "variants"); None if no variants
+    were measured on it."""
+    return _own(GpuVariants, "variants", machine) if machine.is_gpu else None
 
 
 def _own(kind: Callable[..., T], part: str, machine: Machine) -> T | None:

@@ -415,6 +415,10 @@ def _atom_range(atom: Expr) -> tuple[float, float]:
         (low_a, high_a), (low_b, high_b) = range_of(atom.args[0]), range_of(atom.args[1])
         pick = min if atom.operation == "min" else max
         return pick(low_a, low_b), pick(high_a, high_b)
+    if isinstance(atom, Apply) and atom.operation == "bitwise_xor" and atom.dtype == INDEX:
+        (low_a, high_a), (low_b, high_b) = range_of(atom.args[0]), range_of(atom.args[1])
+        if min(low_a, low_b) >= 0 and max(high_a, high_b) < _LIMIT:
+            return 0, (1 << int(max(high_a, high_b)).bit_length()) - 1
     if isinstance(atom, Apply) and atom.operation == "select":
         (low_a, high_a), (low_b, high_b) = range_of(atom.args[1]), range_of(atom.args[2])
         return min(low_a, low_b), max(high_a, high_b)

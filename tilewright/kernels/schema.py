@@ -110,6 +110,8 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     lower: kernels, calls and storage of the problem, whose form is given, under a schedule. Raises Unsuitable for a schedule that does not fit it.
     made: the schedule of a candidate's axes; by default the schedule type is called with them.
     bound: lower bounds in seconds, given the fraction of the distinct bytes that goes through memory; None: no bound.
+    variants: the feasible variants of the code of given candidates, as columns with further axes, whose default is 0, and the position of the
+        candidate that each one varies; None: the schema has none.
     features: inputs of learned models besides counts and estimate, by name. None, or a result of None: the models do not cover these candidates.
     joins: for a sum of products followed by reductions of its result, a number of threads, and a function that gives the schema's best candidate for
         some facts: whether one kernel is faster than two.
@@ -132,6 +134,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     made: Callable[[Mapping[str, int], Machine], Schedule] | None = None
     bound: Callable[[Facts, Columns, Counted, Machine, float], Estimate] | None = None
     features: Callable[[Facts, Columns, Machine, Options], dict[str, np.ndarray] | None] | None = None
+    variants: Callable[[Facts, Columns, Machine], tuple[Columns, np.ndarray]] | None = None
     joins: Callable[[Problem, Machine, int, Callable[[Facts], Predicted]], JoinDecision] | None = None
     unordered: Callable[[Schedule], bool] = lambda schedule: False
     transforms: bool = False

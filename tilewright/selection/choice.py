@@ -6,19 +6,21 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
+from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, gpu_variants
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.columns import Columns, length, row
+from tilewright.kernels.columns import length, row
 from tilewright.kernels.registry import library, schemas
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.selection.learned import cpu, gpu
-from tilewright.selection.ranking import Choice, Part, Ranking
+from tilewright.selection.ranking import Choice, Ranking, estimated
+from tilewright.selection.variants import with_variants
 
 
 def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL, learned: bool = True) -> Ranking:
     """Every candidate with its prediction; equal arguments give equal results. `threads`: threads of a CPU. `numerics`: the kinds of rounding that
-    are allowed. `learned`: whether a model trained for the machine, if there is one, corrects the estimates.
+    are allowed. `learned`: whether a model trained for the machine, if there is one, corrects the estimates, and variants of the first follow them.
 
     Raises:
         Unsuitable: if no schema of this machine suits the problem, with the reason of each.
@@ -45,6 +47,7 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
         raise Unsuitable(reasons or f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
     if learned:
         ranking = gpu.corrected(ranking, machine) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
+        ranking = with_variants(ranking, gpu_variants(machine) or UNCONFIRMED_VARIANTS)
     found = library_choices(problem, ranking, options) if numerics.vendor else ()
     return replace(ranking, library=found, unsuitable=MappingProxyType(refusals))
 
@@ -64,12 +67,6 @@ def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Opti
     """Adds the candidates of another schema, for a problem with these facts, and their estimates."""
     candidates, rejected = schema.space(facts, ranking.machine, options)
     return ranking.with_part(estimated(schema, facts, candidates, ranking.machine, options), rejected)
-
-
-def estimated(schema: AnySchema, facts: object, candidates: Columns, machine: Machine, options: Options) -> Part:
-    """The candidates of a schema with their counts and estimates."""
-    counts = schema.counts(facts, candidates, machine)
-    return Part(schema, facts, candidates, counts, schema.estimate(facts, candidates, counts, machine, options))
 
 
 def choose(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL) -> Choice:

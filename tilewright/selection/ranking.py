@@ -15,9 +15,12 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
-from tilewright.kernels.columns import Columns, length, row
-from tilewright.kernels.counts import Counts
-from tilewright.kernels.schema import AnySchema
+from tilewright.kernels.columns import Columns, length, row, take
+from tilewright.kernels.counts import Counts, taken
+from tilewright.kernels.schema import AnySchema, Options
+
+NEGLIGIBLE = 1e-9
+"""A correction of less than this part of the time is none."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,38 @@ class Part:
     estimate: Estimate
 
 
+def estimated(schema: AnySchema, facts: object, candidates: Columns, machine: Machine, options: Options) -> Part:
+    """The candidates of a schema with their counts and estimates."""
+    counts = schema.counts(facts, candidates, machine)
+    return Part(schema, facts, candidates, counts, schema.estimate(facts, candidates, counts, machine, options))
+
+
+def variants_of(part: Part, which: np.ndarray, machine: Machine) -> tuple[Part, np.ndarray, np.ndarray] | None:
+    """The variants of the candidates at positions of a part, for each the index in `which` of the candidate that it varies, and its predicted time
+    over that candidate's, both by the analytical model; None if there are none."""
+    if part.schema.variants is None or not len(which):
+        return None
+    rows, origins = part.schema.variants(part.facts, take(part.candidates, which), machine)
+    if not len(origins):
+        return None
+    found = estimated(part.schema, part.facts, rows, machine, Options())
+    return found, origins, found.estimate.seconds / part.estimate.seconds[which][origins]
+
+
+def rows_of(part: Part, which: np.ndarray) -> Part:
+    """The part with some of its candidates."""
+    shape = part.estimate.seconds.shape
+    estimate = replace(part.estimate, terms={name: np.broadcast_to(term, shape)[which] for name, term in part.estimate.terms.items()})
+    return replace(part, candidates=take(part.candidates, which), counts=taken(part.counts, which), estimate=estimate)
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Every feasible candidate of a region. Iteration yields them by predicted time, with ties in the order of the space.
 
-    `parts`: one for each schema that has a feasible candidate. `rejections`: for each schema that was asked, by name, the number of candidates
-    rejected for each reason. `predicted`: seconds of all candidates, if a learned model has corrected the estimates. `library`: candidates without a
+    `parts`: one for each schema that has a feasible candidate, and those of variants (`selection.variants`) behind them. `rejections`: for each
+    schema that was asked, by name, the number of candidates rejected for each reason. `predicted`: seconds of all candidates, if they are not the
+    estimates: a learned model has corrected these, or variants follow what they vary. `library`: candidates without a
     prediction, which have no place in the order: only measured times can choose them. `unsuitable`: why other schemas have no candidates, by name."""
 
     machine: Machine
@@ -137,8 +166,9 @@ class Ranking:
         seconds = float(part.estimate.seconds[at])
         terms = {name: float(term[at]) for name, term in part.estimate.terms.items()}
         if self.predicted is not None:
-            terms["learned correction"] = float(self.predicted[position]) - seconds
-            seconds = float(self.predicted[position])
+            correction, seconds = float(self.predicted[position]) - seconds, float(self.predicted[position])
+            if abs(correction) > NEGLIGIBLE * seconds:
+                terms["learned correction"] = correction
         schedule = part.schema.schedule_of(row(part.candidates, at), self.machine)
         flops = float(part.counts.flops[at])
         return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates, flops=flops)
@@ -153,6 +183,18 @@ class Ranking:
         others = tuple(choice.candidate for choice in (*found, *self.library) if choice.schedule != chosen.schedule)
         empty = {name: "no schedule is feasible: " + _most(reasons) for name, reasons in self.rejections.items() if not self._has(name)}
         return replace(chosen, comparison=Comparison(chosen.schema.name, others, MappingProxyType({**self.unsuitable, **empty})))
+
+    def _variant(self, part: Part, at: int, origin: Choice, schedule: Any) -> Choice | None:
+        """The variant of a candidate that is this schedule, predicted as fast as the analytical models relate both; None if there is none."""
+        found = variants_of(part, np.array([at]), self.machine)
+        if found is None:
+            return None
+        variants, _, ratio = found
+        for position in range(length(variants.candidates)):
+            if part.schema.schedule_of(row(variants.candidates, position), self.machine) == schedule:
+                alone = Ranking(self.machine, (variants,), predicted=origin.seconds * ratio)
+                return replace(alone.choice(position), rejected=self.rejected, candidates=self.candidates)
+        return None
 
     def _has(self, name: str) -> bool:
         return any(part.schema.name == name for part in self.parts)
@@ -170,6 +212,9 @@ class Ranking:
                     choice = self.choice(start + int(position))
                     if choice.schedule == schedule:
                         return choice
+                    varied = self._variant(part, int(position), choice, schedule)
+                    if varied is not None:
+                        return varied
             start += count
         return next((choice for choice in self.library if choice.schedule == schedule), None)
 

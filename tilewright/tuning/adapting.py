@@ -18,10 +18,9 @@ from tilewright.hardware.calibration import GpuCalibration, assumed
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.measured_order import CONSTANTS, CORRECTED, PRESENT
 from tilewright.kernels.schema import Options
-from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import concatenated, described
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, folds_of, join, train
-from tilewright.selection.ranking import Part
+from tilewright.selection.ranking import Part, estimated
 from tilewright.tuning.dataset import MeasuredLayer, layer_of
 from tilewright.tuning.refit import Group, fitted, groups_of, parts_of, quality, some_of
 from tilewright.tuning.sampling import random_workloads

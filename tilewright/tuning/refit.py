@@ -20,8 +20,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.schema import AnySchema, Options
-from tilewright.selection.choice import estimated
 from tilewright.selection.learned.hybrid import loss_of_performance
+from tilewright.selection.ranking import estimated
 from tilewright.tuning import dataset
 from tilewright.tuning.training import HICCUP, TOPS, part_of
 

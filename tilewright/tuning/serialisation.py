@@ -107,8 +107,10 @@ def _schedule_types() -> Mapping[str, type]:
 
 
 def schedule_text(schedule: Any) -> str:
-    """One line of JSON with the schedule's type and every parameter; equal schedules have equal texts."""
-    return json.dumps({"type": type(schedule).__name__, **{field.name: getattr(schedule, field.name) for field in fields(schedule)}})
+    """One line of JSON with the schedule's type and its parameters; equal schedules have equal texts. An axis that came after schedules were
+    recorded is left out at the value that these had."""
+    content = {field.name: getattr(schedule, field.name) for field in fields(schedule) if not _omitted(schedule, field)}
+    return json.dumps({"type": type(schedule).__name__, **content})
 
 
 def schedule_of(text: str) -> Any:

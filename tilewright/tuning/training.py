@@ -16,10 +16,9 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.kernels.schema import Options, form_of
-from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import STREAMS_SUFFIX, described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
-from tilewright.selection.ranking import Part
+from tilewright.selection.ranking import Part, estimated
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
 
 BOOSTED = MappingProxyType(

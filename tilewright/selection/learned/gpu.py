@@ -14,14 +14,13 @@ from tilewright.errors import CacheError, InvalidModel
 from tilewright.hardware.calibration import in_use
 from tilewright.hardware.calibration_file import place, remedy_of
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, take
+from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import concatenated as counts_of
-from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.features import RECORDS, streamed
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.hybrid import Learned, load
-from tilewright.selection.ranking import Part, Ranking
+from tilewright.selection.ranking import Part, Ranking, rows_of
 
 MODELS = Path(__file__).parent.parent / "models"
 """Trained models in the package, named after their machines."""
@@ -83,7 +82,7 @@ def refined(
     seconds, starts = ranking.seconds, ranking.starts
     limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
     best = [np.flatnonzero(own <= max(limit, _nth(own, KEPT_EACH))) for own in np.split(seconds, starts[1:-1])]
-    likely = [_rows_of(part, which) for part, which in zip(ranking.parts, best, strict=True)]
+    likely = [rows_of(part, which) for part, which in zip(ranking.parts, best, strict=True)]
     times, behind = seconds.copy(), np.zeros(len(seconds), dtype=bool)
     covered: set[int] = set()
     for model in models:
@@ -137,9 +136,3 @@ def concatenated(parts: Sequence[Described]) -> Described:
 
 def _nth(values: np.ndarray, count: int) -> float:
     return float(np.partition(values, count - 1)[count - 1]) if len(values) > count else float("inf")
-
-
-def _rows_of(part: Part, which: np.ndarray) -> Part:
-    shape = part.estimate.seconds.shape
-    estimate = replace(part.estimate, terms={name: np.broadcast_to(term, shape)[which] for name, term in part.estimate.terms.items()})
-    return replace(part, candidates=take(part.candidates, which), counts=taken(part.counts, which), estimate=estimate)

@@ -199,7 +199,7 @@ def _filter_tile(form: DirectForm, schedule: DirectSchedule, bind: Mapping[Var, 
     depth = schedule.channels * form.facts.filter_y * form.facts.filter_x
     operand = replace(form.product.facts.b, vector_width=lanes)
     b, stored = form.product.b, form.product.stored(form.product.b)
-    tile = Tile("filter", substitute(b, bind), form.product.b_n, operand, size_k, depth, schedule.threads, schedule.stages, stored)
+    tile = Tile("filter", substitute(b, bind), form.product.b_n, operand, size_k, depth, schedule.threads, schedule.stages > 1, stored)
     if schedule.filters == SHARED and (tile.run > schedule.threads or schedule.threads % tile.run):
         raise Unsuitable(f"{schedule.threads} threads do not share the load of {size_k} output channels evenly")
     return tile

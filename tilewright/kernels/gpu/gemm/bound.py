@@ -7,7 +7,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, live, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.gemm.space import ContractionFacts
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, copied
 
 
 def contraction_bound(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
@@ -31,7 +31,7 @@ def contraction_bound(facts: ContractionFacts, candidates: Columns, counts: Tile
     products = bk * live_m * live_n
     reads = -(-bk * (live_m + live_n) // WIDEST)
     fetches = bm * bk // (facts.a.vector_width * threads) + bn * bk // (facts.b.vector_width * threads)
-    staged_a, staged_b = (facts.staged_bytes(operand, candidates["stages"]) for operand in (facts.a, facts.b))
+    staged_a, staged_b = (facts.staged_bytes(operand, copied(candidates)) for operand in (facts.a, facts.b))
     written = (bm * staged_a + bn * staged_b) * bk / machine.shared_bytes_per_cycle
     return longest_of(
         machine,

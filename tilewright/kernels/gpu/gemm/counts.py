@@ -9,7 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts, ceil_div
-from tilewright.kernels.gpu.gemm.space import ContractionFacts, registers_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.gemm.space import PLAIN, ContractionFacts, copied, fetched_width, registers_of, shared_bytes_of, threads_of
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 
@@ -30,12 +30,14 @@ def contraction_counts(facts: ContractionFacts, candidates: Columns, machine: Ma
     for operand, extent in ((facts.a, bm), (facts.b, bn)):
         run, runs = (bk, extent) if operand.along == "r" else (extent, bk)
         sectors = sectors + runs * np.maximum(run * operand.element_bytes / SECTOR_BYTES, 1.0)
-        fill = fill + extent * bk / operand.vector_width / machine.warp_size
-    copies = candidates["stages"] > 1
+        fill = fill + extent * bk / fetched_width(operand, candidates) / machine.warp_size
+    buffers = np.where(copied(candidates), candidates["stages"], 2)
+    if "loop" in candidates:
+        buffers = np.where(candidates["loop"] == PLAIN, 1, buffers)
     wavefronts = gpu_calibration(machine).gemm.fragment_wavefronts
     loads = 0 * one
     for operand, size in ((facts.a, tm), (facts.b, tn)):
-        vector = np.maximum(wavefronts * facts.staged_bytes(operand, candidates["stages"]) / facts.element_bytes, 1.0)
+        vector = np.maximum(wavefronts * facts.staged_bytes(operand, copied(candidates)) / facts.element_bytes, 1.0)
         loads = loads + bk * np.where(size >= 4, vector * np.floor(size / 4), 1.5)
     stored = facts.bytes_written / (facts.batch * facts.m * facts.n)
     registers = registers_of(facts, candidates)
@@ -68,6 +70,6 @@ def contraction_counts(facts: ContractionFacts, candidates: Columns, machine: Ma
         distinct_bytes=read,
         written_bytes=np.where(split > 1, facts.batch * facts.m * facts.n * facts.element_bytes * split, one * facts.bytes_written),
         split=split,
-        stages=np.where(copies, candidates["stages"], 2) * one,
+        stages=buffers * one,
         reuse_bytes=(bm * facts.a.element_bytes + bn * facts.b.element_bytes) * steps * bk,
     )

@@ -2,8 +2,8 @@
 
 Each block computes one tile of C. With one stage, threads prefetch the next tiles of A and B from global memory to registers, multiply the current
 tiles from shared memory, and then store the prefetched tiles to the other of two buffers. With more, asynchronous copies run `stages` - 1 steps
-ahead, without registers. Either way there is one barrier per step. Rows past the end repeat the last one and are never stored; elements past the end
-of the reduction are zero.
+ahead, without registers. Either way there is one barrier per step; a plain loop has one buffer and two barriers. Rows past the end repeat the last
+one and are never stored; elements past the end of the reduction are zero.
 
 With `split` > 1 the blocks of a tile divide the reduction. As a cluster, they store their sums in their shared memory, and each adds up its share of
 the tile in the order of the parts. Otherwise they store parts, which a second kernel adds in order, or, with `atomics`, add them to the result
@@ -46,8 +46,18 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
 from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.offsets import OffsetTable, offsets_along
 from tilewright.kernels.gpu.gemm.row_epilogue import TILE, RowBlock, row_epilogue
-from tilewright.kernels.gpu.gemm.space import ContractionSchedule, blocks_to_ask_for
+from tilewright.kernels.gpu.gemm.space import (
+    PLAIN,
+    TRANSPOSED,
+    ContractionFacts,
+    ContractionSchedule,
+    Operand,
+    blocks_to_ask_for,
+    columns_of,
+    table_entries,
+)
 from tilewright.kernels.gpu.gemm.staging import buffers_of, staged_steps, staged_tile
 from tilewright.kernels.gpu.gemm.tile import Tile, loader
 from tilewright.kernels.gpu.split import in_one_or_two
@@ -96,17 +106,21 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     batch_lets, batch_values = named(decode(batch_, form.batch))
     root += batch_lets
     bind = {**batch_values, **({part: part_} if part in where else {})}
-    a = Tile("a", substitute(form.a, bind), form.m, facts.a, bm, bk, schedule.threads, schedule.stages, form.stored(form.a))
-    b = Tile("b", substitute(form.b, bind), form.b_n, facts.b, bn, bk, schedule.threads, schedule.stages, form.stored(form.b))
-    buffers = buffers_of(schedule.stages, steps_each)
-    if schedule.stages > 1 and not (facts.a.plain and facts.b.plain):
-        raise Unsuitable("a factor is computed while it is read: it cannot be copied asynchronously")
+    _require(schedule, facts)
+    layout, copies, plain = schedule.layout, schedule.copies, schedule.loop == PLAIN
+    a = Tile("a", substitute(form.a, bind), form.m, _fetched(facts.a, schedule), bm, bk, schedule.threads, copies, form.stored(form.a), layout)
+    b = Tile("b", substitute(form.b, bind), form.b_n, _fetched(facts.b, schedule), bn, bk, schedule.threads, copies, form.stored(form.b), layout)
+    stages = schedule.stages if copies else 1
+    buffers = buffers_of(stages, steps_each, plain)
     first = tile_m_ * bm, tile_n_ * bn
+    first_r = part_ * (steps_each * bk)
+    table = _table(form, schedule, a, first_r)
+    root += table.filled(thread, schedule.threads) if table is not None else []
     staged = []
-    for tile, start in zip((a, b), first, strict=True):
-        setup, load = loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
+    for tile, start, its in zip((a, b), first, (table, None), strict=True):
+        setup, load = loader(tile, start, form, thread, first_r, bk, its)
         root += setup
-        if schedule.stages == 1:
+        if not copies:
             root.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
         root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
@@ -121,8 +135,10 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
     else:
         steps = index_const(steps_each)
-    inner = lambda buffers, step: _inner_product(a, b, form.dtype, schedule, thread_m, thread_n, buffers)  # noqa: E731
-    root += staged_steps(staged, schedule.stages, steps, steps_each, inner)
+    # a single step is straight-line code, and the assembler would hoist all its fragment loads
+    limit = UNROLLED_PRODUCTS // 8 if steps_each == 1 else UNROLLED_PRODUCTS
+    inner = lambda buffers, step: _inner_product(a, b, form.dtype, schedule, thread_m, thread_n, buffers, limit)  # noqa: E731
+    root += staged_steps(staged, stages, steps, steps_each, inner, plain)
 
     def at_row(row: Expr, body: RowBody) -> list[Statement]:
         def inside(m: Var) -> list[Statement]:
@@ -144,6 +160,31 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     return block(root), launch
 
 
+def _require(schedule: ContractionSchedule, facts: ContractionFacts) -> None:
+    """Raises Unsuitable for a variant that the factors do not allow."""
+    if schedule.copies and not (facts.a.plain and facts.b.plain):
+        raise Unsuitable("a factor is computed while it is read: it cannot be copied asynchronously")
+    if schedule.layout == TRANSPOSED and not schedule.copies:
+        raise Unsuitable("tiles are transposed by copies of single elements, and this schedule has no copies")
+    if schedule.table and not facts.a.tabled:
+        raise Unsuitable("the offsets along the reduction take no divisions, or depend on other axes: they are in no table")
+
+
+def _fetched(operand: Operand, schedule: ContractionSchedule) -> Operand:
+    """The operand as the schedule reads it: TRANSPOSED copies single elements of those along r."""
+    return replace(operand, vector_width=1) if schedule.layout == TRANSPOSED and operand.along == "r" else operand
+
+
+def _table(form: ProductForm, schedule: ContractionSchedule, a: Tile, first: Expr) -> OffsetTable | None:
+    """The table of the first factor's offsets in the part of the reduction that begins at `first`; None without one."""
+    if not schedule.table:
+        return None
+    along = offsets_along(a.expr, form.r)
+    assert along is not None
+    entries = int(table_entries(form.facts, columns_of(schedule))[0])
+    return OffsetTable(form.r, along, first, a.vector_width if a.along_r else 1, entries)
+
+
 def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, list[Statement]]:
     """Position of the thread in the block's grid of thread tiles. A warp covers a patch as square as possible, so that its threads share reads;
     adjacent threads alternate along m, which lets the hardware merge equal addresses of vector loads."""
@@ -163,15 +204,13 @@ def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, lis
 
 
 def _inner_product(
-    a: Tile, b: Tile, dtype: str, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr]
+    a: Tile, b: Tile, dtype: str, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr], limit: int
 ) -> list[Statement]:
-    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`; `dtype` is the type of the sums. From a deep tile a thread
-    reads four k at once."""
+    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`; `dtype` is the type of the sums, `limit` the most
+    products in one unrolled run. From a deep tile a thread reads four k at once."""
     tm, tn, bk = schedule.thread_m, schedule.thread_n, schedule.block_k
     group = DEEP if a.deep or b.deep else 1
     stretch = bk
-    # a single step is straight-line code, and the assembler would hoist all its fragment loads
-    limit = UNROLLED_PRODUCTS if buffers[0] != index_const(0) else UNROLLED_PRODUCTS // 8
     while stretch * tm * tn > limit and stretch > 4:
         stretch //= 2
     outer, inner, within = Var("k_outer", bk // stretch), Var("k", stretch // group), Var("k_inner", group)
@@ -188,14 +227,14 @@ def _inner_product(
         if tile.deep:
             body.append(Allocate(Buffer(part, tile.dtype, count * group, "register")))
             for number in range(count):
-                offset = start + tile.spread(number, thread, count) * tile.ld + k
+                offset = start + tile.at(tile.spread(number, thread, count), k)
                 body.append(Store(part, index_const(number * group), Load(tile.tile, (offset,), tile.dtype, group)))
             factors.append(Load(part, (at * group + within,), tile.dtype))
             continue
         width = min(4, count)
         single.append(Allocate(Buffer(part, tile.dtype, count, "register")))
         for number in range(0, count, width):
-            offset = start + (k + within) * tile.ld + tile.spread(number, thread, count)
+            offset = start + tile.at(tile.spread(number, thread, count), k + within)
             single.append(Store(part, index_const(number), Load(tile.tile, (offset,), tile.dtype, width)))
         factors.append(Load(part, (at,), tile.dtype))
     place = i * tn + j

@@ -14,6 +14,7 @@ from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
 from tilewright.kernels.gpu.gemm.row_estimate import with_row_stages
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
+from tilewright.kernels.gpu.gemm.variants import contraction_variants
 from tilewright.kernels.schema import Schema, matching
 
 
@@ -33,6 +34,7 @@ GEMM = Schema(
     estimate=lambda facts, candidates, counts, machine, options: estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
     bound=contraction_bound,
+    variants=contraction_variants,
     features=lambda facts, candidates, machine, options: contraction_features(facts, candidates),
     unordered=lambda schedule: bool(schedule.atomics),
     sums=True,

@@ -1,13 +1,13 @@
 """Schedules of the `contraction` schema on a GPU: implicit GEMM with block, thread and reduction tiles, and split reduction.
 
 C[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]. A block computes block_m x block_n elements, a thread thread_m x thread_n
-of them in registers; block_k elements along r at a time are in shared memory, double-buffered.
+of them in registers; block_k elements along r at a time are in shared memory, double-buffered. Variants of the code of a candidate are in
+`gemm/variants.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from tilewright.kernels.columns import Columns, product_of, reject
 
 PADDING = 4
 """Padding in elements between the rows of a transposed tile in shared memory: four keeps vectors aligned and halves bank conflicts."""
+PADDED, SWIZZLED, TRANSPOSED = 0, 1, 2
+"""Values of `layout`: how a factor that is read along r is stored in shared memory (see `ContractionSchedule`)."""
+AHEAD, PREFETCHED, PLAIN = 0, 1, 2
+"""Values of `loop`: how the tiles of the next step are fetched (see `ContractionSchedule`)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Operand:
     """How a factor is read: vectors of `vector_width` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
 
     `taps` counts index divisions per load; `guarded`: zero padding is checked at each load. `plain`: the factor is a load without arithmetic, so it
-    can be copied to shared memory without registers. `element_bytes`: bytes of an element in memory."""
+    can be copied to shared memory without registers. `element_bytes`: bytes of an element in memory. `tabled`: its address is a sum of a part without
+    r and a part of r alone that takes divisions, which a table can hold."""
 
     along: str
     vector_width: int
@@ -33,6 +38,7 @@ class Operand:
     guarded: bool = False
     plain: bool = True
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    tabled: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,9 @@ class ContractionFacts:
     element_bytes: int = size_of(DEFAULT_FLOAT)
     """Bytes of a sum."""
 
-    def staged_bytes(self, operand: Operand, stages: Any) -> Any:
-        """Bytes of a factor's element in shared memory, for a number or a column of stages: copies leave it as it is in memory."""
-        return np.where(stages > 1, operand.element_bytes, self.element_bytes)
+    def staged_bytes(self, operand: Operand, copies: np.ndarray) -> np.ndarray:
+        """Bytes of a factor's element in shared memory: copies leave it as it is in memory."""
+        return np.where(copies, operand.element_bytes, self.element_bytes)
 
     def is_narrow(self, operand: Operand) -> bool:
         """Whether elements of the factor are widened before they are multiplied."""
@@ -72,7 +78,12 @@ class ContractionSchedule:
     """One candidate. `split` blocks share the reduction of one output tile, and a second kernel adds their parts in order. `stages` > 1: number of
     buffers, filled by asynchronous copies that run `stages` - 1 steps ahead; 1: two buffers, filled through registers. `cluster` (0 or 1): the blocks
     of a split are a cluster that adds the parts through its shared memory, without a second kernel. `atomics` (0 or 1): the parts are added by atomic
-    operations, in no fixed order; only if a caller asks for it."""
+    operations, in no fixed order; only if a caller asks for it.
+
+    The other fields are variants of the code (`gemm/variants.py`). `layout`, of factors read along r: PADDED rows; SWIZZLED, without padding, groups
+    of four elements change places instead; TRANSPOSED, [k][m] by copies of single elements. `loop`: AHEAD as `stages` says; PREFETCHED through
+    registers to a second buffer; PLAIN, one buffer that is filled and then read. `table` (0 or 1): offsets along r come from a table that each block
+    computes once, instead of divisions at each load."""
 
     block_m: int
     block_n: int
@@ -83,6 +94,14 @@ class ContractionSchedule:
     stages: int = 1
     cluster: int = 0
     atomics: int = 0
+    layout: int = field(default=PADDED, metadata={"omitted": PADDED})
+    loop: int = field(default=AHEAD, metadata={"omitted": AHEAD})
+    table: int = field(default=0, metadata={"omitted": 0})
+
+    @property
+    def copies(self) -> bool:
+        """Whether asynchronous copies fill the tiles."""
+        return self.stages > 1 and self.loop != PREFETCHED
 
     @property
     def threads(self) -> int:
@@ -94,6 +113,9 @@ class ContractionSchedule:
             f"thread={self.thread_m}x{self.thread_n} split={self.split} stages={self.stages}"
             + " cluster" * self.cluster
             + " atomics" * self.atomics
+            + ("", " swizzled", " transposed")[self.layout]
+            + ("", " through registers", " plain loop")[self.loop]
+            + " table" * self.table
         )
 
 
@@ -111,6 +133,9 @@ registers widen each element once, and with copies each thread that reads it doe
 CLUSTERS = (2, 4, 8)
 """Blocks of a cluster: up to eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
 AXES = (*TILE_AXES, "split", "stages", "cluster", "atomics")
+TABLE_ENTRY_BYTES = size_of("i32")
+VARIANT_AXES = ("layout", "loop", "table")
+"""Axes that only variants have: without them candidates have their default values."""
 
 
 def contraction_space(
@@ -139,9 +164,10 @@ def tile_rules(facts: ContractionFacts, candidates: Columns, machine: Machine) -
     """Reasons for which tiles are infeasible or certainly wasteful with any split, and a mask of the rows that each rejects."""
     bm, bn, bk = (candidates[k] for k in ("block_m", "block_n", "block_k"))
     threads = threads_of(candidates)
-    a_vectors, b_vectors = bm * bk // facts.a.vector_width, bn * bk // facts.b.vector_width
-    a_run = np.where(facts.a.along == "r", bk, bm) // facts.a.vector_width
-    b_run = np.where(facts.b.along == "r", bk, bn) // facts.b.vector_width
+    a_width, b_width = fetched_width(facts.a, candidates), fetched_width(facts.b, candidates)
+    a_vectors, b_vectors = bm * bk // a_width, bn * bk // b_width
+    a_run = np.where(facts.a.along == "r", bk, bm) // a_width
+    b_run = np.where(facts.b.along == "r", bk, bn) // b_width
     return [
         ("a block would hold a part of a row that is reduced", (bn < facts.n) & (facts.row_stages > 0)),
         ("threads below two warps or above 512", (threads < 64) | (threads > min(512, machine.threads_per_block))),
@@ -163,8 +189,7 @@ def contraction_rules(facts: ContractionFacts, candidates: Columns, machine: Mac
     threads = threads_of(candidates)
     registers = registers_of(facts, candidates)
     split, stages = candidates["split"], candidates["stages"]
-    steps = -(-facts.r // candidates["block_k"])
-    steps_each = -(-steps // split)
+    steps, steps_each = steps_of(facts, candidates)
     return [
         ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
         ("registers exceed a thread's", registers > machine.registers_per_thread_max),
@@ -177,49 +202,96 @@ def contraction_rules(facts: ContractionFacts, candidates: Columns, machine: Mac
     ]
 
 
+def columns_of(schedule: ContractionSchedule) -> dict[str, np.ndarray]:
+    """One schedule as columns of a single row."""
+    return {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}
+
+
 def threads_of(candidates: Columns) -> np.ndarray:
     """Threads of a block."""
     threads: np.ndarray = (candidates["block_m"] // candidates["thread_m"]) * (candidates["block_n"] // candidates["thread_n"])
     return threads
 
 
-def shared_bytes_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: for both tiles one buffer per stage (at least two), but no more than there are steps.
+def axis_of(candidates: Columns, name: str) -> np.ndarray | int:
+    """The column of a variant's axis, or its default value."""
+    return candidates.get(name, 0)
 
-    For 64 x 64 x 16 with four stages, A along r and B along n: 4 * 4 * (64 * (16 + 4) + 16 * 64) = 36864."""
-    bm, bn, bk, stages = candidates["block_m"], candidates["block_n"], candidates["block_k"], candidates["stages"]
-    steps = -(-facts.r // bk)
-    steps_each = -(-steps // candidates["split"])
-    buffers = np.minimum(np.maximum(stages, 2), steps_each)
+
+def copied(candidates: Columns) -> np.ndarray:
+    """Whether asynchronous copies fill the tiles."""
+    copies: np.ndarray = (candidates["stages"] > 1) & (axis_of(candidates, "loop") != PREFETCHED)
+    return copies
+
+
+def is_deep(operand: Operand, candidates: Columns) -> np.ndarray:
+    """Whether the operand's tile is [m][k]: a row holds all of k."""
+    deep: np.ndarray = copied(candidates) & (operand.along == "r") & (axis_of(candidates, "layout") != TRANSPOSED)
+    return deep
+
+
+def fetched_width(operand: Operand, candidates: Columns) -> np.ndarray | int:
+    """Elements of one load or copy from global memory."""
+    if "layout" not in candidates or operand.along != "r":
+        return operand.vector_width
+    return np.where(candidates["layout"] == TRANSPOSED, 1, operand.vector_width)
+
+
+def steps_of(facts: ContractionFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of a tile, and of each of the blocks that share it."""
+    steps = -(-facts.r // candidates["block_k"])
+    return steps, -(-steps // candidates["split"])
+
+
+def table_entries(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
+    """Entries of the table of offsets: one for each vector along r that a block reads of the first factor; 0 without a table."""
+    if "table" not in candidates:
+        return np.zeros(1, np.int64)
+    positions = steps_of(facts, candidates)[1] * candidates["block_k"]
+    return np.where(candidates["table"] > 0, positions // (fetched_width(facts.a, candidates) if facts.a.along == "r" else 1), 0)
+
+
+def shared_bytes_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
+    """Bytes of shared memory per block: for both tiles one buffer per stage (at least two), but no more than there are steps, and one in a plain
+    loop; and the table of offsets."""
+    bm, bn, bk, stages = (candidates[k] for k in ("block_m", "block_n", "block_k", "stages"))
+    buffers = np.minimum(np.maximum(stages, 2), steps_of(facts, candidates)[1])
+    if "loop" in candidates:
+        buffers = np.where(candidates["loop"] == PLAIN, 1, buffers)
+    padding = np.where(candidates["layout"] == SWIZZLED, 0, PADDING) if "layout" in candidates else PADDING
     staged = np.zeros_like(bm)
     for operand, extent in ((facts.a, bm), (facts.b, bn)):
-        flat = bk * (extent + (PADDING if operand.along == "r" else 0))
-        deep = extent * (bk + PADDING)
-        staged = staged + facts.staged_bytes(operand, stages) * np.where((stages > 1) & (operand.along == "r"), deep, flat)
+        flat = bk * (extent + (padding if operand.along == "r" else 0))
+        staged = staged + facts.staged_bytes(operand, copied(candidates)) * np.where(is_deep(operand, candidates), extent * (bk + padding), flat)
     row_elements = (bm * (facts.n + 1) + facts.row_stages * (bm + threads_of(candidates))) * (facts.row_stages > 0)
-    needed: np.ndarray = buffers * staged + facts.element_bytes * (candidates["cluster"] * bm * bn + row_elements)
+    tables = TABLE_ENTRY_BYTES * table_entries(facts, candidates)
+    needed: np.ndarray = buffers * staged + facts.element_bytes * (candidates["cluster"] * bm * bn + row_elements) + tables
     return needed
 
 
 def registers_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     """Estimated 32-bit registers per thread: accumulators, prefetched fragments, staged loads, and addresses. Fitted to the registers that ptxas 13.0
-    allocated for thirty random candidates of three convolutions on sm_90a: mostly within 20 %."""
+    allocated for thirty random candidates of three convolutions on sm_90a: mostly within 20 %. A plain loop does not hold staged loads and fragments
+    at once."""
     threads = threads_of(candidates)
-    copies = candidates["stages"] > 1
     accumulators = 13 * candidates["thread_m"] * candidates["thread_n"] // 10
     fragments = 2 * (candidates["thread_m"] + candidates["thread_n"])
     for operand, per_thread in ((facts.a, candidates["thread_m"]), (facts.b, candidates["thread_n"])):
-        fragments = fragments + np.where(copies & (operand.along == "r"), 2 * per_thread, 0)
+        fragments = fragments + np.where(is_deep(operand, candidates), 2 * per_thread, 0)
     staged_a = -(-candidates["block_m"] * candidates["block_k"] // threads)
     staged_b = -(-candidates["block_n"] * candidates["block_k"] // threads)
-    addresses = 36 + staged_a // facts.a.vector_width * (3 if facts.a.guarded else 1) + staged_b // facts.b.vector_width
-    staged = np.where(copies, 0, staged_a + staged_b)
-    registers: np.ndarray = np.minimum(accumulators + fragments + staged + addresses, 10_000)
+    a_width, b_width = fetched_width(facts.a, candidates), fetched_width(facts.b, candidates)
+    addresses = 36 + staged_a // a_width * (3 if facts.a.guarded else 1) + staged_b // b_width
+    staged = np.where(copied(candidates), 0, staged_a + staged_b)
+    held = fragments + staged
+    if "loop" in candidates:
+        held = np.where(candidates["loop"] == PLAIN, np.maximum(fragments, staged), held)
+    registers: np.ndarray = np.minimum(accumulators + held + addresses, 10_000)
     return registers
 
 
 def blocks_to_ask_for(schedule: ContractionSchedule, facts: ContractionFacts, machine: Machine) -> int:
     """The occupancy to request from the assembler, which caps a thread's registers at 1.5 times the estimate. Without a cap the assembler loads a
     whole tile's fragments ahead; without a request it spills accumulators for occupancy that gains nothing."""
-    estimate = registers_of(facts, {name: np.array([getattr(schedule, name)]) for name in AXES})
+    estimate = registers_of(facts, columns_of(schedule))
     return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))

@@ -1,4 +1,4 @@
-"""Filling tiles in shared memory while the previous ones are read: by asynchronous copies, or through registers."""
+"""Filling tiles in shared memory while the previous ones are read, by asynchronous copies or through registers, or before they are read."""
 
 from __future__ import annotations
 
@@ -77,16 +77,26 @@ def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: 
     return [*root, For(step, steps, block(body))]
 
 
-def staged_steps(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
-    """The loop over the steps of a reduction: by copies if there is more than one stage, otherwise through registers."""
+def single_buffer(tiles: Sequence[Staged], copies: bool, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
+    """A loop that fills the only buffer and then reads it: other blocks of the processor work meanwhile."""
+    step, zero = Var("step", steps_each), index_const(0)
+    body = [s for tile in tiles for s in tile.load(step, zero)]
+    body += [commit(), await_groups(0)] if copies else [s for tile in tiles for s in tile.put(zero)]
+    return [For(step, steps, block([*body, block_barrier(), *inner([zero] * len(tiles), step), block_barrier()]))]
+
+
+def staged_steps(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner, plain: bool = False) -> list[Statement]:
+    """The loop over the steps of a reduction: by copies if there is more than one stage, otherwise through registers. `plain`: with one buffer."""
+    if plain:
+        return single_buffer(tiles, stages > 1, steps, steps_each, inner)
     if stages > 1:
         return pipeline(tiles, stages, steps, steps_each, inner)
     return double_buffer(tiles, steps, steps_each, inner)
 
 
-def buffers_of(stages: int, steps_each: int) -> int:
+def buffers_of(stages: int, steps_each: int, plain: bool = False) -> int:
     """Number of buffers for each tile."""
-    return min(max(2, stages), steps_each)
+    return 1 if plain else min(max(2, stages), steps_each)
 
 
 def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
@@ -95,14 +105,10 @@ def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
     base = buffer * tile.elements
     statements: list[Statement] = []
     for number in range(tile.passes):
-        other = line + number * tile.reach
+        lanes = 1 if tile.along_r else tile.vector_width
         inner: list[Statement] = []
-        if tile.along_r:
-            for lane in range(tile.vector_width):
-                value = Load(tile.stage, (index_const(number * tile.vector_width + lane),), tile.dtype)
-                inner.append(Store(tile.tile, base + (run * tile.vector_width + lane) * tile.ld + other, value))
-        else:
-            value = Load(tile.stage, (index_const(number * tile.vector_width),), tile.dtype, tile.vector_width)
-            inner.append(Store(tile.tile, base + other * tile.ld + run * tile.vector_width, value))
+        for lane in range(0, tile.vector_width, lanes):
+            value = Load(tile.stage, (index_const(number * tile.vector_width + lane),), tile.dtype, lanes)
+            inner.append(Store(tile.tile, base + tile.at(*tile.own_and_k(run, line, number, lane)), value))
         statements += in_tile(tile, line, number, block(inner))
     return statements

@@ -1,8 +1,11 @@
 """One factor's tile of a tiled contraction: how threads share its loads, and its layout in shared memory.
 
-With one stage a tile is fetched to registers and stored as [k][m] (or [k][n]). With more, asynchronous copies bring it directly to shared memory, so
-it keeps the direction of vectors in global memory: [m][k] if they are along r. The rows of adjacent threads are then adjacent, and reading four k at
-a time from eight rows accesses every bank once.
+Through registers a tile is stored as [k][m] (or [k][n]). Asynchronous copies bring it directly to shared memory, so it keeps the direction of vectors
+in global memory: [m][k] if they are along r. The rows of adjacent threads are then adjacent, and reading four k at a time from eight rows accesses
+every bank once. TRANSPOSED copies single elements instead, to [k][m].
+
+Rows of factors along r are padded by four elements, or SWIZZLED: group g of four elements is at g XOR a number that depends on the row, so that the
+same eight rows, or the stores of a warp that transposes, access every bank once without the padding.
 """
 
 from __future__ import annotations
@@ -37,7 +40,12 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.kernel import If, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.form import ProductForm
-from tilewright.kernels.gpu.gemm.space import PADDING, Operand
+from tilewright.kernels.gpu.gemm.offsets import OffsetTable
+from tilewright.kernels.gpu.gemm.space import PADDED, PADDING, SWIZZLED, TRANSPOSED, Operand
+
+GROUP = 4
+"""Elements that stay adjacent in a swizzled row: those of the widest vector."""
+BANKS = 32
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,9 @@ class Tile:
     size: int
     depth: int
     threads: int
-    stages: int
+    copies: bool
     stored: str
+    layout: int = PADDED
 
     @property
     def dtype(self) -> str:
@@ -63,7 +72,7 @@ class Tile:
     @property
     def held(self) -> str:
         """The type of the elements in shared memory: as multiplied, or as they are in memory if they are copied."""
-        return self.stored if self.stages > 1 else self.dtype
+        return self.stored if self.copies else self.dtype
 
     @property
     def fetched(self) -> str:
@@ -78,16 +87,26 @@ class Tile:
     @property
     def deep(self) -> bool:
         """Whether the tile is [m][k]: a row holds all of k."""
-        return self.along_r and self.stages > 1
+        return self.along_r and self.copies and self.layout != TRANSPOSED
 
     @property
     def ld(self) -> int:
-        return (self.depth if self.deep else self.size) + (PADDING if self.along_r else 0)
+        return (self.depth if self.deep else self.size) + (PADDING if self.along_r and self.layout != SWIZZLED else 0)
 
     @property
     def elements(self) -> int:
         """Elements of one buffer."""
         return (self.size if self.deep else self.depth) * self.ld
+
+    def at(self, own: Expr, k: Expr) -> Expr:
+        """The offset within a buffer of the element at `own` (along m or n) and `k`, or of the vector that begins there."""
+        row, column = (own, k) if self.deep else (k, own)
+        if self.along_r and self.layout == SWIZZLED:
+            # rows that the banks hold at once keep their places; a warp's stores of a transposed tile are already in that many different groups
+            apart = max(1, BANKS // self.depth)
+            turned = row // apart if self.deep else row // GROUP * apart
+            column = _exclusive_or(column // GROUP, turned % (self.ld // GROUP)) * GROUP + column % GROUP
+        return row * self.ld + column
 
     def spread(self, index: Expr | int, thread: Expr, per_thread: int) -> Expr:
         """The position along m (or n) of a thread's element `index`. Vectors of up to four elements (single elements in a deep tile) of adjacent
@@ -119,6 +138,11 @@ class Tile:
     def lines(self) -> int:
         return self.size if self.along_r else self.depth
 
+    def own_and_k(self, run: Expr, line: Expr, number: int, lane: int = 0) -> tuple[Expr, Expr]:
+        """The place in the tile of an element of the vector that a thread loads in pass `number`."""
+        across, along = line + number * self.reach, run * self.vector_width + lane
+        return (across, along) if self.along_r else (along, across)
+
     @property
     def stage(self) -> str:
         return f"{self.name}_next"
@@ -128,16 +152,24 @@ class Tile:
         return f"{self.name}_tile"
 
 
+def _exclusive_or(a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Const) and isinstance(b, Const):
+        return index_const(int(a.value) ^ int(b.value))
+    return a if b == index_const(0) else b if a == index_const(0) else binary("bitwise_xor", a, b)
+
+
 Loader: TypeAlias = Callable[[Expr, Expr], list[Statement]]
 """Maps a step and the offset of a buffer to the statements that fetch the elements to registers, or start to copy them to that buffer."""
 
 
-def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int) -> tuple[list[Statement], Loader]:
-    """Statements before the loop, and the loads of each step."""
+def loader(
+    tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int, table: OffsetTable | None = None
+) -> tuple[list[Statement], Loader]:
+    """Statements before the loop, and the loads of each step; with a table, offsets along r come from it."""
     fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
     expr = vectors_fit(tile.expr, fastest, tile.vector_width, form.layouts) if tile.vector_width > 1 and fastest else tile.expr
     assert expr is not None
-    if tile.stages == 1 and tile.fetched != tile.dtype:
+    if not tile.copies and tile.fetched != tile.dtype:
         expr = _one_guard(expr, tile.vector_width, tile.fetched)
     run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
     setup: list[Statement] = [Let(run, thread % tile.run), Let(line, thread // tile.run)]
@@ -166,14 +198,15 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
         for number in range(tile.passes):
             along = run * tile.vector_width if tile.along_r else line + number * tile.reach
             position = first_r + step * bk + along
-            value = substitute(rows[number if tile.along_r else 0], decode(position, form.r))
+            row = rows[number if tile.along_r else 0]
+            value = table.applied(row, step * bk + along) if table is not None else substitute(row, decode(position, form.r))
             value = as_lanes(value, tile.vector_width)
             zeros = as_lanes(Const(0.0, value.dtype), tile.vector_width)
             if total_r % bk:
                 value = select(compare("lt", position, index_const(total_r)), value, zeros)
             one: Statement = Store(tile.stage, index_const(number * tile.vector_width), value)
-            if tile.stages > 1:
-                place = buffer + (line + number * tile.reach) * tile.ld + run * tile.vector_width
+            if tile.copies:
+                place = buffer + tile.at(*tile.own_and_k(run, line, number))
                 # copies of equal addresses by several threads are not merged, unlike loads: zeros are written instead, without a read
                 value = select(insides[number if tile.along_r else 0], value, zeros)
                 # past the end of the reduction the value is a constant, and there is nothing to copy

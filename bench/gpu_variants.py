@@ -1,0 +1,168 @@
+"""What variants of the code gain on the GPU present: measured and predicted, for the best few candidates of random problems.
+
+    python -m bench.gpu_variants [--problems 24] [--seconds 180] [--seed 7] [--name gpu_variants_h200]
+
+Problems are drawn by a seed; none is a layer on which models are judged. Of each schema that has variants (`kernels/gpu/gemm/variants.py`) the first
+candidate of the ranking, and the first that has at most two stages, or else the second, are measured with every variant that differs in one axis,
+and the one that is predicted best. All are checked against float64 first; those that are right are timed again in turns, and these medians count. A
+gain is the time of the candidate over that of its variant. `confirmed` of an axis is the slope through the origin of the logarithms of measured gains
+over those of predicted ones, where a gain was predicted: the constants of the part "variants" of a machine's calibration file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.common import write_results
+from tilewright.hardware import identified_machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.columns import row
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Ranking, variants_of
+from tilewright.tuning import dataset
+from tilewright.tuning.sampling import random_workloads
+from tilewright.tuning.trials import Job, Trials
+from tilewright.tuning.workloads import text_of
+
+CLASSES = ("3x3", "1x1", "first", "product", "batch", "groups", "linear", "forms")
+TOGETHER = 4
+"""Problems whose candidates are compiled while those before them are measured."""
+BASES = 2
+Rows = list[dict[str, Any]]
+
+
+def bases_of(ranking: Ranking, start: int, end: int) -> list[int]:
+    """Positions of the candidates of one schema that are varied."""
+    order = start + np.argsort(ranking.seconds[start:end], kind="stable")[:64]
+    few = [int(at) for at in order if ranking.choice(int(at)).schedule.stages <= 2]
+    return list(dict.fromkeys((int(order[0]), *few[:1], *map(int, order[1:]))))[:BASES]
+
+
+def differing(schedule: Any, base: Any) -> list[str]:
+    """The axes in which a variant differs from its candidate, each with its value."""
+    return [f"{axis.name} {getattr(schedule, axis.name)}" for axis in fields(schedule) if getattr(schedule, axis.name) != getattr(base, axis.name)]
+
+
+def varied(problem: Problem, machine: Machine) -> Iterator[dict[str, Any]]:
+    """The candidates to measure: `base`, `schedule`, `axes` that differ (none for the candidate itself) and the predicted gain."""
+    ranking = rank(problem, machine)
+    seen: set[str] = set()
+    for part, start, end in zip(ranking.parts, ranking.starts, ranking.starts[1:], strict=False):
+        if part.schema.variants is None or part.schema.name in seen:
+            continue
+        seen.add(part.schema.name)
+        for at in bases_of(ranking, int(start), int(end)):
+            base = ranking.choice(at)
+            yield {"base": base.schedule, "schedule": base.schedule, "axes": [], "gain": 1.0, "predicted us": 1e6 * base.seconds}
+            found = variants_of(part, np.array([at - int(start)]), machine)
+            if found is None:
+                continue
+            variants, _, ratios = found
+            for place in range(len(ratios)):
+                schedule = part.schema.schedule_of(row(variants.candidates, place), machine)
+                axes = differing(schedule, base.schedule)
+                if len(axes) == 1 or place == int(np.argmin(ratios)):
+                    seconds = base.seconds * float(ratios[place])
+                    yield {"base": base.schedule, "schedule": schedule, "axes": axes, "gain": 1 / float(ratios[place]), "predicted us": 1e6 * seconds}
+
+
+def measured(trials: Trials, problem: Problem, wanted: Sequence[Mapping[str, Any]], checked: Mapping[Any, Any], rounds: int) -> Rows:
+    """A row for each candidate and variant of a problem, with its median in turns if it was right."""
+    right = [schedule for schedule, outcome in checked.items() if outcome.status == "measured"]
+    again = {outcome.job.schedule: outcome for outcome in trials.remeasure([Job(problem, schedule) for schedule in right], rounds)} if right else {}
+    times = {schedule: outcome.timing for schedule, outcome in again.items() if outcome.timing is not None}
+    rows: Rows = []
+    for entry in wanted:
+        schedule, base, outcome = entry["schedule"], entry["base"], checked[entry["schedule"]]
+        line = {"schedule": str(schedule), "of": str(base), "axes": entry["axes"], "predicted gain": entry["gain"], "gain": None, "us": None}
+        if schedule in times:
+            line |= {"us": 1e6 * times[schedule].median, "spread us": 1e6 * times[schedule].spread}
+            line["gain"] = times[base].median / times[schedule].median if base in times else None
+        else:
+            line["failed"] = f"{outcome.status}: {outcome.reason}"[:300]
+        line["registers"] = max((figures["registers"] for figures in outcome.resources.values()), default=None)
+        rows.append({**line, "predicted us": entry["predicted us"]})
+    return rows
+
+
+def summary(results: Sequence[Mapping[str, Any]]) -> Rows:
+    """A row for each single axis and value; then the best of each problem's variants beside the best of its candidates."""
+    lines = [line for result in results for line in result["rows"] if line["gain"] is not None]
+    found: Rows = []
+    for axis in sorted({line["axes"][0] for line in lines if len(line["axes"]) == 1}):
+        own = [line for line in lines if line["axes"] == [axis]]
+        logs = [(math.log(line["predicted gain"]), math.log(line["gain"])) for line in own]
+        hopeful = [(predicted, gained) for predicted, gained in logs if predicted > 0]
+        square = sum(predicted**2 for predicted, _ in hopeful)
+        found.append({
+            "axis": axis, "variants": len(own), "gain": math.exp(statistics.fmean(gained for _, gained in logs)),
+            "predicted": math.exp(statistics.fmean(predicted for predicted, _ in logs)), "best": max(line["gain"] for line in own),
+            "faster by 2 %": sum(line["gain"] > 1.02 for line in own), "gains predicted": len(hopeful),
+            "confirmed": sum(predicted * gained for predicted, gained in hopeful) / square if square else None,
+        })  # fmt: skip
+    gains = []
+    for result in results:
+        times = [[line["us"] for line in result["rows"] if line["us"] is not None and bool(line["axes"]) == varies] for varies in (False, True)]
+        if all(times):
+            gains.append(min(times[0]) / min(*times[0], *times[1]))
+    if gains:
+        found.append({"axis": "best of all", "variants": len(gains), "gain": math.exp(statistics.fmean(map(math.log, gains))), "best": max(gains),
+                      "faster by 2 %": sum(gain > 1.02 for gain in gains)})  # fmt: skip
+    return found
+
+
+def show(rows: Rows) -> None:
+    names = ("axis", "variants", "gain", "predicted", "best", "faster by 2 %", "gains predicted", "confirmed")
+    table = Table(*names, box=None, title="variants: the candidate's time over the variant's")
+    for line in rows:
+        cells = (line.get(name) for name in names)
+        table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else "" if cell is None else str(cell) for cell in cells))
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="h200")
+    parser.add_argument("--problems", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=180, help="no further problem is begun later")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--name", default="gpu_variants_h200")
+    options = parser.parse_args()
+    machine = identified_machine(options.target)
+    results: Rows = []
+    begin = time.monotonic()
+    with Trials(machine) as trials:
+        drawn = islice(random_workloads(options.seed, CLASSES), options.problems)
+        while (workloads := list(islice(drawn, TOGETHER))) and time.monotonic() - begin < options.seconds:
+            problems = {text_of(workload): dataset.layer_problem(dataset.layer_of(workload)) for workload in workloads}
+            wanted = {name: list(varied(problem, machine)) for name, problem in problems.items()}
+            distinct = {name: dict.fromkeys(entry["schedule"] for entry in entries) for name, entries in wanted.items()}
+            jobs = [Job(problems[name], schedule, name) for name, schedules in distinct.items() for schedule in schedules]
+            checked: dict[str, dict[Any, Any]] = {name: {} for name in problems}
+            for outcome in trials.measure(jobs):
+                checked[str(outcome.job.key)][outcome.job.schedule] = outcome
+            for name, problem in problems.items():
+                if time.monotonic() - begin > options.seconds:
+                    break
+                if wanted[name]:
+                    results.append({"problem": name, "rows": measured(trials, problem, wanted[name], checked[name], options.rounds)})
+                write_results(options.name, vars(options), [*summary(results), *results])
+            print(f"{len(results)} problems after {time.monotonic() - begin:.0f} s", flush=True)
+    show(summary(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Variants of the code of the candidates that are ranked best (`Schema.variants`), placed by what was measured of such variants.
+
+Learned models were trained without variants. A variant's time is therefore that of the candidate that it varies, learned correction included, times
+
+    (analytical time of the variant / analytical time of the candidate) ^ confirmed
+
+`confirmed` is the part of the logarithm of predicted gains that measurements on this GPU have confirmed (part "variants" of its calibration file),
+the least of those of the axes in which the variant differs. Where nothing was measured it is 0: the variant comes directly behind the candidate, so
+that it is never chosen by prediction alone, but is among the first that trials measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.hardware.calibration import GpuVariants
+from tilewright.selection.ranking import Part, Ranking, rows_of, variants_of
+
+VARIED = 8
+"""Candidates, the first of the ranking, of which variants are considered."""
+LEAST_GAIN = 0.01
+"""Variants that are predicted to gain less are left out: they would displace other candidates from trials."""
+
+
+def with_variants(ranking: Ranking, confirmed: GpuVariants) -> Ranking:
+    """Adds, for each of the first candidates, the variant that is predicted to gain most, if it is to gain enough."""
+    if not any(part.schema.variants for part in ranking.parts):
+        return ranking
+    seconds, starts = ranking.seconds, ranking.starts
+    first = np.argpartition(seconds, VARIED)[:VARIED] if len(seconds) > VARIED else np.arange(len(seconds))
+    parts: list[Part] = []
+    times: list[np.ndarray] = [seconds]
+    for number, part in enumerate(ranking.parts):
+        own = np.sort(first[(first >= starts[number]) & (first < starts[number + 1])])
+        found = variants_of(part, own - starts[number], ranking.machine)
+        if found is None:
+            continue
+        variants, origins, ratios = found
+        best = _best_of_each(origins, ratios)
+        best = best[ratios[best] <= 1 - LEAST_GAIN]
+        if len(best):
+            parts.append(rows_of(variants, best))
+            times.append(seconds[own][origins[best]] * ratios[best] ** _confirmed(parts[-1], part, confirmed))
+    return replace(ranking, parts=(*ranking.parts, *parts), predicted=np.concatenate(times)) if parts else ranking
+
+
+def _best_of_each(origins: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """For each origin the position of the least ratio, the first of equal ones."""
+    order = np.lexsort((np.arange(len(ratios)), ratios, origins))
+    return order[np.unique(origins[order], return_index=True)[1]]
+
+
+def _confirmed(variants: Part, part: Part, shares: GpuVariants) -> np.ndarray:
+    """The exponent of each variant: the least share of the axes in which it has no default value."""
+    axes = [name for name in variants.candidates if name not in part.candidates]
+    values = [np.where(variants.candidates[axis] > 0, getattr(shares, axis), np.inf) for axis in axes]
+    least: np.ndarray = np.min(values, axis=0)
+    return least
