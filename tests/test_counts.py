@@ -24,9 +24,9 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import Options, form_of
 from tilewright.partition.plan import plan_program
-from tilewright.selection.choice import estimated, rank
+from tilewright.selection.choice import rank
 from tilewright.selection.learned.gpu import described
-from tilewright.selection.ranking import Choice
+from tilewright.selection.ranking import Choice, estimated
 from tilewright.tuning.problems import convolution_problem
 
 H200 = machine("h200")

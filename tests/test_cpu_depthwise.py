@@ -26,7 +26,8 @@ from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
 from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
-from tilewright.selection.choice import estimated, rank
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import estimated
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.trial_reference import reference_results
 

@@ -27,7 +27,8 @@ from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, CpuWinogradS
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
 from tilewright.kernels.winograd_transform import OUTPUT_TILES
-from tilewright.selection.choice import estimated, rank
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import estimated
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 

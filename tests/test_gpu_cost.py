@@ -18,8 +18,8 @@ from tilewright.kernels.gpu.gemm.space import AXES, ContractionFacts, Contractio
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
-from tilewright.selection.choice import candidates, choose, estimated, rank
-from tilewright.selection.ranking import Ranking
+from tilewright.selection.choice import candidates, choose, rank
+from tilewright.selection.ranking import Ranking, estimated
 
 H200 = machine("h200")
 

@@ -36,7 +36,8 @@ from tilewright.kernels.gpu.direct.space import direct_space
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
 from tilewright.kernels.schema import Numerics, Options
-from tilewright.selection.choice import estimated, rank
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import estimated
 
 H200 = machine("h200")
 

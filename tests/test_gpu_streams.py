@@ -17,7 +17,7 @@ from tilewright.kernels.gpu.map.schema import MAP
 from tilewright.kernels.gpu.row_reduction.schema import ROW_REDUCTION
 from tilewright.kernels.gpu.window.schema import WINDOW
 from tilewright.kernels.schema import AnySchema, Options, form_of
-from tilewright.selection.choice import estimated
+from tilewright.selection.ranking import estimated
 from tilewright.tuning.workloads import Convolution, Elementwise, Pool, Rows, Workload, problem_of
 
 H200 = machine("h200")

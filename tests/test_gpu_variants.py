@@ -11,7 +11,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from bench import gpu_variants
 from tests.gpu_cases import Case, check, compiled, convolution_case, matmul_case
+from tests.stand_ins import processes
 from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.cuda import print_cuda, shared_bytes
 from tilewright.hardware import machine
@@ -44,6 +46,8 @@ from tilewright.selection.variants import LEAST_GAIN, with_variants
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 from tilewright.tuning import serialisation
+from tilewright.tuning.problems import convolution_problem
+from tilewright.tuning.trials import Job
 
 H200, A100, V100 = machine("h200"), machine("a100"), machine("v100")
 BASES = (
@@ -294,3 +298,33 @@ def test_records_and_data_from_before_variants_are_the_default() -> None:
     assert serialisation.schedule_of(serialisation.schedule_text(other)) == other
     serialisation.check_schedule_text(serialisation.schedule_text(other))
     assert str(other) == f"{base} swizzled table"
+
+
+# The benchmark
+
+
+def test_the_benchmark_measures_what_is_right_in_turns() -> None:
+    problem = convolution_problem(16, 8, 6, 6, 3)
+    wanted = list(gpu_variants.varied(problem, H200))
+    bases = [entry for entry in wanted if not entry["axes"]]
+    assert 1 <= len(bases) <= gpu_variants.BASES and len(wanted) > len(bases)
+    wrong = next(entry["schedule"] for entry in wanted if entry["axes"])
+    with processes({serialisation.schedule_text(wrong): "wrong"}) as trials:
+        checked = {outcome.job.schedule: outcome for outcome in trials.measure([Job(problem, entry["schedule"]) for entry in wanted])}
+        rows = gpu_variants.measured(trials, problem, wanted, checked, 3)
+    assert len(rows) == len(wanted) and checked[wrong].status == "wrong"
+    for line, entry in zip(rows, wanted, strict=True):
+        right = checked[entry["schedule"]].status == "measured"
+        assert (line["us"] is not None) == right and ("failed" in line) != right
+        assert line["gain"] == 1 or entry["axes"]
+    shown = gpu_variants.summary([{"problem": "one", "rows": rows}])
+    assert shown[-1]["axis"] == "best of all" and shown[-1]["gain"] >= 1
+    assert {line["axis"] for line in shown[:-1]} == {line["axes"][0] for line in rows if len(line["axes"]) == 1 and line["gain"] is not None}
+
+
+def test_the_confirmed_share_is_the_slope_of_measured_gains() -> None:
+    lines = [{"axes": ["table 1"], "predicted gain": gain, "gain": gain**0.5, "us": 1.0} for gain in (1.02, 1.1)]
+    lines += [{"axes": ["table 1"], "predicted gain": 0.9, "gain": 1.2, "us": 1.0}, {"axes": [], "predicted gain": 1.0, "gain": 1.0, "us": 2.0}]
+    table, best = gpu_variants.summary([{"problem": "one", "rows": lines}])
+    assert table["confirmed"] == pytest.approx(0.5) and (table["variants"], table["gains predicted"], table["faster by 2 %"]) == (3, 2, 2)
+    assert best["gain"] == pytest.approx(2.0)

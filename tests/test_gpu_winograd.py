@@ -40,7 +40,8 @@ from tilewright.runtime.buffers import SharedConstants
 from tilewright.runtime.fields import Field
 from tilewright.runtime.packing import prepared
 from tilewright.runtime.verify import TOLERANCES
-from tilewright.selection.choice import estimated, rank
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import estimated
 
 H200 = machine("h200")
 
