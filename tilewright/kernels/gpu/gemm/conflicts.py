@@ -29,7 +29,7 @@ def transposing_wavefronts(operand: Operand, extent: np.ndarray, candidates: Col
 def _wavefronts(size: int, depth: int, vector_width: int, layout: int) -> int:
     """The largest number of different words that the lanes of a warp store to one bank, by the addresses of the code."""
     operand = Operand("r", vector_width, 0)
-    tile = Tile("", Const(0.0, "f32"), (), operand, size, depth, BANKS, False, DEFAULT_FLOAT, layout)
+    tile = Tile("", Const(0.0, DEFAULT_FLOAT), (), operand, size, depth, BANKS, False, DEFAULT_FLOAT, layout)
     words = {_value(tile.at(*tile.own_and_k(index_const(lane % tile.run), index_const(lane // tile.run), 0))) for lane in range(BANKS)}
     return int(np.bincount([word % BANKS for word in words]).max())
 
