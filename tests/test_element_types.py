@@ -80,8 +80,8 @@ def test_no_stage_names_float32_but_where_it_is_somebody_elses_word() -> None:
 
 
 def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
-    """With tiles of 64 x 64 x 16 and double buffering, A in two-byte elements takes half the space of four-byte elements."""
-    rows = {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4)).items()}
+    """With tiles of 64 x 64 x 16 and two buffers that copies fill, A in two-byte elements takes half the space of four-byte elements."""
+    rows = {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4, 1, 2)).items()}
     a, b = Operand("own", 4, 4 * 512 * 512), Operand("own", 4, 4 * 512 * 512)
     facts = ContractionFacts(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)
     narrow = dataclasses.replace(facts, a=dataclasses.replace(a, element_bytes=2))
