@@ -166,8 +166,8 @@ def drawn(seed: int, count: int) -> Iterator[Links]:
 def merging(
     count: int, merges: bool, seen: dict[str, Any], rows: int = 0, judging: type[Judge] | type[TileJudge] = Judge
 ) -> Iterator[None]:
-    """Inside the context the layers after the first, `count` of them, are one kernel, or all separate. `seen` gets what the models predict, of strips
-    of `rows` rows if that is given."""
+    """Inside the context the layers after the first, `count` of them, are one kernel, or all separate, whatever was measured. `seen` gets what the
+    models predict, of strips of `rows` rows if that is given."""
     paths = chains.paths
 
     def middle(*given: Any) -> list[list[Region]]:
@@ -179,7 +179,7 @@ def merging(
         ranked = judge.ranked(problem, alone)
         found = ranked if isinstance(ranked, str) else next((way for way in ranked if not rows or way.schedule.rows == rows), "no such strips")
         if not isinstance(found, str):
-            seen.update(way=found.described, chain=found.seconds, parts=asdict(found.parts))
+            seen.update(way=found.schedule.described, chain=found.seconds, parts=asdict(found.parts))
             if isinstance(found, Strips):
                 seen["rows"] = found.schedule.rows
         else:
@@ -187,8 +187,9 @@ def merging(
         return replace(found, seconds=0.0) if merges and not isinstance(found, str) else "separate"
 
     def partitioned(path: Sequence[Region], *given: Any) -> list[tuple[Region, ...]]:
-        seen["apart"] = sum(given[2](region, True) for region in path)
-        return split(path, *given)
+        graph, laid_out, predict, judge, _, *rest = given
+        seen["apart"] = sum(predict(region, True) for region in path)
+        return split(path, graph, laid_out, predict, judge, lambda problem: None, *rest)
 
     split = chains._partitioned
     with mock.patch.object(chains, "paths", middle), mock.patch.object(judging, "best", best), mock.patch.object(chains, "_partitioned", partitioned):

@@ -1,14 +1,18 @@
 """Regions in one kernel, by tiles in shared memory, against separate kernels and cuDNN on the GPU present: predicted and measured.
 
-    python -m bench.gpu_chains                            30 random chains, the constants fitted to them, and the chains of `bench.chains.LITERATURE`
-    python -m bench.gpu_chains --random 0 --name gpu_chains_judged     those of LITERATURE alone, with the constants of the calibration file
+    python -m bench.gpu_chains                            30 random chains and 15 wide ones, the constants fitted to them, and the chains of networks
+    python -m bench.gpu_chains --random 0 --wide 0 --name gpu_chains_judged     those of networks alone, with the constants of the calibration file
     python -m bench.gpu_chains --check                    without a GPU: plans and compiles the same chains
 
-Each chain is compiled twice, as one kernel with the tiles predicted fastest and as separate kernels, and checked against PyTorch in float64. The time
-of a chain is that of its layers alone: the median time of a program up to its last layer, less that up to the layer before the first, in interleaved
-turns that find the level-2 cache full of other data (`bench.gpu_regions`). So it is for cuDNN, of which PyTorch's modules in both layouts and its
-fused convolution with bias and ReLU take part, as CUDA graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains
-alone, before the others are compiled. One run takes less than five minutes on a machine with 16 cores: kernels are compiled ahead on all of them.
+The chains of networks are those of `bench.chains.LITERATURE`, and those of `WIDE`, which have many channels in between, or images.
+
+Each chain is compiled up to three times, as separate kernels, and as one kernel with the tiles predicted fastest without and with chunks of channels
+(`whole`, `chunks`), and checked against PyTorch in float64; `merged` is that of the two which is predicted to be faster. The time of a chain is that
+of its layers alone: the median time of a program up to its last layer, less that up to the layer before the first, in interleaved turns that find the
+level-2 cache full of other data (`bench.gpu_regions`). So it is for cuDNN, of which PyTorch's modules in both layouts and its fused convolution with
+bias and ReLU take part, as CUDA graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others
+are compiled. Kernels are compiled ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random
+ones, take the constants of the first, and are added to its file.
 """
 
 from __future__ import annotations
@@ -17,13 +21,17 @@ import argparse
 import itertools
 import multiprocessing
 import os
+import random
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from math import exp, inf, log
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -34,55 +42,99 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tilewright
-from bench.chains import LARGEST_ERROR, LITERATURE, Links, drawn, merging, summary
-from bench.common import double_precision_outputs, interleaved_seconds, relative_error, write_results
+from bench.chains import LARGEST_ERROR, LITERATURE, Layer, Links, drawn, inverted, merging, separable, summary
+from bench.common import double_precision_outputs, earlier_results, interleaved_seconds, relative_error, write_results
 from bench.fusion import fusing
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.partition import chains, tile_judge
-from tilewright.partition.tile_judge import TileJudge, TileParts
+from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
 
 GRID = {"work": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.8, 2.2), "turn": (0.0, 250.0, 500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)}
 """Values that are tried for the constants."""
-WAYS = ("separate", "merged")
+MERGED = ("whole", "chunks")
+WAYS = ("separate", *MERGED)
+
+WIDE: Mapping[str, Links] = MappingProxyType(
+    {
+        "MobileNetV2 3, batch 16": replace(inverted(24, 144, 24, 56), batch=16),
+        "MobileNetV2 5, batch 16": replace(inverted(32, 192, 32, 28), batch=16),
+        "MobileNetV2 8, batch 32": replace(inverted(64, 384, 64, 14), batch=32),
+        "MobileNetV2 12, batch 32": replace(inverted(96, 576, 96, 14), batch=32),
+        "EfficientNet-B0 6": inverted(40, 240, 40, 28, 1, 5),
+        "EfficientNet-B0 10, batch 16": replace(inverted(80, 480, 80, 14, 1, 5), batch=16),
+        "MobileNetV1 8, batch 16": replace(separable(512, 128, 14), batch=16),
+        "ConvNeXt-T 1": Links(96, 56, (Layer(384), Layer(96))),
+        "ConvNeXt-T 1, batch 8": Links(96, 56, (Layer(384), Layer(96)), 8),
+        "ResNet-50 2a, batch 8": Links(256, 56, (Layer(64), Layer(64, 3), Layer(256)), 8),
+    }
+)
+"""Chains of networks with many channels in between, of which tiles may take a chunk at a time."""
+
+
+def drawn_wide(seed: int, count: int) -> Iterator[Links]:
+    """Random chains whose last layer sums over many channels: inverted residuals of any filter and stride, and pairs of pointwise layers; none of
+    them in `LITERATURE` or `WIDE`."""
+    source = random.Random(f"wide {seed}")
+    known = {*LITERATURE.values(), *WIDE.values()}
+    while count:
+        extent, channels = source.choice([7, 10, 14, 20, 28, 36, 48, 56]), 8 * source.randint(2, 12)
+        wide, outputs = channels * source.choice([3, 4, 6, 8]), 8 * source.randint(2, 16)
+        size, stride, batch = source.choice([1, 3, 3, 5]), source.choice([1, 1, 2]), source.choice([1, 4, 8, 16])
+        links = inverted(channels, wide, outputs, extent, stride, size) if size > 1 else Links(channels, extent, (Layer(wide), Layer(outputs)))
+        if links not in known and 2 * batch * extent**2 * wide * (channels + outputs) < 4e9:
+            known.add(links)
+            count -= 1
+            yield replace(links, batch=batch)
 
 
 @contextmanager
-def planned(links: Links, merges: bool, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
+def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
     """Inside the context the layers of the chain become one kernel, or separate ones."""
-    known = mock.Mock(return_value=constants)
-    with fusing("chains"), mock.patch.object(tile_judge, "gpu_chains", known):
-        with merging(len(links.layers), merges, seen, judging=TileJudge), warnings.catch_warnings():
+    known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
+
+    def suitable(judge: TileJudge, problem: Problem, limit: float = inf) -> list[Tiles]:
+        found = [tiles for tiles in predicted(judge, problem, limit) if bool(tiles.schedule.chunk) == (way == "chunks")]
+        if not found:
+            raise Unsuitable(f"no tiles for {way}")
+        return found
+
+    with fusing("chains"), mock.patch.object(tile_judge, "gpu_chains", known), mock.patch.object(TileJudge, "predicted", suitable):
+        with merging(len(links.layers), way in MERGED, seen, judging=TileJudge), warnings.catch_warnings():
             warnings.simplefilter("error")
             yield
 
 
 def compiled(
-    links: Links, merges: bool, constants: GpuChains, seen: dict[str, Any], device: str, target: str
+    links: Links, way: str, constants: GpuChains, seen: dict[str, Any], device: str, target: str
 ) -> tuple[Executable, tuple[Tensor, ...]]:
     """The chain and what surrounds it, compiled for the target, with inputs on the device. Raises RuntimeError if it is not planned as asked for."""
     torch.manual_seed(0)
     module, inputs = links.module().to(device), tuple(x.to(device) for x in links.inputs())
-    with planned(links, merges, constants, seen):
+    with planned(links, way, constants, seen):
         executable = tilewright.compile(module, inputs, identified_machine(target))
     found = sum(region.kind == "chain" for region in executable.image.program.regions)
-    if found != (merges and "way" in seen):
-        raise RuntimeError(f"{links}: {found} chains where {'one' if merges else 'none'} is asked for")
+    if found != (way in MERGED and "way" in seen):
+        raise RuntimeError(f"{links}: {found} chains where {'one' if way in MERGED else 'none'} is asked for")
     return executable, inputs
 
 
 def compile_ahead(links: Links, constants: GpuChains, target: str) -> str:
-    """Compiles a chain both ways into the kernel cache; runs in a process of its own. Returns why that failed, if it did."""
-    seen: dict[str, Any] = {}
-    try:
-        for merges in (False, True):
-            compiled(links, merges, constants, seen, "cpu", target)
-    except Exception as error:
-        return f"{links}: {error}"
-    return f"{links}: {seen['reason']}" if "reason" in seen else ""
+    """Compiles a chain in all ways into the kernel cache; runs in a process of its own. Returns why that failed, if it did."""
+    reasons = []
+    for way in WAYS:
+        seen: dict[str, Any] = {}
+        try:
+            compiled(links, way, constants, seen, "cpu", target)
+        except Exception as error:
+            return f"{links}: {error}"
+        reasons += [f"{way}: {seen['reason']}"] if way in MERGED and "reason" in seen else []
+    return f"{links}: {'; '.join(reasons)}" if reasons else ""
 
 
 def all_ahead(links: Sequence[Links], constants: GpuChains, target: str) -> list[str]:
@@ -108,14 +160,15 @@ def prefixes(executable: Executable, inputs: tuple[Tensor, ...]) -> tuple[GpuEng
 
 def places(ways: Mapping[str, Executable]) -> dict[str, tuple[int, int]]:
     """For each way the regions of the chain, as (first, end)."""
-    (merged,) = [region for region in ways["merged"].plan.rows if region.kind == "chain"]
-    rows = {name: [row.name for row in ways[name].plan.rows] for name in WAYS}
-    end = rows["merged"].index(merged.name)
-    before = rows["merged"][end - 1]  # the same in both programs
-    return {
-        "merged": (end, end + 1),
-        "separate": (rows["separate"].index(before) + 1, rows["separate"].index(merged.name) + 1),
-    }
+    found = {}
+    rows = {name: [row.name for row in way.plan.rows] for name, way in ways.items()}
+    for name in ways.keys() & MERGED:
+        (merged,) = [region for region in ways[name].plan.rows if region.kind == "chain"]
+        end = rows[name].index(merged.name)
+        before = rows[name][end - 1]  # the same in all programs
+        found[name] = (end, end + 1)
+        found["separate"] = (rows["separate"].index(before) + 1, rows["separate"].index(merged.name) + 1)
+    return found
 
 
 class FusedByCudnn(nn.Module):
@@ -153,17 +206,21 @@ def cudnn_ways(links: Links, inputs: tuple[Tensor, ...]) -> dict[str, Callable[[
 
 def measured(links: Links, constants: GpuChains, rounds: int, scratch: Tensor) -> dict[str, Any]:
     """Predicted and measured seconds of one chain. Raises RuntimeError for a wrong result."""
-    seen: dict[str, Any] = {}
+    known: dict[str, dict[str, Any]] = {name: {} for name in WAYS}
     ways: dict[str, Executable] = {}
     for name in WAYS:
-        ways[name], inputs = compiled(links, name == "merged", constants, seen, "cuda", "cuda")
+        executable, inputs = compiled(links, name, constants, known[name], "cuda", "cuda")
+        if name == "separate" or "way" in known[name]:
+            ways[name] = executable
     torch.manual_seed(0)
     reference = double_precision_outputs(links.module().cuda(), inputs)
     errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
     if max(errors.values()) > LARGEST_ERROR:
         raise RuntimeError(f"{links} is wrong: {errors}")
-    row: dict[str, Any] = {"chain": str(links), "predicted": seen, "errors": errors}
-    if "way" not in seen:
+    merged = {name: known[name] for name in MERGED if name in ways}
+    row: dict[str, Any] = {"chain": str(links), "predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}
+    row["reasons"] = {name: known[name]["reason"] for name in MERGED if name not in ways}
+    if not merged:
         return row
     calls: dict[str, Callable[[], object]] = {}
     engines = []
@@ -177,9 +234,11 @@ def measured(links: Links, constants: GpuChains, rounds: int, scratch: Tensor) -
         engine.close()
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     row["calls"] = {name: (medians[name], *np.quantile(seconds, (0.25, 0.75))) for name, seconds in found.items()}
-    row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in WAYS}
+    row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in ways}
     row["cudnn"] = {name: medians[name] - medians[f"before {name.split()[1]}"] for name in peers if not name.startswith("before")}
-    row["taken"] = taken(seen["chain"], seen["apart"])
+    fastest = min(merged, key=lambda name: merged[name]["chain"])
+    row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
+    row["fastest"], row["taken"] = fastest, taken(merged[fastest]["chain"], row["predicted"]["apart"])
     return row
 
 
@@ -190,53 +249,70 @@ def taken(chain: float, apart: float) -> bool:
 def fitted(rows: Sequence[Mapping[str, Any]], clock_hz: float) -> tuple[GpuChains, float]:
     """The constants whose decisions take the least time on these chains: the geometric mean over that of separate kernels, the second result. Among
     equal ones those whose predictions are closest."""
-    found = [row for row in rows if "seconds" in row]
-    separate, merged = (np.array([row["seconds"][name] for row in found]) for name in WAYS)
-    apart = np.array([row["predicted"]["apart"] for row in found])
-    parts = [TileParts(**row["predicted"]["parts"]) for row in found]
+    found = [row for row in rows if "seconds" in row and min(row["seconds"].values()) > 0]
+    ways = [[(TileParts(**way["parts"]), row["seconds"][name]) for name, way in row["predicted"]["ways"].items()] for row in found]
 
     def judged(constants: GpuChains) -> tuple[float, float]:
-        predicted = np.array([each.seconds(constants, clock_hz) for each in parts])
-        chosen = np.where([taken(a, b) for a, b in zip(predicted, apart, strict=True)], merged, separate)
-        return float(np.mean(np.log(chosen / separate))), float(np.mean(np.log(predicted / merged) ** 2))
+        gains, errors = [], []
+        for row, merged in zip(found, ways, strict=True):
+            predicted = [(parts.seconds(constants, clock_hz), seconds) for parts, seconds in merged]
+            errors += [log(a / b) ** 2 for a, b in predicted]
+            chain, seconds = min(predicted)
+            gains.append(log(seconds / row["seconds"]["separate"]) if taken(chain, row["predicted"]["apart"]) else 0.0)
+        return statistics.fmean(gains), statistics.fmean(errors)
 
     best = min((GpuChains(*values) for values in itertools.product(*GRID.values())), key=judged)
-    return best, float(np.exp(judged(best)[0]))
+    return best, exp(judged(best)[0])
 
 
 def line(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return f"{row['name']} {row['chain']}: FAILED: {row['error']}"
-    told = row["predicted"]
     if "seconds" not in row:
-        return f"{row['name']} {row['chain']}: {told.get('reason', '')}"
-    apart, merged = (1e6 * row["seconds"][name] for name in WAYS)
+        return f"{row['name']} {row['chain']}: {'; '.join(dict.fromkeys(row['reasons'].values()))}"
+    told, apart = row["predicted"], 1e6 * row["seconds"]["separate"]
     peer = f", cuDNN {1e6 * min(row['cudnn'].values()):.1f}" if row["cudnn"] else ""
-    predicted = f"predicted {1e6 * told['apart']:.1f} -> {1e6 * told['chain']:.1f} {told['way']}, {'taken' if row['taken'] else 'refused'}"
-    return f"{row['name']} {row['chain']}: {apart:.1f} -> {merged:.1f} us, {apart / merged:.2f}{peer}; {predicted}"
+    text = f"{row['name']} {row['chain']}: separate {apart:.1f} us (predicted {1e6 * told['apart']:.1f}){peer}"
+    for name, way in told["ways"].items():
+        chosen = "" if name != row["fastest"] else ", taken" if row["taken"] else ", refused"
+        seconds = 1e6 * row["seconds"][name]
+        text += f"; {name} {seconds:.1f}, {apart / seconds:.2f} times as fast (predicted {1e6 * way['chain']:.1f} {way['way']}{chosen})"
+    return text
+
+
+def random_chains(options: argparse.Namespace) -> dict[str, Links]:
+    """The chains to which the constants are fitted."""
+    plain = {f"random {number}": links for number, links in enumerate(drawn(options.seed, options.random))}
+    return {**plain, **{f"wide {number}": links for number, links in enumerate(drawn_wide(options.seed, options.wide))}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--random", type=int, default=30, metavar="COUNT", help="random chains to which the constants are fitted")
+    parser.add_argument("--wide", type=int, default=15, metavar="COUNT", help="random chains with many channels in between, of the same use")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th chain of networks; parts after the first are added to the file")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--name", default="gpu_chains", help="name of the result file")
     parser.add_argument("--check", action="store_true", help="plan and compile for --target, which need not be present")
     parser.add_argument("--target", default="h200", help="of --check")
     options = parser.parse_args()
     console = Console(width=180)
-    random = list(drawn(options.seed, options.random))
+    part, parts = map(int, options.part.split("/"))
+    chosen, networks = random_chains(options) if part == 1 else {}, dict(list({**LITERATURE, **WIDE}.items())[part - 1 :: parts])
     if options.check:
-        for text in all_ahead([*random, *LITERATURE.values()], UNFITTED_CHAINS, options.target):
+        for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.target):
             console.print(text)
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
-    known = None if options.random else gpu_chains(target)
+    known = None if chosen else gpu_chains(target)
     constants, rows = known or UNFITTED_CHAINS, list[dict[str, Any]]()
-    for kind, problems in (("random", {f"random {number}": links for number, links in enumerate(random)}), ("literature", dict(LITERATURE))):
+    earlier = earlier_results(options.name) if part > 1 else None
+    if earlier is not None:
+        constants, rows = GpuChains(**earlier["settings"]["constants"]), earlier["results"]
+    for kind, problems in (("random", chosen), ("literature", networks)):
         for text in all_ahead(list(problems.values()), constants, target.name):
             console.print(text)
         for name, links in problems.items():
@@ -247,6 +323,7 @@ def main() -> None:
                 row |= {"chain": str(links), "error": str(error)}
             rows.append(row)
             console.print(line(row))
+            write_results(options.name, {**vars(options), "constants": vars(constants)}, rows)  # what an interrupted run has found
         if kind == "random" and any("seconds" in row for row in rows):
             constants, mean = fitted(rows, target.clock_hz)
             console.print(f"fitted: {constants}; decisions of these take {mean:.3f} of the time of separate kernels")

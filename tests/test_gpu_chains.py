@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bench import gpu_chains
 from tests import interpreted
 from tests.compiled import Case
 from tests.interpreted import check_interpreted
@@ -312,6 +313,31 @@ def test_chains_are_planned_where_they_are_asked_for() -> None:
         program = plan_program(graph, machine(H200), 1, chains=asked)
         assert bool(program.search) == expected
     assert all("us apart" in str(merge) or "cannot" in str(merge) for merge in program.search)
+
+
+def test_constants_are_those_whose_decisions_take_least() -> None:
+    """The faster of two kernels by prediction is compared with separate ones."""
+
+    def row(apart: float, **ways: tuple[float, float]) -> dict[str, Any]:
+        told = {name: {"parts": vars(TileParts(0.0, 0.0, parts, 3))} for name, (parts, _) in ways.items()}
+        return {"predicted": {"apart": apart, "ways": told}, "seconds": {"separate": 10e-6, **{name: seconds for name, (_, seconds) in ways.items()}}}
+
+    rows = [
+        row(10e-6, whole=(12e-6, 20e-6), chunks=(6e-6, 9e-6)),  # merged only where predictions are scaled by less than 1.67
+        row(10e-6, whole=(8e-6, 12e-6), chunks=(20e-6, 30e-6)),  # separate only where they are scaled by 1.25 or more
+        {"chain": "impossible", "predicted": {"apart": 1.0, "ways": {}}},
+    ]
+    constants, mean = gpu_chains.fitted(rows, 1e9)
+    assert 1.2 < constants.work < 1.67 and mean == pytest.approx(0.9**0.5)
+
+
+def test_wide_random_chains_can_be_cut_into_chunks() -> None:
+    drawn = list(gpu_chains.drawn_wide(1, 6))
+    assert drawn == list(gpu_chains.drawn_wide(1, 6)) and not set(drawn) & set(gpu_chains.WIDE.values())
+    for links in (*drawn, *gpu_chains.WIDE.values()):
+        layers = list(links.module().children())[1:-1]
+        problem = chain_problem(nn.Sequential(*layers), torch.empty(links.batch, links.channels, links.extent, links.extent))
+        assert in_chunks(problem, cut_along(problem))
 
 
 def test_predicted_seconds_are_composed_of_parts() -> None:
