@@ -6,8 +6,9 @@ DeepCuts, Jung et al., PLDI 2021, figures 5 to 7).
     python -m bench.fusion resnet18 resnet50 --limit --name fusion_limit
     python -m bench.fusion mobilenet_v2 --ways none,registers,chains,libraries --batch 16 --name ablation_16
 
-`none` makes a kernel of each operator that is no view, after constants are folded; `registers` and `chains` are Tilewright's own kernels without
-trials; `libraries` measures the candidates first. All are checked against PyTorch in float64, and timed in interleaved turns.
+`none` makes a kernel of each operator that is no view, after constants are folded, also of those of attention; `registers` and `chains` are
+Tilewright's own kernels without trials; `libraries` measures the candidates first. All are checked against PyTorch in float64, and timed in
+interleaved turns.
 
 `--limit` times nothing: it states what chains could save at most by prediction if every region could be in one, Winograd's kernels too, and strips
 cost nothing.
@@ -41,6 +42,7 @@ from tilewright.kernels.schema import USUAL
 from tilewright.partition import chains, fusion, plan
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
+from tilewright.partition.siblings import Merged
 from tilewright.selection.choice import choose
 from tilewright.stages import Stages
 
@@ -57,6 +59,8 @@ def fusing(way: str) -> Iterator[None]:
         if way == "none":
             for rule in ("_refuse_reader", "_refuse_epilogue", "_refuse_absorbing"):
                 stack.enter_context(mock.patch.object(fusion._Partitioner, rule, lambda *_: "nothing is fused"))
+            stack.enter_context(mock.patch.object(fusion._Partitioner, "_join_softmax", lambda *_: None))
+            stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, predict: Merged(graph)))
         yield
 
 

@@ -10,7 +10,8 @@ device memory; the events around the call exclude that.
 
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
-whose records stay in the cache folder.
+whose records stay in the cache folder. Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours
+the time of kernels by kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
 workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilewright
 from bench import common
@@ -38,6 +41,7 @@ from bench.common import Contender, Outcome, Run, Unavailable, compare
 from bench.cpu_networks import OURS, VENDOR, cell, with_libraries
 from bench.fusion import fusing
 from tilewright import zoo
+from tilewright.graph.table import OPERATORS
 from tilewright.ir.library import LibraryCall
 from tilewright.runtime.executable import Executable
 from tilewright.selection.bounds import DEEPCUTS
@@ -49,6 +53,15 @@ FIGURE: Mapping[str, tuple[int, ...]] = MappingProxyType({
     "dlrm": (1, 64, 512, 2048), "bert_base": BATCHES,
 })  # fmt: skip
 """The batches of each network in the figure. The recommendation model has larger ones, since it does little for each sample."""
+KINDS = ("complex", "complex fused", "simple", "simple fused")
+"""Kinds of kernels in the paper's figure 6: with a sum of products or without, of one operator or of several."""
+COMPLEX = frozenset({"convolution", "transposed_convolution", "linear", "matmul", "scan"})
+COMPLEX_IN_ATEN = ("convolution", "mm", "attention", "rnn")
+"""Operators of the table, and parts of the names of PyTorch's, that are complex."""
+BY_KIND = (("resnet50", 1), ("bert_base", 1))
+"""The workloads of figure 6."""
+PROFILED_CALLS, BUSY_CYCLES = 10, 200_000_000
+"""Calls of which the kernels are timed by kind, and how long a GPU idles before each of eager PyTorch's: 0.1 s, in which the host enqueues all."""
 TRIALS = 8
 """Candidates of each region and chain that the contenders `tuned` and `tuned_apart` measure."""
 
@@ -162,13 +175,76 @@ def flops_of(call: LibraryCall) -> int:
     return 2 * prod(call.out.sizes) * summed
 
 
-def noting(contender: Contender, noted: dict[str, dict[str, Any]]) -> Contender:
-    """The contender, of which `noted` gets the facts if it is one of ours."""
+def kind_of(operators: Sequence[str], region: str) -> str:
+    """Which of `KINDS` a region of operators of the table is, views not counted. Depthwise convolutions (of kind window) are simple in the paper."""
+    own = [name for name in operators if name not in OPERATORS or not OPERATORS[name].view]
+    return ("complex" if region != "window" and COMPLEX.intersection(own) else "simple") + (" fused" if len(own) > 1 else "")
+
+
+def kernel_seconds(executable: Executable, inputs: tuple[Tensor, ...]) -> dict[str, float]:
+    """Seconds of the regions of a call by kind."""
+    found = dict.fromkeys(KINDS, 0.0)
+    for region in executable.profile(*inputs, repetitions=PROFILED_CALLS).regions:
+        found[kind_of(region.operators, region.kind)] += region.median_seconds
+    return found
+
+
+class Clocked(TorchDispatchMode):
+    """Inside of this mode `spans` gets the name of each operator of PyTorch that runs, and the events before and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        result = func(*args, **kwargs or {})
+        after.record()
+        self.spans.append((func.name(), before, after))
+        return result
+
+
+def eager_kernel_seconds(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, float]:
+    """Seconds of eager PyTorch's operators in a call by kind, from events around each, while the GPU has been kept busy until all were enqueued. No
+    operator counts as fused. A profiler would slow the contenders that follow."""
+    samples: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(PROFILED_CALLS):
+        with torch.no_grad(), Clocked() as clocked:
+            torch.cuda._sleep(BUSY_CYCLES)
+            empty = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            for event in empty:
+                event.record()
+            module(*inputs)
+        torch.cuda.synchronize()
+        clock = empty[0].elapsed_time(empty[1])
+        found = dict.fromkeys(KINDS, 0.0)
+        for name, before, after in clocked.spans:
+            kind = "complex" if any(word in name for word in COMPLEX_IN_ATEN) else "simple"
+            found[kind] += 1e-3 * max(before.elapsed_time(after) - clock, 0.0)
+        for kind, seconds in found.items():
+            samples[kind].append(seconds)
+    return {kind: statistics.median(seconds) for kind, seconds in samples.items()}
+
+
+def noting(contender: Contender, noted: dict[str, dict[str, Any]], by_kind: bool) -> Contender:
+    """The contender, of which `noted` gets how long it took to prepare, the facts if it is one of ours, and, `by_kind`, the seconds of the kernels of
+    ours and of eager PyTorch."""
 
     def prepare(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        start = time.perf_counter()
         run = contender.prepare(module, inputs)
-        if isinstance(run, Executable):
-            noted[contender.name] = facts(run)
+        found: dict[str, Any] = {"prepare_seconds": time.perf_counter() - start}
+        noted[contender.name] = found
+        try:
+            if isinstance(run, Executable):
+                found |= facts(run)
+                if by_kind:
+                    found["kernel_seconds"] = kernel_seconds(run, inputs)
+            elif contender.name == "eager" and by_kind:
+                found["kernel_seconds"] = eager_kernel_seconds(module, inputs)
+        except Exception as error:  # what is said of a contender must not cost its figures
+            found["unknown"] = f"{type(error).__name__}: {error}"[:300]
         return run
 
     return Contender(contender.name, prepare)
@@ -187,8 +263,8 @@ def measured(name: str, batch: int, contenders: Sequence[Contender], options: ar
         module, inputs = zoo.build(name, batch, seed=1)
         inputs = tuple(x.cuda() for x in inputs)
         outcomes = compare(
-            name, module.cuda(), inputs, inputs, [noting(contender, noted) for contender in contenders], options.tolerance, options.rounds,
-            options.turn, partial(cold_seconds, scratch=scratch), release=release,
+            name, module.cuda(), inputs, inputs, [noting(each, noted, (name, batch) in BY_KIND) for each in contenders], options.tolerance,
+            options.rounds, options.turn, partial(cold_seconds, scratch=scratch), release=release,
         )  # fmt: skip
     except Exception as error:  # a workload without figures must not take the others' with it
         reason = f"{type(error).__name__}: {error}"[:300]

@@ -302,8 +302,22 @@ def workloads() -> Rows:
         means = (f"{statistics.geometric_mean(found):.2f}" if found else "–" for found in ratios_of)
         if known:
             rows.append([f"**geometric mean, {words}**", "", "", *means, "", "", ""])
+    ready = ([found[name]["prepare_seconds"] for found in times.values() if name in found] for name in CONTENDERS)
     if times:
+        rows.append(["**mean time to prepare, s**", "", "", *(f"{statistics.fmean(found):.1f}" if found else "–" for found in ready), "", "", ""])
         rows.append(["**fastest in**", "", "", *(str(list(fastest.values()).count(name)) for name in CONTENDERS), "", "", ""])
+    return rows
+
+
+def kernel_kinds() -> Rows:
+    """The time of kernels by kind at batch 1, DeepCuts' figure 6."""
+    kinds = ("complex", "complex fused", "simple", "simple fused")
+    rows = [["network", "contender", *(f"{kind}, us" for kind in kinds)]]
+    for (network, _), found in workload_times().items():
+        for name, words in {"eager": "eager", **CONTENDERS}.items():
+            seconds = found.get(name, {}).get("kernel_seconds")
+            if seconds:
+                rows.append([network, words, *(f"{1e6 * seconds[kind]:.0f}" for kind in kinds)])
     return rows
 
 
@@ -326,4 +340,5 @@ GPU_TABLES = (
     tuned,
     gpu_recurrent,
     workloads,
+    kernel_kinds,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import tilewright
 from bench import common, gpu_networks, gpu_tables
-from bench.common import Outcome
+from bench.common import Contender, Outcome
 from tests.stand_ins import H200, record_libraries
 from tests.test_gpu_chains import any_tiles
 from tilewright import zoo
@@ -126,6 +127,51 @@ def test_what_a_row_says_of_a_plan(tmp_path: Path) -> None:
     assert mixed["bound_seconds"] < own["bound_seconds"], "libraries have no bound"
 
 
+def test_kinds_of_kernels() -> None:
+    kinds = {"contraction": ["reshape", "linear"], "window": ["convolution", "add"], "map": ["add"], "row reduction": ["softmax", "mul"]}
+    assert [gpu_networks.kind_of(operators, kind) for kind, operators in kinds.items()] == ["complex", "simple fused", "simple", "simple fused"]
+    assert gpu_networks.kind_of(["matmul", "softmax", "matmul"], "attention") == "complex fused"
+    assert gpu_networks.kind_of(["scan"], "loop") == "complex" and gpu_networks.kind_of(["aten.sort.default"], "torch") == "simple"
+
+
+def test_what_is_noted_of_a_contender() -> None:
+    """Also where the profile fails: the contender stays."""
+    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), (torch.randn(4, 8),)
+    noted: dict[str, dict[str, Any]] = {}
+    for target in ("native", "h200"):
+        contender = Contender(target, partial(lambda target, module, inputs: tilewright.compile(module, inputs, target), target))
+        gpu_networks.noting(contender, noted, True).prepare(module, inputs)
+    seconds = noted["native"]["kernel_seconds"]
+    assert set(seconds) == set(gpu_networks.KINDS) and seconds["complex fused"] > 0 == seconds["simple"]
+    assert noted["native"]["prepare_seconds"] > 0 and "unknown" not in noted["native"]
+    assert noted["h200"]["regions"] == 1 and "not here" in noted["h200"]["unknown"]
+
+
+def test_operators_of_eager_pytorch_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that counts what was recorded: one millisecond between successive events."""
+
+    class Event:
+        count = 0
+
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            Event.count += 1
+            self.time = Event.count * (1.0 if Event.count > 2 else 0.25)
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.time - self.time
+
+    for name, value in {"Event": Event, "_sleep": lambda cycles: None, "synchronize": lambda: None}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(gpu_networks, "PROFILED_CALLS", 1)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 4), nn.Tanh())
+    found = gpu_networks.eager_kernel_seconds(module, (torch.randn(1, 3, 4, 4),))
+    each = 1e-3 * (1 - 0.25)
+    assert found["complex"] == pytest.approx(2 * each), "a convolution and a product with its bias"
+    assert found["simple"] >= 2 * each - 1e-12 and found["complex fused"] == found["simple fused"] == 0
+
+
 def test_a_chain_is_bounded_by_the_peak_of_the_whole_gpu() -> None:
     module, inputs = nn.Sequential(nn.Conv2d(32, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=64)).eval(), (torch.randn(1, 32, 56, 56),)
     with any_tiles(1):
@@ -145,7 +191,7 @@ def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(gpu_tables.workloads()) == 1, "before anything is measured"
     rows = run(monkeypatch, "a", "b", "--batch=1,64", "--against=none,vendor,eager")
     for row in rows:
-        row |= {"bound_seconds": 5e-4, "flops": 100, "library_flops": 25}
+        row |= {"bound_seconds": 5e-4, "flops": 100, "library_flops": 25, "prepare_seconds": 4.0}
     other = [{**row, "run": 99, "median_seconds": 3 * row["median_seconds"]} for row in rows if row["run"] == 1 and row["status"] == "measured"]
     slower = [{**row, "median_seconds": row["median_seconds"] * (4 if row["contender"] == "eager" else 1)} for row in other]
     (common.RESULTS / f"{gpu_tables.WORKLOADS}.json").write_text(json.dumps({"results": [*rows, *slower]}))
@@ -158,3 +204,8 @@ def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table["**geometric mean, batch 1**", ""]["ours, fused in registers"] == "4.00"
     assert table["**geometric mean, batch 64 and more**", ""]["ours, fused in registers"] == "2.00"
     assert table["**fastest in**", ""]["ours or a library, by trials"] == "3"
+    assert table["**mean time to prepare, s**", ""]["ours, fused in registers"] == "4.0"
+    seconds = {"complex": 1e-5, "complex fused": 2e-5, "simple": 0.0, "simple fused": 4e-6}
+    named = [{**row, "network": "resnet50", "kernel_seconds": seconds} for row in rows if row["run"] == 1]
+    (common.RESULTS / f"{gpu_tables.WORKLOADS}.json").write_text(json.dumps({"results": named}))
+    assert gpu_tables.kernel_kinds()[1:] == [["resnet50", words, "10", "20", "0", "4"] for words in ("eager", "ours, fused in registers", "ours or a library, by trials")]
