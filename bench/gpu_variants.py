@@ -50,9 +50,10 @@ def bases_of(ranking: Ranking, start: int, end: int) -> list[int]:
     return list(dict.fromkeys((int(order[0]), *few[:1], *map(int, order[1:]))))[:BASES]
 
 
-def differing(schedule: Any, base: Any) -> list[str]:
-    """The axes in which a variant differs from its candidate, each with its value."""
-    return [f"{axis.name} {getattr(schedule, axis.name)}" for axis in fields(schedule) if getattr(schedule, axis.name) != getattr(base, axis.name)]
+def differing(name: str, schedule: Any, base: Any) -> list[str]:
+    """The axes in which a variant differs from its candidate, each with the schema's name and its value."""
+    axes = [axis.name for axis in fields(schedule)]
+    return [f"{name} {axis} {getattr(schedule, axis)}" for axis in axes if getattr(schedule, axis) != getattr(base, axis)]
 
 
 def varied(problem: Problem, machine: Machine) -> Iterator[dict[str, Any]]:
@@ -72,7 +73,7 @@ def varied(problem: Problem, machine: Machine) -> Iterator[dict[str, Any]]:
             variants, _, ratios = found
             for place in range(len(ratios)):
                 schedule = part.schema.schedule_of(row(variants.candidates, place), machine)
-                axes = differing(schedule, base.schedule)
+                axes = differing(part.schema.name, schedule, base.schedule)
                 if len(axes) == 1 or place == int(np.argmin(ratios)):
                     seconds = base.seconds * float(ratios[place])
                     yield {"base": base.schedule, "schedule": schedule, "axes": axes, "gain": 1 / float(ratios[place]), "predicted us": 1e6 * seconds}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.direct_cases import Convolution, convolution
 from tests.gpu_cases import Case, check, matmul_case
+from tilewright.codegen.cuda import shared_bytes
 from tilewright.hardware import machine
 from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.region import Lowered, Unsuitable
@@ -18,6 +19,7 @@ from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row, take
 from tilewright.kernels.gpu.direct.form import direct_form
 from tilewright.kernels.gpu.direct.schedule import (
+    AXES,
     CACHED,
     REGISTERS,
     RS,
@@ -33,8 +35,9 @@ from tilewright.kernels.gpu.direct.schedule import (
 )
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.direct.space import direct_space
+from tilewright.kernels.gpu.direct.variants import direct_variants
 from tilewright.kernels.gpu.gemm.form import product_form
-from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
+from tilewright.kernels.gpu.gemm.space import AHEAD, PLAIN, ContractionSchedule, contraction_space
 from tilewright.kernels.schema import Numerics, Options
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import estimated
@@ -88,6 +91,7 @@ def any_schedule(choose: random.Random) -> DirectSchedule:
         filters=choose.choice([SHARED, CACHED, REGISTERS]),
         cluster=int(way == "cluster"),
         atomics=int(way == "atomics"),
+        loop=choose.choice([AHEAD, PLAIN]),
     )
 
 
@@ -213,6 +217,21 @@ def test_atomics_are_offered_on_request() -> None:
     assert free.candidates > fixed.candidates
     assert any(choice.schema.unordered(choice.schedule) for choice in free)
     assert not any(choice.schema.unordered(choice.schedule) for choice in fixed)
+
+
+def test_plain_loops_are_variants_with_one_buffer() -> None:
+    case = layer(*SIZES[0])
+    problem = problem_of(case)
+    candidates, _ = direct_space(problem, H200)
+    rows, origins = direct_variants(problem, candidates, H200)
+    assert length(rows) > 100 and (rows["loop"] == PLAIN).all() and (rows["stages"] <= 2).all()
+    assert all((rows[name] == candidates[name][origins]).all() for name in AXES)
+    assert (shared_bytes_of(problem, rows) < shared_bytes_of(problem, candidates)[origins]).all()
+    assert (registers_of(problem, rows) <= registers_of(problem, candidates)[origins]).all()
+    for position in np.random.default_rng(2).choice(length(rows), 3, replace=False):
+        schedule = DirectSchedule(**row(rows, int(position)))
+        lowered = lower(case, schedule)
+        assert shared_bytes(lowered.kernels[0]) == shared_bytes_of(problem, columns_of(schedule))[0]
 
 
 def test_machines_without_copies_or_clusters_are_offered_neither() -> None:

@@ -28,6 +28,7 @@ from tilewright.kernels.gpu.direct.schedule import (
     stretch_of,
     wavefronts_of,
 )
+from tilewright.kernels.gpu.gemm.space import PLAIN
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
@@ -91,8 +92,12 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     late = np.where(candidates["filters"] == REGISTERS, cache2.latency_cycles, late)
     chain = products * latencies.multiply_add_cycles
     inner = channels * np.where(candidates["filters"] == CACHED, chain + late, np.maximum(chain, late)) + cache1.latency_cycles
-    latency = latencies.loaded_latency * machine.memory_latency_cycles / np.maximum(candidates["stages"] - 1, 1)
-    step = BlockStep(np.zeros(len(threads)), fma + others, shared, level2, np.maximum(inner, latency), barrier, own.overlap)
+    latency = latencies.loaded_latency * machine.memory_latency_cycles
+    least = np.maximum(inner, latency / np.maximum(candidates["stages"] - 1, 1))
+    if "loop" in candidates:
+        plain = candidates["loop"] == PLAIN
+        least, barrier = np.where(plain, inner, least), np.where(plain, latency + 2 * barrier, barrier)
+    step = BlockStep(np.zeros(len(threads)), fma + others, shared, level2, least, barrier, own.overlap)
     ends = latencies.end_latencies * machine.memory_latency_cycles + counts.accumulators * warps / 4
     work = on_processors(step, counts, ends, candidates["cluster"], machine)
     tile = size_k * size_y * size_x

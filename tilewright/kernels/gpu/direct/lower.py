@@ -38,6 +38,7 @@ from tilewright.kernels.gpu.direct.schedule import (
 )
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
 from tilewright.kernels.gpu.gemm.form import product_form
+from tilewright.kernels.gpu.gemm.space import PLAIN
 from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps, staged_tile
 from tilewright.kernels.gpu.gemm.tile import Tile, loader
 from tilewright.kernels.gpu.split import in_one_or_two
@@ -109,7 +110,8 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         bind |= axis_values
     threads, ids = _positions(thread, schedule)
     first_channel = part * (steps_each * schedule.channels)
-    buffers = buffers_of(schedule.stages, steps_each)
+    plain = schedule.loop == PLAIN
+    buffers = buffers_of(schedule.stages, steps_each, plain)
     shape = columns_of(schedule)
     pitch, plane, lanes = (int(of(facts, shape)[0]) for of in (pitch_of, plane_of, read_vector_of))
     origin = (tile_y * size_y * facts.stride_y, tile_x * size_x * facts.stride_x)
@@ -137,7 +139,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     inner = _Inner(form, schedule, threads, tile, bind, tile_k * size_k, pitch, plane, lanes, steps_each)
     root += inner.before(first_channel)
     root += staged_steps(
-        staged, schedule.stages, steps, steps_each, lambda at, step: inner.channels(at, first_channel + step * schedule.channels)
+        staged, schedule.stages, steps, steps_each, lambda at, step: inner.channels(at, first_channel + step * schedule.channels), plain
     )
 
     def at_row(row: Expr, body: RowBody) -> list[Statement]:

@@ -8,13 +8,14 @@ the sum over input channels (split-C).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.gemm.space import AHEAD, PLAIN
 
 RS, S = 2, 1
 """Values of `slice`: dimensions of the input slice that a thread holds in registers."""
@@ -73,7 +74,8 @@ class DirectFacts:
 class DirectSchedule:
     """One candidate. `slice` is RS or S. `filters`: 0 staged in shared memory, 1 read through the read-only path at each use, 2 through the read-only
     path into registers one channel ahead. `stages`, `cluster`: as in `ContractionSchedule`. `atomics` (0 or 1): the parts of a split are added by
-    atomic operations, in no fixed order; only if a caller asks for it."""
+    atomic operations, in no fixed order; only if a caller asks for it. `loop`: AHEAD or PLAIN as in `ContractionSchedule`, a variant
+    (`direct/variants.py`)."""
 
     slice: int
     register_k: int
@@ -91,6 +93,7 @@ class DirectSchedule:
     filters: int = 0
     cluster: int = 0
     atomics: int = 0
+    loop: int = field(default=AHEAD, metadata={"omitted": AHEAD})
 
     @property
     def threads(self) -> int:
@@ -103,10 +106,12 @@ class DirectSchedule:
             f"split={self.split} stages={self.stages} filters={('shared', 'cached', 'registers')[self.filters]}"
             + " cluster" * self.cluster
             + " atomics" * self.atomics
+            + " plain loop" * (self.loop == PLAIN)
         )
 
 
-AXES = tuple(field.name for field in fields(DirectSchedule))
+AXES = tuple(entry.name for entry in fields(DirectSchedule) if entry.name != "loop")
+"""Axes of the space, without that of variants."""
 
 
 def extents_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -208,7 +213,7 @@ def buffer_elements_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndar
 
 def columns_of(schedule: DirectSchedule) -> dict[str, np.ndarray]:
     """One schedule as columns of a single row."""
-    return {name: np.array([getattr(schedule, name)]) for name in AXES}
+    return {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}
 
 
 def multiply_adds_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
@@ -265,7 +270,11 @@ def registers_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
     elements, lanes, vectors = fetches_of(facts, candidates)
     fetched = np.where(candidates["stages"] == 1, elements + 4 * vectors, (elements // lanes + vectors) // 2)
     addresses = 28 + np.where(candidates["filters"] == SHARED, 0, 12)
-    registers: np.ndarray = np.minimum((115 * sums + 60 * held + 110 * filters) // 100 + fetched + addresses, 10_000)
+    used = (115 * sums + 60 * held + 110 * filters) // 100 + fetched
+    if "loop" in candidates:  # nothing is held for the next step while slices and filters are
+        alone = 115 * sums // 100 + np.maximum((60 * held + 110 * filters) // 100, fetched)
+        used = np.where(candidates["loop"] == PLAIN, alone, used)
+    registers: np.ndarray = np.minimum(used + addresses, 10_000)
     return registers
 
 
@@ -300,6 +309,8 @@ def shared_bytes_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
     For 64 outputs, 8 x 16 pixels, 3 x 3 taps and 4 channels with three stages, the patch is 10 x 18, with a row pitch of 20 and 200 per channel:
     3 * 4 * (4 * 200 + 4 * 9 * 64) = 37248."""
     buffers = np.minimum(np.maximum(candidates["stages"], 2), steps_of(facts, candidates))
+    if "loop" in candidates:
+        buffers = np.where(candidates["loop"] == PLAIN, 1, buffers)
     k, y, x = extents_of(candidates)
     needed: np.ndarray = facts.element_bytes * (buffers * sum(buffer_elements_of(facts, candidates)) + candidates["cluster"] * k * y * x)
     return needed

@@ -10,6 +10,7 @@ from tilewright.kernels.gpu.direct.form import direct_form
 from tilewright.kernels.gpu.direct.lower import lower_direct
 from tilewright.kernels.gpu.direct.schedule import DirectSchedule
 from tilewright.kernels.gpu.direct.space import direct_space
+from tilewright.kernels.gpu.direct.variants import direct_variants
 from tilewright.kernels.schema import Schema, matching
 
 DIRECT = Schema(
@@ -22,6 +23,7 @@ DIRECT = Schema(
     estimate=lambda facts, candidates, counts, machine, options: direct_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_direct(problem, form.parts, schedule, machine),
     bound=direct_bound,
+    variants=direct_variants,
     features=lambda facts, candidates, machine, options: direct_features(facts, candidates),
     unordered=lambda schedule: bool(schedule.atomics),
     sums=True,
