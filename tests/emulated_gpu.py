@@ -93,7 +93,7 @@ class EmulatedDriver:
         for number, parameter in enumerate(kernel.parameters):
             address = ctypes.c_uint64.from_address(params.kernelParams[number]).value
             assert address % 16 == 0
-            kind = np.dtype(ELEMENT_TYPES[parameter.dtype].numpy)
+            kind = np.dtype(ELEMENT_TYPES[parameter.dtype].array)
             memory = (ctypes.c_uint8 * (parameter.size * kind.itemsize)).from_address(address)
             arrays.append(np.frombuffer(memory, kind))
         report = run(kernel, arrays)

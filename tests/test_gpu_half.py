@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import returned, run_program
 from tests.on_device import cuda_binary
 from tests.test_half_modules import CASES, EACH_TYPE, TYPES, Rows, array_of, assert_as_good_as_eager, in_type
@@ -27,7 +28,9 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
+from tilewright.kernels.columns import length
 from tilewright.kernels.registry import lower
+from tilewright.partition.canonical import canonical
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -266,3 +269,23 @@ def test_networks_have_no_node_of_pytorch(name: str, dtype: torch.dtype, tmp_pat
     assert not [row for row in executable.plan.rows if row.kind == "torch"]
     executable.save(tmp_path / "model.zip")
     assert (tmp_path / "model.zip").stat().st_size < 1.1 * sum(2 * p.numel() for p in module.parameters()) + (1 << 22)
+
+
+@EACH_TYPE
+def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    problems: list[Problem] = []
+
+    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
+        problems.append(canonical(problem).problem)
+        return choose(problem, machine, threads)
+
+    module = nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(12, 8, 1))
+    planned(module.to(dtype), (torch.zeros(1, 8, 6, 6, dtype=dtype),), H200, chooser)
+    for problem in problems[:3]:
+        server = EmulatedServer(problem, H200)
+        ranking = rank(problem, H200)
+        for part, start in zip(ranking.parts, ranking.starts, strict=False):
+            choice = ranking.choice(int(start) + length(part.candidates) // 2)
+            answer = server.trial({"program": server.program(choice.schedule, tmp_path), "mode": "cold"})
+            assert "error" not in answer, answer
+            assert answer["relative_error"] < (2.0**-8 if dtype is torch.bfloat16 else 2.0**-11), choice.schedule

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 
 from tilewright.ir.computation import Step
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, NARROW_FLOATS
 from tilewright.ir.expr import (
     INDEX,
     TRUE,
@@ -319,9 +319,11 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             if any(arg.dtype == INDEX and axis in variables(arg) for arg in args):
                 return None
             width = max(arg.lanes for arg in args)
-            if width > 1 and not {node.dtype, *(a.dtype for a in args)} <= {*VECTOR_TYPES, "bool"}:
-                return None
-            if width > 1 and node.operation in ("cast", "pow", "fmod", "atan2"):
+            types = {node.dtype, *(a.dtype for a in args)}
+            if width > 1 and node.operation == "cast":
+                if not types <= VECTOR_TYPES | NARROW_FLOATS:
+                    return None
+            elif width > 1 and (not types <= VECTOR_TYPES | {"bool"} or node.operation in ("pow", "fmod", "atan2")):
                 return None
             done[id(node)] = Apply(node.operation, args, node.dtype, width)
     return None if expr.dtype == INDEX and axis in variables(expr) else done[id(expr)]
