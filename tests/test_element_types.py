@@ -80,12 +80,16 @@ def test_no_stage_names_float32_but_where_it_is_somebody_elses_word() -> None:
 
 
 def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
-    """With tiles of 64 x 64 x 16 and two buffers that copies fill, A in two-byte elements takes half the space of four-byte elements."""
-    rows = {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4, 1, 2)).items()}
+    """With tiles of 64 x 64 x 16 and double buffering, A in two-byte elements takes half the space of four-byte elements if it is copied, and the same
+    if registers widen it."""
+    through, rows = (
+        {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4, stages=stages)).items()} for stages in (1, 2)
+    )
     a, b = Operand("own", 4, 4 * 512 * 512), Operand("own", 4, 4 * 512 * 512)
     facts = ContractionFacts(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)
     narrow = dataclasses.replace(facts, a=dataclasses.replace(a, element_bytes=2))
     assert shared_bytes_of(facts, rows) == 2 * 16 * (64 * 4 + 64 * 4) and shared_bytes_of(narrow, rows) == 2 * 16 * (64 * 2 + 64 * 4)
+    assert shared_bytes_of(narrow, through) == shared_bytes_of(facts, through) == shared_bytes_of(facts, rows)
     bound, half = (contraction_bound(one, rows, contraction_counts(one, rows, H200), H200, 0.0).terms["shared"] for one in (facts, narrow))
     assert half < bound
 
@@ -94,7 +98,7 @@ def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
 def test_every_narrow_float_has_its_conversions_and_bits(dtype: str) -> None:
     wide, element = computed_in(dtype), ELEMENT_TYPES[dtype]
     for source, target in ((dtype, wide), (wide, dtype)):
-        for lanes in (1, 2, 4):
+        for lanes in (1, 2, 4, 8):
             name = conversion_name(source, target, lanes)
             assert name in c_conversion(source, target, lanes) and name in CUDA_CONVERSIONS
     for value in (0.0, -1.0, 1 / 3, 65504.0, float("inf")):

@@ -126,12 +126,13 @@ class Product(nn.Module):
 
 
 def any_schedule(random: Random, target: Machine) -> Chooser:
-    """Chooses any candidate that can be lowered, instead of the best."""
+    """Chooses any candidate of any schema that can be lowered, instead of the best."""
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads)
         for _ in range(20):
-            choice = ranking.choice(random.randrange(ranking.candidates))
+            number = random.randrange(len(ranking.parts))
+            choice = ranking.choice(random.randrange(*map(int, ranking.starts[number : number + 2])))
             try:
                 lower(problem, choice.schedule, target)
             except Unsuitable:
@@ -289,3 +290,15 @@ def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
             answer = server.trial({"program": server.program(choice.schedule, tmp_path), "mode": "cold"})
             assert "error" not in answer, answer
             assert answer["relative_error"] < (2.0**-8 if dtype is torch.bfloat16 else 2.0**-11), choice.schedule
+
+
+@EACH_TYPE
+@pytest.mark.parametrize(
+    "module, shape", [(nn.GRU(32, 96, bidirectional=True), (5, 3, 32)), (nn.LSTM(32, 512), (3, 1, 32))], ids=["cluster", "grid"]
+)
+def test_recurrent_layers_are_one_kernel(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    module, inputs = copy.deepcopy(module).to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    program = planned(module, inputs, H200)
+    assert any("steps in one kernel" in lowered.schedule for lowered in program.regions)
+    check(module, inputs, program)
+    compiles(program, H200)

@@ -6,7 +6,9 @@ Every thread of the scope reaches a barrier the same number of times.
 
 from __future__ import annotations
 
-from tilewright.ir.dtypes import FLOAT32
+from functools import lru_cache
+
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS
 from tilewright.ir.expr import Expr
 from tilewright.ir.intrinsic import Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import Invoke, Place
@@ -74,23 +76,31 @@ _GRID = Intrinsic(
     ("sm_70",),
     "barrier",
 )
-_SHARED_LOAD = Intrinsic(
-    "load of what other blocks stored",
-    "thread",
-    (Operand("target", "fragment", "write", FLOAT32, (1,)), Operand("source", "global", "read", FLOAT32, (1,))),
-    moved,
-    {
-        "CUDA": Text(
-            "tw_load_relaxed({target}, {source});",
-            "tw_load_relaxed",
-            """static __device__ __forceinline__ void tw_load_relaxed(float *target, const float *source) {
-    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(*target) : "l"(__cvta_generic_to_global(source)) : "memory");
-}""",
-        )
-    },
-    "ld.relaxed",
-    ("sm_70",),
-)
+
+
+@lru_cache(maxsize=8)
+def _shared_load(dtype: str) -> Intrinsic:
+    """`dtype`: float32, or a 16-bit float, whose bits are loaded."""
+    narrow = dtype in NARROW_FLOATS
+    function, kind, register = ("tw_load_relaxed_16", "u16", "h") if narrow else ("tw_load_relaxed", "f32", "f")
+    element = ELEMENT_TYPES[dtype].cuda
+    return Intrinsic(
+        "load of what other blocks stored" + f" as {dtype}" * narrow,
+        "thread",
+        (Operand("target", "fragment", "write", dtype, (1,)), Operand("source", "global", "read", dtype, (1,))),
+        moved,
+        {
+            "CUDA": Text(
+                f"{function}({{target}}, {{source}});",
+                function,
+                f"""static __device__ __forceinline__ void {function}({element} *target, const {element} *source) {{
+    asm volatile("ld.relaxed.gpu.global.{kind} %0, [%1];" : "={register}"(*target) : "l"(__cvta_generic_to_global(source)) : "memory");
+}}""",
+            )
+        },
+        "ld.relaxed",
+        ("sm_70",),
+    )
 
 
 def block_barrier() -> Invoke:
@@ -125,6 +135,6 @@ def grid_barrier(counter: Place, arrivals: Expr) -> Invoke:
     return Invoke(_GRID, (counter, arrivals))
 
 
-def shared_load(target: Place, source: Place) -> Invoke:
-    """Loads a float that other blocks may have stored before a grid barrier, past the level-1 cache and in the order of the barriers."""
-    return Invoke(_SHARED_LOAD, (target, source))
+def shared_load(target: Place, source: Place, dtype: str) -> Invoke:
+    """Loads an element that other blocks may have stored before a grid barrier, past the level-1 cache and in the order of the barriers."""
+    return Invoke(_shared_load(dtype), (target, source))

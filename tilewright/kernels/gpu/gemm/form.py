@@ -29,6 +29,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage, Unsuitable
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
 from tilewright.kernels.gpu.gemm.offsets import offsets_along
 from tilewright.kernels.gpu.gemm.row_epilogue import FIRST, RowStage
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
@@ -192,8 +193,9 @@ def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, .
     vector = vectors_fit(expr, fastest[along], lanes, problem.layouts) if along in fastest else expr
     size = max((size_of(problem.values[load.buffer].dtype) for load in loads(expr) if load.buffer in problem.values), default=size_of(expr.dtype))
     plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None and lanes * size in COPIED_BYTES
+    streamed = widest(expr, fastest[along], problem.layouts, most=WIDEST_BYTES // size) if lanes > 1 else 1
     touched = bytes_touched([expr], (*own, *r, *axes), problem.values)
-    return Operand(along, lanes, touched, divisions, guarded, plain, size, offsets_along(expr, r) is not None)
+    return Operand(along, lanes, touched, divisions, guarded, plain, size, offsets_along(expr, r) is not None, streamed)
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:

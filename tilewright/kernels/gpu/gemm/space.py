@@ -29,7 +29,8 @@ class Operand:
 
     `taps` counts index divisions per load; `guarded`: zero padding is checked at each load. `plain`: the factor is a load without arithmetic, so it
     can be copied to shared memory without registers. `element_bytes`: bytes of an element in memory. `tabled`: its address is a sum of a part without
-    r and a part of r alone that takes divisions, which a table can hold."""
+    r and a part of r alone that takes divisions, which a table can hold. `streamed`: the widest vectors in which a thread can load it without tiles,
+    up to 16 bytes; at least `vector_width`."""
 
     along: str
     vector_width: int
@@ -39,6 +40,11 @@ class Operand:
     plain: bool = True
     element_bytes: int = size_of(DEFAULT_FLOAT)
     tabled: bool = False
+    streamed: int = 0
+
+    @property
+    def stream_width(self) -> int:
+        return max(self.streamed, self.vector_width)
 
 
 @dataclass(frozen=True)

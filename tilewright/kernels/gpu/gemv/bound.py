@@ -17,7 +17,7 @@ def gemv_bound(facts: ContractionFacts, candidates: Columns, counts: LaunchCount
     count, split = length(candidates), candidates["split"]
     schedulers = machine.processors * machine.schedulers_per_processor
     products = facts.batch * facts.m * facts.n * facts.r / machine.warp_size / schedulers
-    loads = facts.batch * facts.n * facts.r / (facts.b.vector_width * machine.warp_size) / schedulers
+    loads = facts.batch * facts.n * facts.r / (facts.b.stream_width * machine.warp_size) / schedulers
     return longest_of(
         machine,
         fma=np.full(count, products * fma_cycles(machine)),

@@ -30,7 +30,7 @@ def gemv_counts(facts: ContractionFacts, candidates: Columns, machine: Machine) 
 
 def sector_waste(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     """Bytes of the sectors of B that adjacent threads read, divided by the bytes that they use."""
-    lanes = facts.b.vector_width
+    lanes = facts.b.stream_width
     elements = candidates["columns"] * lanes if facts.b.along == "own" else np.minimum(candidates["threads_along_r"] * lanes, facts.r)
     adjacent = elements * facts.b.element_bytes
     return np.maximum(1.0, SECTOR_BYTES / adjacent)

@@ -38,7 +38,7 @@ MOST_TURNS, MOST_LOADS = 8, 36
 
 def lanes_of(facts: ContractionFacts) -> tuple[int, int]:
     """Lanes along n and along r of a load of B: one of them is 1."""
-    return (facts.b.vector_width, 1) if facts.b.along == "own" else (1, facts.b.vector_width)
+    return (facts.b.stream_width, 1) if facts.b.along == "own" else (1, facts.b.stream_width)
 
 
 def steps_of(facts: ContractionFacts, split: Any) -> Any:
@@ -59,7 +59,7 @@ def meeting_size(results: Any, threads_along_r: Any) -> Any:
 def factor_loads(facts: ContractionFacts) -> int:
     """Loads of A in a turn of a thread: for each row a vector if A is adjacent along r as well, otherwise single elements."""
     _, lanes = lanes_of(facts)
-    wide = facts.a.along == "r" and facts.a.vector_width >= lanes
+    wide = facts.a.along == "r" and facts.a.stream_width >= lanes
     return facts.m * (1 if wide else lanes)
 
 

@@ -44,7 +44,7 @@ from tilewright.codegen.intrinsics.barriers import (
 from tilewright.codegen.intrinsics.shuffle import exchange
 from tilewright.codegen.sharing import certainly_evaluated
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, computed_in
 from tilewright.ir.expr import (
     ZERO,
     Apply,
@@ -94,14 +94,14 @@ NOTHING, ONE = Const(0.0, FLOAT32), Const(1.0, FLOAT32)
 
 
 def shared_form(problem: Problem) -> RecurrenceForm:
-    """The form of a recurrence whose steps read states of the step before, in float32: sums those of all units, values their own.
+    """The form of a recurrence whose steps read states of the step before, computed in float32: sums those of all units, values their own.
 
     Raises:
         Unsuitable: as `recurrence_form`, and if it has another form.
     """
     form = recurrence_form(problem)
-    if any(problem.values[name].dtype != FLOAT32 for name in form.outputs):
-        raise Unsuitable("its states are not stored in float32")
+    if any(computed_in(problem.values[name].dtype) != FLOAT32 for name in form.outputs):
+        raise Unsuitable("its states are not computed in float32")
     if len({load.buffer for product in form.products for load in loads(product.a)} & set(form.outputs)) != 1:
         raise Unsuitable("its sums do not read one state")
     readers = [(product.a, _unit_of(product)) for product in form.products] + [(value, form.unit) for value in form.values]
@@ -356,11 +356,12 @@ class _Steps:
             copied = Load("states", (self._copy(block_variable(self.launch), form.step, row, element),), FLOAT32)
         else:
             copied = Load(f"state{number}", (i * count + j,), FLOAT32)
+            stored = self.problem.values[self.exchanged].dtype
             before = _stored_at(form, self.exchanged, form.step - 1, row, element)
-            body: Statement = shared_load(Place(copied.buffer, i * count + j), Place(self.exchanged, before))
+            body: Statement = shared_load(Place(copied.buffer, i * count + j), Place(self.exchanged, before), stored)
             for axis in (j, i):
                 body = For(axis, index_const(axis.extent or 0), body, "unroll")
-            statements = [Allocate(Buffer(copied.buffer, FLOAT32, rows * count, "register")), body]
+            statements = [Allocate(Buffer(copied.buffer, stored, rows * count, "register")), body]
         value = rewrite(value, lambda node: copied if isinstance(node, Load) and node.buffer == self.exchanged else node)
         return statements, select(inside, value, NOTHING)
 
