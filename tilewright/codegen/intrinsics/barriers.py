@@ -82,7 +82,7 @@ _GRID = Intrinsic(
 def _shared_load(dtype: str) -> Intrinsic:
     """`dtype`: float32, or a 16-bit float, whose bits are loaded."""
     narrow = dtype in NARROW_FLOATS
-    function, kind, register = ("tw_load_relaxed_16", "u16", "h") if narrow else ("tw_load_relaxed", "f32", "f")
+    function, kind, register = ("tw_load_relaxed_16", "u16", "h") if narrow else ("tw_load_relaxed", FLOAT32, "f")  # PTX uses the same word
     element = ELEMENT_TYPES[dtype].cuda
     return Intrinsic(
         "load of what other blocks stored" + f" as {dtype}" * narrow,
