@@ -14,7 +14,8 @@ whose records stay in the cache folder. Rows have the time to prepare a contende
 the time of kernels by kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
-workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`.
+workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`. With
+`--compile-for h200` a machine without a GPU fills the kernel cache beforehand; `prepare_seconds` then say little.
 """
 
 from __future__ import annotations
@@ -108,16 +109,16 @@ def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     return captured(compiled, inputs)
 
 
-def ours(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+def ours(module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None) -> Run:
     """Tilewright's own kernels, no trials, no vendor library, no operator through PyTorch."""
-    executable = tilewright.compile(module, inputs, unsupported="error")
+    executable = tilewright.compile(module, inputs, target, unsupported="error")
     return executable
 
 
-def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None) -> Run:
     """Our own kernels where only so much is fused."""
     with fusing(way):
-        return ours(module, inputs)
+        return ours(module, inputs, target)
 
 
 def tuned(way: str | None, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
@@ -293,6 +294,17 @@ def is_known(rows: Sequence[Mapping[str, Any]], name: str, batch: int, contender
     return any(found.issuperset(contenders) for found in runs.values())
 
 
+def compile_all(workloads: Sequence[tuple[str, int]], names: Sequence[str], target: str) -> None:
+    """Compiles our contenders without trials for a machine that need not be here. Says how long each took."""
+    own: dict[str, Callable[..., Run]] = {OURS: ours, **{way: partial(fused, way) for way in ("none", "chains")}}
+    for name, batch in workloads:
+        module, inputs = zoo.build(name, batch, seed=1)
+        for contender in (each for each in names if each in own):
+            start = time.monotonic()
+            own[contender](module, inputs, target)
+            print(f"{name} {batch} {contender}: compiled in {time.monotonic() - start:.1f} s", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="zoo networks; those of the figure if none is named")
@@ -304,6 +316,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest error relative to the largest output")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no workload is begun later")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--compile-for", metavar="TARGET", help="measure nothing: fill the kernel cache for a machine that need not be here")
     parser.add_argument("--name", default="gpu_networks", help="the result file's name in bench/results")
     options = parser.parse_args()
     names = list(dict.fromkeys([OURS, *filter(None, options.against.split(","))]))
@@ -312,25 +325,28 @@ def main() -> None:
     known = {**CONTENDERS, VENDOR: with_libraries(options.trials)}
     contenders = [known[name] for name in names]
     asked = tuple(map(int, options.batch.split(","))) if options.batch else None
+    workloads = [(name, batch) for name in options.networks or FIGURE for batch in asked or FIGURE.get(name, BATCHES)]
+    if options.compile_for:
+        compile_all(workloads, names, options.compile_for)
+        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     rows = known_rows(options) if options.resume else []
     start = time.monotonic()
-    for name in options.networks or FIGURE:
-        for batch in asked or FIGURE.get(name, BATCHES):
-            if is_known(rows, name, batch, names) or time.monotonic() - start > options.seconds:
-                continue
-            run = max((row["run"] for row in rows), default=0) + 1
-            found = measured(name, batch, contenders, options, scratch)
-            try:
-                release()
-                torch.cuda.synchronize()
-            except RuntimeError as error:  # every later contender would fail as well
-                raise SystemExit(f"{name} at batch {batch} left the GPU unusable, and is not recorded: {error}") from error
-            rows += [{**row, "run": run} for row in found]
-            common.write_results(options.name, vars(options), rows)
-            print(f"{name} {batch}: {time.monotonic() - start:.0f} s", flush=True)
+    for name, batch in workloads:
+        if is_known(rows, name, batch, names) or time.monotonic() - start > options.seconds:
+            continue
+        run = max((row["run"] for row in rows), default=0) + 1
+        found = measured(name, batch, contenders, options, scratch)
+        try:
+            release()
+            torch.cuda.synchronize()
+        except RuntimeError as error:  # every later contender would fail as well
+            raise SystemExit(f"{name} at batch {batch} left the GPU unusable, and is not recorded: {error}") from error
+        rows += [{**row, "run": run} for row in found]
+        common.write_results(options.name, vars(options), rows)
+        print(f"{name} {batch}: {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

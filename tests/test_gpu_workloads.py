@@ -111,6 +111,15 @@ def test_a_lost_gpu_ends_the_command(calls: Calls, monkeypatch: pytest.MonkeyPat
     assert json.loads((common.RESULTS / f"{gpu_tables.WORKLOADS}.json").read_text())["results"] == rows
 
 
+def test_kernels_are_compiled_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["x", "lenet5", "--batch=1,2", "--against=none,eager,vendor", "--compile-for=h200"])
+    gpu_networks.main()
+    said = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == [f"lenet5 {batch} {way}" for batch in (1, 2) for way in ("tilewright", "none")]
+    assert any(path.suffix == ".cubin" for path in (tmp_path / "kernels").rglob("*"))
+
+
 def test_unknown_contenders(calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "a", "--against=cudnn")
