@@ -82,6 +82,20 @@ def test_sizes_of_zero_and_one_are_exported_for_themselves() -> None:
         torch.testing.assert_close(executable(x, y), run(x, y))
 
 
+def test_computed_sizes_of_zero_and_one_are_exported_for_themselves() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            size = x.shape[1]
+            return torch.tanh(x[:, : size // 2]) + y[:, :1], x[:, 2:] * y[:, 1:].sum()
+
+    module = Halves().eval()
+    executable = tilewright.compile(module, (torch.randn(3, 10), torch.randn(3, 4)), dynamic={"x": {1: "size"}, "y": {1: "other"}}, wait=True)
+    for size, other in ((10, 4), (3, 4), (2, 4), (4, 2), (3, 2), (3, 5), (1, 4), (7, 3)):
+        x, y = torch.randn(3, size), torch.randn(3, other)
+        for got, wanted in zip(executable(x, y), module(x, y), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
 def test_programs_share_weights() -> None:
     module = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()).eval()
     executable = tilewright.compile(module, torch.randn(4, 32), dynamic={"input": {0: "batch"}}, wait=True)

@@ -63,7 +63,7 @@ class SizedModel(Protocol):
 
 class ModuleModel:
     """A module, exported once with symbolic sizes of at least 2. An export takes a size of 0 or 1 for a constant, because broadcasting and squeezing
-    depend on it: the module is exported once more for each set of sizes that are 0 or 1.
+    depend on it: the module is exported once more for each set of sizes that are 0 or 1, or make a computed size so.
 
     Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
 
@@ -126,8 +126,9 @@ class ModuleModel:
         return program.bind(program.key(leaves))
 
     def _small(self, key: Key) -> list[int]:
-        """The free sizes that are 0 or 1 and that the export took for larger."""
-        return [i for i, (size, number) in enumerate(zip(self._base.free, key, strict=True)) if number < min(size.least, 2)]
+        """The free sizes that are 0 or 1, or make a size computed of them so, and that the export took for larger."""
+        small = [i for i, (size, number) in enumerate(zip(self._base.free, key, strict=True)) if number < min(size.least, 2)]
+        return small or sorted(self._base.specialised(key))
 
     def _exported_again(self, inputs: Sequence[Any], keywords: Mapping[str, Any], fixed: set[tuple[int, int]]) -> SymbolicProgram:
         leaves = pytree.tree_leaves((inputs, keywords))

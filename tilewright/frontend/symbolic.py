@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,11 +153,20 @@ class SymbolicProgram:
                 raise InvalidInput(
                     f"{size.name} is {number}, and the model was exported for {size.least}{upper or ' and more'}", "export it for that"
                 )
+        for expression, place in self._violated(key):
+            values = ", ".join(f"{s.name} = {n}" for s, n in zip(self.free, key, strict=True) if s.symbol in expression.free_symbols)
+            raise InvalidInput(f"the model requires {self._text(expression)}, and {values}{f' ({place})' if place else ''}", "pass such sizes")
+
+    def _violated(self, key: Sequence[int]) -> Iterator[tuple[sympy.Basic, str]]:
+        """The conditions that do not hold for these sizes, each with its place in the model."""
         sizes = self._sizes(key)
-        for expression, place in self._guards:
-            if sizes.value(expression) is False:
-                values = ", ".join(f"{s.name} = {n}" for s, n in zip(self.free, key, strict=True) if s.symbol in expression.free_symbols)
-                raise InvalidInput(f"the model requires {self._text(expression)}, and {values}{f' ({place})' if place else ''}", "pass such sizes")
+        return (guard for guard in self._guards if sizes.value(guard[0]) is False)
+
+    def specialised(self, key: Sequence[int]) -> frozenset[int]:
+        """The positions of sizes in expressions that the export took for neither 0 nor 1, as it does because of broadcasting, and that are for these
+        sizes. The model may be another one for them."""
+        special = {symbol for guard, _ in self._violated(key) if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) for symbol in guard.free_symbols}
+        return frozenset(position for position, size in enumerate(self.free) if size.symbol in special)
 
     def is_special(self, key: Sequence[int]) -> bool:
         """Whether a size is 0 or 1, for which the export need not be right in every operator."""

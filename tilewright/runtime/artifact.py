@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -220,14 +220,14 @@ def read(path: str | Path, expect_digest: str | None = None) -> Image:
 def digest(path: str | Path) -> str:
     """The SHA-256 of an artifact's manifest, which contains the hash of every other file. It identifies the whole content, and is the same for a
     directory and a zip file. Raises InvalidArtifact if there is none."""
-    with _boundary(path), members(Path(path)) as reader:
+    with _boundary(path), _opened(path) as reader:
         return hashlib.sha256(_member(reader, MANIFEST, MOST_MANIFEST)).hexdigest()
 
 
 def open_artifact(path: str | Path, expect_digest: str | None = None) -> Opened:
     """Reads and checks everything, and runs nothing. Raises InvalidArtifact as `load` does."""
     with _boundary(path):
-        with members(Path(path)) as reader:
+        with _opened(path) as reader:
             text = _member(reader, MANIFEST, MOST_MANIFEST)
             found = hashlib.sha256(text).hexdigest()
             if expect_digest is not None and expect_digest.strip().lower() != found:
@@ -238,6 +238,13 @@ def open_artifact(path: str | Path, expect_digest: str | None = None) -> Opened:
             contents = _contents(reader, manifest["files"])
         image, driver = _decode(Path(path), manifest, contents)
         return Opened(image, driver, found)
+
+
+def _opened(path: str | Path) -> AbstractContextManager[Members]:
+    """The members of an artifact. Raises InvalidArtifact for a folder that is none."""
+    if Path(path).is_dir() and not (Path(path) / MANIFEST).exists():
+        raise InvalidArtifact(f"{path} is a folder without {MANIFEST}, and so no artifact", "give the file or folder that save() wrote, or a model")
+    return members(Path(path))
 
 
 @contextmanager

@@ -41,8 +41,9 @@ def build(name: str, batch: int = 1, seed: int = 0) -> tuple[nn.Module, tuple[Te
     The global random state is not changed. Raises UnknownModel for a name that is not in `NETWORKS`.
     """
     if name not in NETWORKS:
-        near = difflib.get_close_matches(name, NETWORKS, n=3, cutoff=0.4) or sorted(NETWORKS)
-        raise UnknownModel(f"the zoo has no network {name!r}", f"did you mean {', '.join(near)}?")
+        near = difflib.get_close_matches(name, NETWORKS, n=3, cutoff=0.4)
+        remedy = f"did you mean {', '.join(near)}?" if near else "`python -m tilewright.zoo` lists them"
+        raise UnknownModel(f"the zoo has no network {name!r}", remedy)
     import torch
 
     from tilewright.zoo.common import initialise
