@@ -45,9 +45,12 @@ from tilewright.selection.ranking import Ranking, variants_of
 from tilewright.selection.variants import LEAST_GAIN, with_variants
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
-from tilewright.tuning import serialisation
-from tilewright.tuning.problems import convolution_problem
+from tilewright.tuning import dataset, serialisation
+from tilewright.tuning.problems import convolution_problem, key_of
+from tilewright.tuning.records import Records
 from tilewright.tuning.trials import Job
+from tilewright.tuning.tuning import from_records, tune
+from tilewright.tuning.workloads import Convolution
 
 H200, A100, V100 = machine("h200"), machine("a100"), machine("v100")
 BASES = (
@@ -328,3 +331,18 @@ def test_the_confirmed_share_is_the_slope_of_measured_gains() -> None:
     table, best = gpu_variants.summary([{"problem": "one", "rows": lines}])
     assert table["confirmed"] == pytest.approx(0.5) and (table["variants"], table["gains predicted"], table["faster by 2 %"]) == (3, 2, 2)
     assert best["gain"] == pytest.approx(2.0)
+
+
+def test_trials_measure_variants_and_records_choose_them(tmp_path: Path) -> None:
+    problem = dataset.layer_problem(dataset.layer_of(Convolution(1, 1, 86, (40, 40), (5, 5), then="relu")))
+    first = [choice.schedule for choice, _ in zip(rank(problem, H200), range(6), strict=False)]
+    tabled = [schedule for schedule in first if getattr(schedule, "table", 0)]
+    assert tabled and not getattr(first[0], "table", 0)
+    with Records(tmp_path / "records.db") as records:
+        tune([problem], H200, 6, records, start=processes)
+        known = {entry.schedule: entry for entry in records.standing(key_of(problem), H200.name)}
+        assert {serialisation.schedule_text(schedule) for schedule in first} <= set(known)
+        entry = known[serialisation.schedule_text(tabled[0])]
+        records.add([replace(entry, median=1e-9, lower=1e-9, upper=1e-9, date="2099-01-01T00:00:00.000+00:00")])
+        chosen = from_records(records)(problem, H200, 1)
+        assert chosen.schedule == tabled[0] and chosen.measured_seconds == 1e-9
