@@ -26,7 +26,6 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware import planned_threads
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import ON_CPU, ON_GPU
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
@@ -155,10 +154,10 @@ def compile(
     request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:
         with stages.stage("export"):
-            imported = read(module, inputs, example_keywords, types_computed(machine))
+            imported = read(module, inputs, example_keywords)
         return compiled(imported, request, stages)
     with stages.stage("export"):
-        model = sized(module, inputs, example_keywords, dynamic, types_computed(machine))
+        model = sized(module, inputs, example_keywords, dynamic)
     shared, memory = SharedConstants(), Memory()
     examples = tree_leaves((inputs, dict(example_keywords or {})))
     if not examples and isinstance(module, torch.export.ExportedProgram):
@@ -186,20 +185,20 @@ def compile(
     return DynamicExecutable(model, ranges, build, signature, (served, first), eager, wait, programs)
 
 
-def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, computed: frozenset[str]) -> SizedModel:
+def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any) -> SizedModel:
     """A model whose sizes may differ from call to call. Raises InvalidModel if none of its sizes may, and UnsupportedOption for a `dynamic` that does
     not fit it."""
     model: SizedModel
     if isinstance(module, torch.nn.Module):
-        model = ModuleModel(module, inputs, keywords, dynamic, computed)
+        model = ModuleModel(module, inputs, keywords, dynamic)
     elif dynamic is not True:
         raise UnsupportedOption(f"dynamic={dynamic!r}, and the model names its free sizes itself", "use dynamic=True")
     elif isinstance(module, torch.export.ExportedProgram):
-        model = SymbolicProgram(module, computed=computed)
+        model = SymbolicProgram(module)
     elif isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        model = SymbolicProgram(load_exported(module), computed=computed)
+        model = SymbolicProgram(load_exported(module))
     else:
-        model = OnnxModel(module, computed)
+        model = OnnxModel(module)
     if not model.names:
         raise InvalidModel("no size of the model is free", "leave out `dynamic`, or give examples whose free dimensions have at least two entries")
     return model
@@ -287,25 +286,20 @@ def _refuse_arrays(inputs: Any, keywords: Any) -> None:
                 raise InvalidInput(f"{name}{keystr(path)} is {described(leaf)}", "pass torch.from_numpy(array)")
 
 
-def types_computed(machine: Machine) -> frozenset[str]:
-    """The types of tensors on which kernels for a machine compute."""
-    return ON_GPU if machine.is_gpu else ON_CPU
-
-
-def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, computed: frozenset[str] = ON_CPU) -> Imported:
-    """The model as a graph, from any supported kind of model. Operators on tensors of other types than `computed` run through PyTorch, or are refused
-    in ONNX. Raises InvalidModel for anything that is no model."""
+def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
+    """The model as a graph, from any supported kind of model. Operators on tensors of types on which no kernel computes run through
+    PyTorch, or are refused in ONNX. Raises InvalidModel for anything that is no model."""
     if isinstance(module, torch.export.ExportedProgram):
-        return import_program(module, inputs, keywords, computed)
+        return import_program(module, inputs, keywords)
     if isinstance(module, torch.nn.Module):
-        return import_module(module, inputs, keywords, computed)
+        return import_module(module, inputs, keywords)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        return import_program(load_exported(module), inputs, keywords, computed)
+        return import_program(load_exported(module), inputs, keywords)
     onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
     if (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
         from tilewright.frontend.onnx_import import import_onnx
 
-        return import_onnx(module, inputs or None, computed)
+        return import_onnx(module, inputs or None)
     raise InvalidModel(
         f"{module!r} is no model" if isinstance(module, (str, Path)) else f"a {type(module).__name__} is no model",
         "give an nn.Module, an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or a name such as zoo:lenet5",

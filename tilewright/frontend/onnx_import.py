@@ -33,7 +33,7 @@ from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, standard_function
 from tilewright.frontend.reading import printable, reading, said
 from tilewright.graph.builder import GraphBuilder
-from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, ON_CPU, is_float
+from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, ELEMENT_TYPES, is_float
 from tilewright.ir.graph import Value
 
 HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
@@ -53,12 +53,10 @@ _LARGEST_SCALE = 8  # elements of a floating-point tensor from which a shape may
 _MOST_ORIGINS = 16  # inputs from which one shape is computed
 
 
-def import_onnx(
-    source: onnx.ModelProto | str | Path, example_inputs: Sequence[Any] | None = None, computed: frozenset[str] = ON_CPU
-) -> Imported:
+def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[Any] | None = None) -> Imported:
     """Reads a model, whose inputs become positional tensors in the order of the file; one output is returned as a tensor, several as a
     tuple. Dynamic sizes are taken from the example inputs, and so are the values of inputs that must be known: shapes, axes, scales, counts. Such an
-    input is a literal of the result, and only its example value is accepted at a call. Nodes on tensors of other types than `computed` are refused.
+    input is a literal of the result, and only its example value is accepted at a call. Nodes on types on which no kernel computes are refused.
 
     Raises InvalidModel for a damaged or invalid file, an unknown operator set or an undetermined size, and UnsupportedOperator with every node that
     cannot be compiled."""
@@ -66,7 +64,7 @@ def import_onnx(
         model = load(source)
         specialised: frozenset[str] = frozenset()
         for _ in range(_MOST_READINGS):
-            importer = _Importer(model, example_inputs, specialised, computed)
+            importer = _Importer(model, example_inputs, specialised)
             imported = importer.run()
             if imported is not None:
                 return imported
@@ -84,12 +82,9 @@ _MISSING = _Missing()
 class _Importer:
     """State of importing one model."""
 
-    def __init__(
-        self, model: onnx.ModelProto, example_inputs: Sequence[Any] | None, specialised: Set[str], computed: frozenset[str]
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, example_inputs: Sequence[Any] | None, specialised: Set[str]) -> None:
         """`specialised` names the inputs that are constants with the values of their examples."""
         self.model = model
-        self.computed = computed
         self.specialised = specialised
         self.wanted: set[str] = set()  # inputs without whose values a node cannot be compiled
         self.origins: dict[str, Set[str]] = {}  # value -> the inputs that it is computed from, none if these are not to be specialised
@@ -193,7 +188,7 @@ class _Importer:
             return known[1]
         _, name = self.names.get(id(array), (None, None))
         element = ELEMENT_TYPES.get(BY_TORCH_NAME.get(array.dtype.name, ""))
-        if element is None or element.name not in self.computed:
+        if element is None or element.name not in COMPUTED:
             raise Unsupported(f"a constant of type {array.dtype.name}")
         bits = torch.from_numpy(np.array(array, order="C").view(element.array))  # NumPy has no bfloat16 of its own
         value = self.builder.constant(bits.view(getattr(torch, element.torch)), name or "constant")
@@ -328,7 +323,7 @@ class _Importer:
         return Unsupported(f"{what} depends on the values of the input {names}")
 
     def _check_types(self, operands: Iterable[Any]) -> None:
-        bad = sorted({v.dtype for v in operands if isinstance(v, Value)} - self.computed)
+        bad = sorted({v.dtype for v in operands if isinstance(v, Value)} - COMPUTED)
         if bad:
             raise Unsupported(f"it computes with {', '.join(bad)}")
 

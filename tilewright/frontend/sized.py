@@ -13,7 +13,6 @@ from tilewright.errors import InvalidInput, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.symbolic import NUMBER, SymbolicProgram
 from tilewright.frontend.torch_export import by_parameter, exported, tensors_of
-from tilewright.ir.dtypes import ON_CPU
 
 Key = tuple[int, ...]
 _HINTS = (torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC)
@@ -73,15 +72,13 @@ class ModuleModel:
         inputs: Sequence[Any],
         keywords: Mapping[str, Any] | None,
         dynamic: Any,
-        computed: frozenset[str] = ON_CPU,
     ) -> None:
         arguments = (tuple(inputs), dict(keywords or {}))
         self._module = module
-        self._computed = computed
         self._free, names = free_sizes(module, *arguments, dynamic)
         positional, named = _enlarged(arguments, self._free)
         self._names = names
-        self._base = SymbolicProgram(exported(module, positional, named, self._free), tensors_of(module), names, small=False, computed=computed)
+        self._base = SymbolicProgram(exported(module, positional, named, self._free), tensors_of(module), names, small=False)
         self._special: dict[frozenset[tuple[int, int]], SymbolicProgram] = {}
 
     @property
@@ -144,7 +141,7 @@ class ModuleModel:
         twin = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors_of(self._module).values()})
         names = {place: name for place, name in self._names.items() if place not in fixed}
         tensors = tensors_of(self._module)
-        return SymbolicProgram(exported(twin, inputs, keywords, free), tensors, names, small=False, like=self._base, computed=self._computed)
+        return SymbolicProgram(exported(twin, inputs, keywords, free), tensors, names, small=False, like=self._base)
 
 
 def free_sizes(
@@ -242,8 +239,7 @@ class OnnxModel:
 
     Raises InvalidModel for a damaged file."""
 
-    def __init__(self, source: Any, computed: frozenset[str] = ON_CPU) -> None:
-        self._computed = computed
+    def __init__(self, source: Any) -> None:
         from tilewright.frontend.onnx_file import load
         from tilewright.frontend.onnx_pointwise import element_type
 
@@ -304,7 +300,7 @@ class OnnxModel:
         from tilewright.frontend.onnx_import import import_onnx
 
         shapes = [tensor.to("meta") for tensor in self.example(key)[0]]  # tensors without values, so that none is specialised
-        return import_onnx(self._model, shapes, self._computed)
+        return import_onnx(self._model, shapes)
 
     def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
         from tilewright.frontend.handlers import torch_dtype

@@ -19,7 +19,6 @@ from tilewright.frontend.imported import Imported
 from tilewright.frontend.pt2_sizes import condition
 from tilewright.frontend.sizes import Sizes, is_symbolic
 from tilewright.frontend.torch_export import functional, import_exported, import_functional
-from tilewright.ir.dtypes import ON_CPU
 
 NUMBER = -1
 """In place of a dimension: the input is a Python number, and the size is its value."""
@@ -53,12 +52,10 @@ class SymbolicProgram:
         names: Mapping[tuple[int, int], str] | None = None,
         small: bool = True,
         like: SymbolicProgram | None = None,
-        computed: frozenset[str] = ON_CPU,
     ) -> None:
         # a program that was loaded has its guards only as text
         self._code = [] if _guards_of(program) else list(getattr(program, "_guards_code", None) or ())
         self.program = functional(program)
-        self._computed = computed
         states = set(self.program.graph_signature.buffers_to_mutate.values())
         # without a live module the programs of all sizes share these buffers
         owned = {name: self.program.state_dict[name].detach().clone() for name in states if name in self.program.state_dict}
@@ -213,7 +210,7 @@ class SymbolicProgram:
 
     def bind(self, key: Sequence[int]) -> Imported:
         """The model for these numbers of the free sizes, which `check` has accepted. Raises as `import_functional`."""
-        return import_functional(self.program, self._sources, self._sizes(key), self._held, self._computed)
+        return import_functional(self.program, self._sources, self._sizes(key), self._held)
 
 
 def _guards_of(program: ExportedProgram) -> Sequence[Any]:
@@ -244,15 +241,13 @@ def is_free(program: ExportedProgram) -> bool:
     return any(is_symbolic(size) for value in values for size in _sizes_of(value))
 
 
-def import_program(
-    program: ExportedProgram, inputs: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None, computed: frozenset[str] = ON_CPU
-) -> Imported:
-    """Reads an exported program; symbolic sizes are bound to those of the inputs, or else of its example inputs. `computed` as for modules.
+def import_program(program: ExportedProgram, inputs: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None) -> Imported:
+    """Reads an exported program; symbolic sizes are bound to those of the inputs, or else of its example inputs.
 
     Raises InvalidModel for symbolic sizes without either, and InvalidInput for inputs that it does not allow."""
     leaves = pytree.tree_leaves((tuple(inputs), dict(keywords or {}))) or pytree.tree_leaves(program.example_inputs or ())
     if not leaves or not is_free(program):
-        return import_exported(program, computed=computed)
-    model = SymbolicProgram(program, computed=computed)
+        return import_exported(program)
+    model = SymbolicProgram(program)
     model.check(leaves)
     return model.bind(model.key(leaves))

@@ -40,7 +40,7 @@ from tilewright.frontend.torch_call import call_recipe
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, checked_arguments
 from tilewright.frontend.torch_operators import VIEWS, permitted_operator, resolve_operator
 from tilewright.graph.builder import GraphBuilder
-from tilewright.ir.dtypes import BY_TORCH_NAME, COMPLEX, ON_CPU, of_torch
+from tilewright.ir.dtypes import BY_TORCH_NAME, COMPLEX, COMPUTED, of_torch
 from tilewright.ir.graph import Value
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
@@ -122,13 +122,12 @@ def import_module(
     module: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_keywords: Mapping[str, Any] | None = None,
-    computed: frozenset[str] = ON_CPU,
 ) -> Imported:
     """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs. Operators on
-    tensors of other types than `computed` become nodes that run through PyTorch.
+    tensors of types on which no kernel computes become nodes that run through PyTorch.
 
     Raises InvalidModel if the module cannot be exported (for example because its control flow depends on tensor values)."""
-    return import_exported(exported(module, example_inputs, example_keywords), tensors_of(module), computed)
+    return import_exported(exported(module, example_inputs, example_keywords), tensors_of(module))
 
 
 def exported(
@@ -214,11 +213,11 @@ def load_exported(path: str | Path) -> ExportedProgram:
         return exported
 
 
-def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None, computed: frozenset[str] = ON_CPU) -> Imported:
-    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes; `computed` as for modules.
+def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
+    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes.
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for quantised tensors."""
-    return import_functional(functional(program), sources, computed=computed)
+    return import_functional(functional(program), sources)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -243,7 +242,6 @@ def import_functional(
     sources: Mapping[str, torch.Tensor] | None = None,
     sizes: Sizes = NO_SIZES,
     held: dict[str, torch.Tensor] | None = None,
-    computed: frozenset[str] = ON_CPU,
 ) -> Imported:
     """Reads a functional program, its symbolic sizes bound to numbers. `held` collects copies of the parameters by name, which further readings of
     the same program then share.
@@ -251,7 +249,7 @@ def import_functional(
     Raises InvalidModel for a symbolic size that has no number, and UnsupportedOperator for complex or quantised tensors."""
     file = program.graph_module.meta.get(_FILE)
     with reading(file, "export the module again with this PyTorch release") if file else nullcontext():
-        return _Importer(program, sources or {}, sizes, {} if held is None else held, computed, file).run()
+        return _Importer(program, sources or {}, sizes, {} if held is None else held, file).run()
 
 
 def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -273,11 +271,9 @@ class _Importer:
         sources: Mapping[str, torch.Tensor],
         sizes: Sizes,
         held: dict[str, torch.Tensor],
-        computed: frozenset[str],
         file: str | None = None,
     ) -> None:
         self.program = program
-        self.computed = computed
         self.sizes = sizes
         self.held = held
         self.file = file
@@ -383,7 +379,7 @@ class _Importer:
         self._note_view(node, called, values)
         handler = HANDLERS.get(target)
         with self.builder.at(node.name, place_of(node), [t for t in expected if t is not None]):
-            reason = _uncomputed(values, expected, self.computed) or (None if handler else "no definition in the operator table")
+            reason = _uncomputed(values, expected) or (None if handler else "no definition in the operator table")
             if handler and not reason:
                 marks = len(self.builder.nodes)
                 subject = f"{target} at {place_of(node) or 'an unknown place'}"
@@ -557,10 +553,10 @@ def _lost(why: str) -> tuple[Any, str | None]:
     return None, f"a fault inside Tilewright: {why}"
 
 
-def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | None], computed: frozenset[str]) -> str | None:
+def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:
     """The reason why a node's types rule out generated code, or None."""
     types = [leaf.dtype for leaf in pytree.tree_leaves(values) if isinstance(leaf, Value)] + [t[1] for t in expected if t is not None]
-    bad = sorted(set(types) - computed)
+    bad = sorted(set(types) - COMPUTED)
     return f"computes with {', '.join(bad)}" if bad else None
 
 

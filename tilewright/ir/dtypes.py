@@ -94,14 +94,8 @@ NARROW_FLOATS = frozenset(t.name for t in _ALL if t.is_narrow)
 COMPLEX = frozenset(t.name for t in _ALL if t.kind == "complex")
 """Types of which kernels know only the size."""
 
-COMPUTED = frozenset(t.name for t in _ALL if not t.is_narrow) - COMPLEX
-"""Types that kernels do arithmetic in."""
-
-ON_CPU = COMPUTED | NARROW_FLOATS
-"""Types of tensors on which kernels for CPUs compute; operators on others run through PyTorch."""
-
-ON_GPU = COMPUTED | NARROW_FLOATS
-"""The same for GPUs."""
+COMPUTED = frozenset(t.name for t in _ALL) - COMPLEX
+"""Types of tensors on which kernels compute; operators on others run through PyTorch."""
 
 
 def is_float(dtype: str) -> bool:
