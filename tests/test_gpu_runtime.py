@@ -56,11 +56,13 @@ def test_the_kernel_nodes_structure_is_cudas() -> None:
 
 def test_numbers_are_cudas() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
-    from tilewright.runtime.driver import EVENT_DISABLE_TIMING, MAX_DYNAMIC_SHARED_SIZE_BYTES
+    from tilewright.runtime.driver import EVENT_DISABLE_TIMING, MAX_DYNAMIC_SHARED_SIZE_BYTES, SET_CAPTURE_DEPENDENCIES
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert int(attribute) == MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING) == EVENT_DISABLE_TIMING
+    update = driver.CUstreamUpdateCaptureDependencies_flags
+    assert int(update.CU_STREAM_SET_CAPTURE_DEPENDENCIES) == SET_CAPTURE_DEPENDENCIES
 
 
 def read_parameters(pointers: Any, sizes: list[int]) -> list[int]:
