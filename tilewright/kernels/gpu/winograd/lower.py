@@ -48,6 +48,7 @@ def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
         epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
         element_bytes=size_of(form.dtype),
+        stored_bytes=size_of(problem.values[form.source.buffer].dtype),
     )
 
 

@@ -35,7 +35,7 @@ class WinogradFacts:
     """A convolution as the schema sees it: extents of the output, channels of the input, and the batched product for each of OUTPUT_TILES.
 
     `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in
-    memory."""
+    memory. `element_bytes`: of a transformed element; `stored_bytes`: of one of the input in memory."""
 
     images: int
     height: int
@@ -50,6 +50,7 @@ class WinogradFacts:
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    stored_bytes: int = size_of(DEFAULT_FLOAT)
 
     @property
     def flops(self) -> float:

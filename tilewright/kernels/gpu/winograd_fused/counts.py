@@ -25,12 +25,14 @@ def fused_winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Ma
     sums = points * r["tiles"] * r["outputs"]
     items, filters = r["tiles"] * r["channels"], points * r["channels"] * r["outputs"]
     size = r["output_tile"]
+    loaded = facts.stored_bytes * points * items + facts.element_bytes * filters
+    stored = facts.bytes_written / (facts.images * facts.height * facts.width * facts.outputs)
     read = one * (facts.bytes_read + facts.epilogue_bytes) + facts.element_bytes * points * facts.channels * facts.outputs
     return TileCounts(
         flops=2 * points * tiles_there(facts, candidates) * facts.outputs * facts.channels,
         read_bytes=read,
         result_bytes=one * facts.bytes_written,
-        level2_bytes=facts.element_bytes * blocks * steps * (points * items + filters) + facts.epilogue_bytes,
+        level2_bytes=blocks * steps * loaded + facts.epilogue_bytes,
         padded_flops=2 * blocks * sums * steps * r["channels"],
         blocks=blocks,
         warps=threads / machine.warp_size,
@@ -45,13 +47,13 @@ def fused_winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Ma
         step_shared_loads=r["channels"] * gpu_calibration(machine).gemm.fragment_wavefronts * np.maximum(2, (r["thread_m"] + r["thread_n"]) / 4),
         step_cached_loads=0 * one,
         step_fill=(2 * items * points + filters / 4) / machine.warp_size,
-        step_sectors=(points * items + filters) * facts.element_bytes / SECTOR_BYTES,
+        step_sectors=loaded / SECTOR_BYTES,
         drain_wavefronts=2 * sums / machine.warp_size,
         store_instructions=r["tiles"] * r["outputs"] * size**2 / machine.warp_size,
-        store_sectors=r["tiles"] * r["outputs"] * size**2 * facts.element_bytes / SECTOR_BYTES,
+        store_sectors=r["tiles"] * r["outputs"] * size**2 * stored / SECTOR_BYTES,
         distinct_bytes=read,
         written_bytes=one * facts.bytes_written,
         split=r["split"],
         stages=2 * one,
-        reuse_bytes=facts.element_bytes * steps * (points * items + filters),
+        reuse_bytes=steps * loaded,
     )

@@ -50,7 +50,7 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     shared = wavefronts * 128 / machine.shared_bytes_per_cycle
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
-    level2 = (points * bk + points * bt) * bc * facts.element_bytes / cache2.bandwidth
+    level2 = points * (bk * facts.element_bytes + bt * facts.stored_bytes) * bc / cache2.bandwidth
     wait = latencies.loaded_latency * machine.memory_latency_cycles
     passes = np.ceil(bt * bc / threads)
     # a warp waits for its loads, then transforms the tiles
