@@ -13,6 +13,7 @@ trained on float32. The result file is written after each comparison; after `--s
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import time
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[T
         inputs = tuple(torch.randn(batch * first, *rest) for _ in range(3 if isinstance(module, half.Attention) else 1))
         if isinstance(module, nn.Embedding):
             inputs = (torch.randint(module.num_embeddings, (batch * first, *rest)),)
-    return module.eval().to("cuda", dtype), tuple(x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for x in inputs)
+    return copy.deepcopy(module).eval().to("cuda", dtype), tuple(x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for x in inputs)
 
 
 def main() -> None:
