@@ -6,13 +6,14 @@
 
 The chains of networks are those of `bench.chains.LITERATURE`, and those of `WIDE`, which have many channels in between, or images.
 
-Each chain is compiled up to three times, as separate kernels, and as one kernel with the tiles predicted fastest without and with chunks of channels
-(`whole`, `chunks`), and checked against PyTorch in float64; `merged` is that of the two which is predicted to be faster. The time of a chain is that
-of its layers alone: the median time of a program up to its last layer, less that up to the layer before the first, in interleaved turns that find the
-level-2 cache full of other data (`bench.gpu_regions`). So it is for cuDNN, of which PyTorch's modules in both layouts and its fused convolution with
-bias and ReLU take part, as CUDA graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others
-are compiled. Kernels are compiled ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random
-ones, take the constants of the first, and are added to its file.
+Each chain is compiled up to five times, as separate kernels, and as one kernel with the tiles predicted fastest without and with chunks of channels
+(`whole`, `chunks`), and of both those of which the blocks of a cluster exchange rows (`exchanged`, `exchanged chunks`), and checked against PyTorch
+in float64; `merged` is that of the kernels which is predicted to be fastest. The time of a chain is that of its layers alone: the median time of a
+program up to its last layer, less that up to the layer before the first, in interleaved turns that find the level-2 cache full of other data
+(`bench.gpu_regions`). So it is for cuDNN, of which PyTorch's modules in both layouts and its fused convolution with bias and ReLU take part, as CUDA
+graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others are compiled. Kernels are compiled
+ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random ones, take the constants of the
+first, and are added to its file.
 """
 
 from __future__ import annotations
@@ -51,14 +52,18 @@ from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chai
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.partition import chains, tile_judge
+from tilewright.partition.canonical import key_of
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
 
 GRID = {"work": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.8, 2.2), "turn": (0.0, 250.0, 500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)}
 """Values that are tried for the constants."""
-MERGED = ("whole", "chunks")
+MERGED = {"whole": (False, False), "chunks": (True, False), "exchanged": (False, True), "exchanged chunks": (True, True)}
+"""Ways of one kernel: whether tiles take chunks of channels, and whether the blocks of a cluster exchange rows."""
 WAYS = ("separate", *MERGED)
+PREDICTED: dict[object, list[Tiles]] = {}
+"""All tiles of chains that were predicted, by problem and constants."""
 
 WIDE: Mapping[str, Links] = MappingProxyType(
     {
@@ -99,7 +104,10 @@ def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) 
     known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
 
     def suitable(judge: TileJudge, problem: Problem, limit: float = inf) -> list[Tiles]:
-        found = [tiles for tiles in predicted(judge, problem, limit) if bool(tiles.schedule.chunk) == (way == "chunks")]
+        asked, key = MERGED.get(way, (False, False)), (key_of(problem), constants, limit)
+        if key not in PREDICTED:  # once for all ways
+            PREDICTED[key] = predicted(judge, problem, limit)
+        found = [tiles for tiles in PREDICTED[key] if (tiles.schedule.chunk > 0, tiles.schedule.exchanged > 0) == asked]
         if not found:
             raise Unsuitable(f"no tiles for {way}")
         return found

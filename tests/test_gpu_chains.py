@@ -24,11 +24,12 @@ from tests.compiled import Case
 from tests.interpreted import check_interpreted
 from tests.test_chains import CASES, Gated, OwnWeights, Residual, chain_problem, conv, graph_of, inverted, random_chain, random_layers
 from tilewright.codegen.cuda import print_cuda, shared_bytes, shared_offsets
+from tilewright.codegen.intrinsics.barriers import cluster_barrier
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuChains
 from tilewright.ir.expr import Const, Expr, Load, Var, index_const, range_of, substitute
-from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Let, Statement, Store, statements
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, Kernel, Let, Statement, Store, statements
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
@@ -46,9 +47,9 @@ H200 = "h200"
 
 
 @contextmanager
-def any_tiles(seed: int, only_chunks: bool = False) -> Iterator[list[tuple[str, ...]]]:
-    """Inside the context every chain that is possible is taken, with tiles, schedules' block sizes and occupancies drawn at random, or every one in
-    chunks. Yields the kinds of the regions of each chain that became a kernel."""
+def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = None) -> Iterator[list[tuple[str, ...]]]:
+    """Inside the context every chain that is possible is taken, with tiles, schedules' block sizes and occupancies drawn at random, of those that are
+    chunked and exchanged as asked for. Yields the kinds of the regions of each chain that became a kernel."""
     source = random.Random(seed)
     taken: list[tuple[str, ...]] = []
     lower = TileJudge.lower
@@ -62,12 +63,13 @@ def any_tiles(seed: int, only_chunks: bool = False) -> Iterator[list[tuple[str, 
         work = tile_work(*given)
         return replace(work, seconds=np.array([source.random() for _ in work.seconds]), least=0 * work.least)
 
-    def in_chunks(judge: TileJudge, problem: Any, cuts: Any, axes: Any, chunked: bool) -> Any:
-        return least_work(judge, problem, cuts, axes, chunked) if chunked or not only_chunks else []
+    def suitable(judge: TileJudge, problem: Any, cuts: Any, axes: Any, chunks: bool, axis: int | None = None) -> Any:
+        asked = chunked in (None, chunks) and exchanged in (None, axis is not None)
+        return least_work(judge, problem, cuts, axes, chunks, axis) if asked else []
 
     least_work = TileJudge._with_least_work
     draw = mock.patch.multiple(tile_judge, tile_work=drawn)
-    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=in_chunks)
+    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable)
     with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
         with mock.patch.object(interpreted, "plan_program", partial(plan_program, chains=True)):
             yield taken
@@ -114,18 +116,45 @@ CHUNKED: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
 def test_sums_over_chunks_of_channels(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     module, shapes = CHUNKED[name]
-    with any_tiles(seed, only_chunks=True) as taken:
+    with any_tiles(seed, chunked=True) as taken:
+        check_interpreted([Case(name, module, tuple(map(torch.randn, shapes)))], machine(H200))
+    assert taken, "nothing was merged"
+
+
+EXCHANGED: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
+    "inverted residual": (Residual(inverted(16, 64)), ((2, 16, 8, 10),)),
+    "inverted, stride 2": (inverted(16, 64, 2), ((1, 16, 16, 12),)),
+    "large filters": (nn.Sequential(conv(12, 48), conv(48, 48, 5, 1, 2, 48), conv(48, 30)), ((1, 12, 8, 8),)),
+    "bottleneck": (nn.Sequential(conv(32, 16), conv(16, 32, 3, 1, 1), conv(32, 64)), ((1, 32, 8, 8),)),
+    "two exchanges": (nn.Sequential(conv(8, 32, 3, 1, 1), conv(32, 16, 3, 1, 1), conv(16, 8, 3, 1, 1)), ((1, 8, 16, 8),)),
+    "rows before only": (nn.Sequential(conv(8, 16), nn.ZeroPad2d((0, 0, 2, 0)), conv(16, 8, 3)), ((1, 8, 8, 10),)),
+    "dilated": (nn.Sequential(conv(8, 32), conv(32, 32, 3, 1, 2, 32, 2), conv(32, 16)), ((1, 8, 16, 9),)),
+    "maximum pooling": (nn.Sequential(conv(3, 16, 3, 1, 1), nn.MaxPool2d(3, 2, 1)), ((1, 3, 16, 12),)),
+    "signals": (nn.Sequential(nn.Conv1d(4, 16, 5, 1, 2), nn.ReLU(), nn.Conv1d(16, 8, 3, 1, 1)), ((2, 4, 32),)),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+@pytest.mark.parametrize(("seed", "chunked"), [(0, False), (1, False), (2, True)])
+def test_blocks_of_a_cluster_exchange_rows(name: str, seed: int, chunked: bool) -> None:
+    torch.manual_seed(seed)
+    module, shapes = EXCHANGED[name]
+    if chunked and name in ("maximum pooling", "rows before only", "signals"):
+        pytest.skip("no sum over so many channels")
+    with any_tiles(seed, chunked, True) as taken:
         check_interpreted([Case(name, module, tuple(map(torch.randn, shapes)))], machine(H200))
     assert taken, "nothing was merged"
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
-@given(random_layers, st.integers(1, 2), st.integers(4, 14), st.integers(4, 12), st.integers(0, 2**31), st.booleans())
-def test_random_chains(found: list[Any], batch: int, height: int, width: int, seed: int, only_chunks: bool) -> None:
+@given(random_layers, st.integers(1, 2), st.integers(4, 14), st.integers(4, 12), st.integers(0, 2**31), st.sampled_from([None, True]), st.sampled_from([None, True]))
+def test_random_chains(
+    found: list[Any], batch: int, height: int, width: int, seed: int, chunked: bool | None, exchanged: bool | None
+) -> None:
     torch.manual_seed(seed)
     case = random_chain(found, (batch, height, width))
     if case is not None:
-        with any_tiles(seed, only_chunks):
+        with any_tiles(seed, chunked, exchanged):
             check_interpreted([case], machine(H200))
 
 
@@ -154,6 +183,37 @@ def test_windows_hold_all_rows_that_are_read(size: int, tiles: int, stride: int,
         assert 0 <= window.skipped(number) <= before + window.count + after - rows.needed(size)
         for row in range(window.wanted(number), window.wanted(number) + rows.needed(size)):
             assert begin <= row < begin + window.count or not 0 <= row < extent  # a row outside is in the halo
+
+
+def test_exchanged_windows_do_not_overlap() -> None:
+    """The example of `partition.tiles`, and tiles that need more than the rows beside them."""
+    window = Window.of_reader(Window(4, 8, 2), Rows(2, 1, -1, 3), 8, exchanged=True)
+    assert (window.count, window.halo, [window.first(tile) for tile in range(2)]) == (4, (1, 1), [0, 4])
+    strided = Window.of_reader(Window(2, 4, 2), Rows(2, 2, -1, 3), 8, exchanged=True)
+    assert (strided.count, strided.halo, [strided.first(tile) for tile in range(2)]) == (4, (1, 0), [0, 4])
+    assert not Window.of_reader(Window(4, 8, 2), Rows(2), 8, exchanged=True).exchanged
+    for reader, rows, extent in ((Window(1, 8, 8), Rows(2, 1, -2, 5), 8), (Window(3, 6, 2), Rows(2, 1, 0, 3), 8)):
+        with pytest.raises(Unsuitable, match="do not exchange"):
+            Window.of_reader(reader, rows, extent, exchanged=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 5), st.integers(1, 3), st.integers(-4, 2), st.integers(1, 6))
+def test_exchanged_rows_are_those_of_the_tiles_beside(size: int, tiles: int, stride: int, first: int, span: int) -> None:
+    reader, rows, extent = Window(size, size * tiles, tiles), Rows(0, stride, first, span), size * tiles * stride
+    try:
+        window = Window.of_reader(reader, rows, extent, exchanged=True)
+    except Unsuitable:
+        return
+    before, after = window.halo
+    tile = Var("tile", tiles)
+    for number in range(tiles):
+        given = {tile: index_const(number)}
+        assert set(range_of(substitute(window.first_of(tile), given))) == {window.first(number)}
+        assert set(range_of(substitute(window.skipped_of(tile), given))) == {window.skipped(number)}
+        begin, wanted = window.first(number), range(window.wanted(number), window.wanted(number) + rows.needed(size))
+        assert begin - before <= wanted[0] and wanted[-1] < begin + window.count + after
+        assert not window.exchanged or begin == number * window.count and max(before, after) <= window.count
 
 
 def test_channels_are_cut_where_the_reader_takes_one_at_a_time() -> None:
@@ -236,6 +296,25 @@ def test_chunks_are_ranked_with_other_tiles() -> None:
     assert tiles.parts.turns % (3 * 1024 // tiles.schedule.chunk) == 0 and f"chunks of {tiles.schedule.chunk} channels" in str(tiles.schedule)
 
 
+def test_exchanges_are_weighed_against_rows_computed_twice() -> None:
+    """A layer of MobileNetV2 is predicted to be faster in tiles that exchange rows; not without clusters."""
+    problem = chain_problem(nn.Sequential(conv(16, 96), conv(96, 96, 3, 2, 1, 96), conv(96, 24)), torch.randn(1, 16, 112, 112))
+    ranked = TileJudge(machine(H200), USUAL).predicted(problem)
+    apart, exchanged = ([tiles for tiles in ranked if bool(tiles.schedule.exchanged) == asked] for asked in (False, True))
+    assert exchanged[0].seconds < apart[0].seconds and exchanged[0].parts.exchange > 0 == apart[0].parts.exchange
+    assert exchanged[0].schedule.exchanged == 2 and "clusters exchange along dimension 2" in str(exchanged[0].schedule)
+    assert not any(tiles.schedule.exchanged for tiles in TileJudge(machine("a100"), USUAL).predicted(problem))
+    with pytest.raises(Unsuitable, match="clusters"):
+        TileJudge(machine("a100"), USUAL).lower(problem, exchanged[0].schedule)
+
+
+def test_no_block_ends_before_others_have_read_what_it_offers() -> None:
+    for chunked in (False, True):
+        (kernel,) = kernels_of(inverted(16, 64), H200, 0, torch.randn(1, 16, 16, 12), chunked=chunked, exchanged=True)
+        assert isinstance(kernel.body, Block) and kernel.body.statements[-1] == cluster_barrier()
+        assert kernel.cluster in (2, 4, 8) and any(isinstance(s, Allocate) and s.buffer.space == "cluster" for s in statements(kernel.body))
+
+
 def test_kernels_that_do_more_than_to_add_have_no_chunks() -> None:
     sums, i = Buffer("sums", "f32", 4, "register"), Var("i", 4)
 
@@ -277,9 +356,9 @@ def test_bank_conflicts_of_a_warp(strides: tuple[int, ...], lanes: int, expected
     assert conflicts_of(facts, strides, rows) == expected
 
 
-def kernels_of(module: nn.Module, target: str, seed: int, *inputs: torch.Tensor, only_chunks: bool = False) -> list[Kernel]:
+def kernels_of(module: nn.Module, target: str, seed: int, *inputs: torch.Tensor, **asked: bool) -> list[Kernel]:
     """The kernels of the chains of a module."""
-    with any_tiles(seed, only_chunks):
+    with any_tiles(seed, **asked):
         program = plan_program(graph_of(module, *inputs), machine(target), 1, chains=True)
     return [kernel for lowered in program.regions if lowered.region.kind == "chain" for kernel in lowered.kernels]
 
@@ -294,14 +373,19 @@ def test_the_kernels_compile(target: str, tmp_path: Path) -> None:
     inputs = [torch.randn(1, next(module.parameters()).shape[1], 28, 28) for module in modules]
     found = [kernel for seed, (module, x) in enumerate(zip(modules, inputs, strict=True)) for kernel in kernels_of(module, target, seed, x)]
     for seed, (module, shapes) in enumerate(CHUNKED.values()):
-        found += kernels_of(module, target, seed, *map(torch.randn, shapes), only_chunks=True)
+        found += kernels_of(module, target, seed, *map(torch.randn, shapes), chunked=True)
     assert len(found) >= 3 + len(CHUNKED)
+    if target == H200:  # clusters need compute capability 9.0
+        for seed, (module, shapes) in enumerate(EXCHANGED.values()):
+            clustered = kernels_of(module, target, seed, *map(torch.randn, shapes), exchanged=True)
+            assert clustered and all(kernel.cluster > 1 for kernel in clustered)
+            found += clustered
     outcome = compiler.compile(SourceFile("kernel.cu", print_cuda(found), "cuda", tuple(kernel.name for kernel in found)), tmp_path)
     assert outcome.succeeded, outcome.log
 
 
 def test_parts_that_follow_one_another_share_places() -> None:
-    (kernel,) = kernels_of(inverted(16, 64), H200, 1, torch.randn(1, 16, 28, 28))
+    (kernel,) = kernels_of(inverted(16, 64), H200, 1, torch.randn(1, 16, 28, 28), chunked=False, exchanged=False)
     buffers = [s.buffer for s in statements(kernel.body) if isinstance(s, Allocate) and s.buffer.space == "shared"]
     assert shared_bytes(kernel) < sum(4 * buffer.size for buffer in buffers)
     assert f"shared_memory + {max(shared_offsets(kernel).values())})" in print_cuda([kernel])

@@ -1,13 +1,14 @@
 """Predicts chains on a GPU: which tiles are fastest, with which schedules of their regions, and in what time (`partition.tile_kernel`).
 
-    seconds = launch + max(rounds * sum over the regions of (work * time of the region's part + turn), memory)
+    seconds = launch + max(rounds * (sum over the regions of (work * time of the region's part + turn) + exchange), memory)
 
 The time of a part is what the region's schema predicts for it on a processor of which the block has a share: one of r resident blocks has 1/r of the
 throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2, or, if the
 chain holds them, from shared memory: they pass at the rate at which all bytes of the part pass one after another. rounds = ceil(blocks / (processors
 * r)): waves, with the tail. memory: the bytes that the chain reads and writes at least once, so that what it saves on inner results counts; rows that
 adjacent tiles both compute are in the parts, and so are the parts of all chunks of channels (`Tiling.chunked`). r follows from the shared memory and
-registers of all parts together. `work` and `turn` are fitted
+registers of all parts together. exchange, if the blocks of a cluster exchange rows: barriers of the cluster, and the rows' bytes through shared
+memory; clusters reach fewer processors then. `work` and `turn` are fitted
 (`hardware.calibration.GpuChains`).
 """
 
@@ -17,16 +18,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
+from itertools import pairwise
+from math import ceil, inf
 from typing import ClassVar
 
 import numpy as np
 
-from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
+from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
+from tilewright.kernels.gpu.counts import WORD, LaunchCounts, TileCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
@@ -35,7 +37,7 @@ from tilewright.partition.chains import MEASURED_LOSS, Merge, cuts_of, dims_of
 from tilewright.partition.strips import Cut
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
-from tilewright.partition.tiles import Tiling
+from tilewright.partition.tiles import Tiling, windows_along
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.text import seconds_text
@@ -48,8 +50,10 @@ SHARES = (1, 2, 4)
 """Resident blocks per processor that are considered."""
 CHUNKS = tuple(range(16, 257, 8))
 """Channels of a chunk that are considered if they divide those over which the last region sums, and are fewer."""
+CLUSTERS = (2, 4, 8)
+"""Blocks of a cluster that exchange rows: up to eight are portable (CUDA C++ Programming Guide, thread block clusters)."""
 RANKED = 3
-"""Tiles whose parts are ranked: those with the least work (`tile_work`), and as many in chunks."""
+"""Tiles whose parts are ranked: those with the least work (`tile_work`), as many in chunks, and as many of each that exchange rows."""
 LOWERED = 6
 """Predictions of a chain, from the fastest on, whose kernels are tried."""
 MOST_SUMS = 1 << 14
@@ -61,16 +65,17 @@ REGISTERS = 16
 @dataclass(frozen=True)
 class TileParts:
     """What the time of a chain is composed of: `launch` and `memory` in seconds; `parts`, the seconds of all rounds of the parts as their schemas
-    predict them, and `turns`, the number of parts in these rounds."""
+    predict them, and `turns`, the number of parts in these rounds; `exchange`, the seconds of rows that blocks of a cluster exchange."""
 
     launch: float
     memory: float
     parts: float
     turns: int
+    exchange: float = 0.0
 
     def seconds(self, constants: GpuChains, clock_hz: float) -> float:
         """The predicted seconds of the chain."""
-        return self.launch + max(constants.work * self.parts + constants.turn * self.turns / clock_hz, self.memory)
+        return self.launch + max(constants.work * self.parts + constants.turn * self.turns / clock_hz + self.exchange, self.memory)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,10 @@ class TileJudge:
             if _summed(cuts) % schedule.chunk:
                 raise Unsuitable(f"chunks of {schedule.chunk} do not divide the {_summed(cuts)} channels that are summed")
             tiling = Tiling(problem, cuts, (*schedule.sizes, schedule.chunk), chunked=True)
+        if schedule.exchanged:
+            tiling = replace(tiling, exchanged=_axis_of(cuts, schedule.exchanged))
+            if self.machine.compute_capability < (9, 0) or tiling.cluster not in CLUSTERS:
+                raise Unsuitable(f"{self.machine.name} has no clusters of {tiling.cluster} blocks that exchange rows")
         choices = self._choices(tiling, schedule.threads, schedule.resident)
         if choices is None:
             raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
@@ -199,23 +208,31 @@ class TileJudge:
         """
         cuts = cut_along(problem)
         axes = [[size for size in dict.fromkeys((*SIZES, extent)) if extent % size == 0] for extent in _extents(problem, cuts)]
-        found = self._with_least_work(problem, cuts, axes, False)
+        ways = [(cuts, axes, False)]
         with suppress(Unsuitable):
             cuts = in_chunks(problem, cuts)
             if chunks := [chunk for chunk in CHUNKS if chunk < _summed(cuts) and _summed(cuts) % chunk == 0]:
-                found += self._with_least_work(problem, cuts, [*axes, chunks], True)
+                ways.append((cuts, [*axes, chunks], True))
+        found = []
+        for cuts, sizes, chunked in ways:
+            found += self._with_least_work(problem, cuts, sizes, chunked)
+            axis = _overlapping(cuts) if self.machine.compute_capability >= (9, 0) else None
+            if axis is not None and (exchanging := _exchanging(problem, cuts, axis, sizes[axis])):
+                found += self._with_least_work(problem, cuts, [*sizes[:axis], exchanging, *sizes[axis + 1 :]], chunked, axis)
         return found
 
-    def _with_least_work(self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool) -> list[tuple[Tiling, float]]:
+    def _with_least_work(
+        self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool, exchanged: int | None = None
+    ) -> list[tuple[Tiling, float]]:
         """The tilings of these sizes along each axis with the least work that fit into shared memory, and whose sums a block can keep."""
-        work = tile_work(problem, cuts, axes, self.machine, chunked)
+        work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged)
         fits = work.shared_bytes < self.machine.shared_bytes_per_block
         if chunked:
             fits &= work.results <= MOST_SUMS
         fit = np.flatnonzero(fits)
         _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
         chosen = fit[first[:RANKED]]
-        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked), float(work.least[row])) for row in chosen]
+        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged), float(work.least[row])) for row in chosen]
 
     def _ranked(self, tiling: Tiling, limit: float) -> list[Tiles]:
         """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds."""
@@ -235,14 +252,16 @@ class TileJudge:
                     parts = self._parts(tiling, sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True)), share)
                     seconds = parts.seconds(self.constants, self.machine.clock_hz)
                     rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
-                    found.append(Tiles(TileSchedule(rows, threads, share, chunk), seconds, parts))
+                    exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
+                    found.append(Tiles(TileSchedule(rows, threads, share, chunk, exchanged), seconds, parts))
         return found
 
     def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:
         """The choice for each region's part with that many threads per block; None if a region has none. In chunks the sums of the last region and
         its shared memory are kept while the others are computed."""
         machine, last = self.machine, len(tiling.cuts) - 1
-        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes) - tiling.shared_bytes
+        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes)
+        room -= tiling.shared_bytes + tiling.exchanged_bytes
         registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
         found: dict[int, Choice] = {}
         for number in range(last, -1, -1):
@@ -255,10 +274,26 @@ class TileJudge:
         return [found[number] for number in range(last + 1)]
 
     def _parts(self, tiling: Tiling, seconds: float, share: int) -> TileParts:
-        rounds = -(-tiling.blocks // (self.machine.processors * share))
-        problem = tiling.problem
+        machine, problem = self.machine, tiling.problem
+        rounds = ceil(tiling.blocks / (machine.processors * self._reached(tiling.cluster) * share))
         moved = sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs))
-        return TileParts(self.machine.launch_seconds, moved / bandwidth(self.machine), rounds * seconds, rounds * sum(tiling.repeats))
+        exchange = rounds * self._exchange(tiling, share) if tiling.exchanges else 0.0
+        return TileParts(machine.launch_seconds, moved / bandwidth(machine), rounds * seconds, rounds * sum(tiling.repeats), exchange)
+
+    def _reached(self, cluster: int) -> float:
+        """The share of the processors that clusters of that many blocks reach."""
+        fitted = gpu_calibration(self.machine).steps
+        return {2: fitted.clustered_share_2, 4: fitted.clustered_share_4, 8: fitted.clustered_share_8}.get(cluster, 1.0)
+
+    def _exchange(self, tiling: Tiling, share: int) -> float:
+        """Seconds of the exchanges of a tile: barriers of the cluster, and bytes that are read and written twice, of all blocks of a processor."""
+        barrier = (gpu_recurrence(self.machine) or ASSUMED_RECURRENCE).cluster_barrier_seconds
+        met, size = 1, 0
+        for number in tiling.exchanges:
+            repeats = tiling.repeats[number]
+            met += repeats * (2 if repeats > 1 else 1)  # another after each chunk
+            size += repeats * sum(tiling.borders(number)) * tiling.slab(number) * WORD
+        return met * barrier + 4 * size * share / (self.machine.shared_bytes_per_cycle * self.machine.clock_hz)
 
     def _ranking(self, tiling: Tiling, number: int, share: int) -> Ranking:
         """The candidates of a region's part on a share of a processor."""
@@ -322,8 +357,39 @@ def shared_processor(machine: Machine, share: int, near: float) -> Machine:
 
 def _extents(problem: Problem, cuts: Sequence[Cut]) -> list[int]:
     """The rows of a chain's result along each axis."""
-    last = cuts[-1].result
-    return [problem.values[last].shape[rows.dim] for rows in cuts[-1].spans[last] if rows is not None]
+    return [problem.values[cuts[-1].result].shape[dim] for dim in _dims(cuts)]
+
+
+def _dims(cuts: Sequence[Cut]) -> list[int]:
+    """The dimensions of a chain's result along which it is cut."""
+    return [rows.dim for rows in cuts[-1].spans[cuts[-1].result] if rows is not None]
+
+
+def _axis_of(cuts: Sequence[Cut], dim: int) -> int:
+    """The axis of a dimension along which a chain is cut. Raises Unsuitable if it is not."""
+    if dim not in _dims(cuts):
+        raise Unsuitable(f"it is not cut along dimension {dim}")
+    return _dims(cuts).index(dim)
+
+
+def _overlapping(cuts: Sequence[Cut]) -> int | None:
+    """The first axis along which regions need more rows of those before than their own; None if there is none."""
+    for axis in range(len(_dims(cuts))):
+        for producer, consumer in pairwise(cuts):
+            rows = consumer.span(producer.result, axis)
+            if rows is not None and (rows.first < 0 or rows.first + rows.span > rows.stride):
+                return axis
+    return None
+
+
+def _exchanging(problem: Problem, cuts: Sequence[Cut], axis: int, sizes: Sequence[int]) -> list[int]:
+    """The sizes along an axis for which the tiles are those of a cluster that can exchange rows."""
+    found = []
+    for size in sizes:
+        with suppress(Unsuitable):
+            last = windows_along(cuts, axis, size, problem, True)[-1]
+            found += [size] if last is not None and last.tiles in CLUSTERS else []
+    return found
 
 
 def _summed(cuts: Sequence[Cut]) -> int:
@@ -339,8 +405,7 @@ def in_chunks(problem: Problem, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     Raises:
         Unsuitable: if they cannot be.
     """
-    dims = [rows.dim for rows in cuts[-1].spans[cuts[-1].result] if rows is not None]
-    return cuts_of(problem, dims, chunked=True)
+    return cuts_of(problem, _dims(cuts), chunked=True)
 
 
 def cut_along(problem: Problem) -> tuple[Cut, ...]:

@@ -14,6 +14,8 @@ If the last region sums over what is between, such as the middle channels of an 
                barrier
            store the last region's elements of the sums
 
+Rows that several tiles need are computed by each of them, or exchanged by the blocks of a cluster (`tile_exchange`).
+
 The part of a region is a problem like any other (`partition.tiles`), and its code that of its schema with addresses moved by where the tile begins.
 All kernels have the same number of threads per block. Their shared buffers, and the parts that are not needed any more, have the same places
 (`codegen.cuda.shared_offsets`). Asynchronous copies from global memory are ordinary ones where the source is in shared memory.
@@ -32,7 +34,7 @@ from tilewright.codegen.access import divide_linear
 from tilewright.codegen.assemble import assemble
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.codegen.describe import described
-from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import TRUE, ZERO, Apply, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads, variables
@@ -59,6 +61,7 @@ from tilewright.ir.kernel import (
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.partition.embedding import embedded
+from tilewright.partition.tile_exchange import exchange, offers
 from tilewright.partition.tiles import Shift, Tiling
 
 TILE, PART, BEGIN, ELEMENT = "chain_tile", "chain_part", "chain_begin", "chain_element"
@@ -69,20 +72,22 @@ FILL_LANES = 4
 @dataclass(frozen=True)
 class TileSchedule:
     """How a chain is cut: tiles of `sizes` rows along the dimensions of its result in which it can be cut, by `threads` threads each, of which the
-    schedules leave room for `resident` blocks on a processor. `chunk`: channels over which the last region sums at a time; 0: all. The schedules of
-    its regions follow."""
+    schedules leave room for `resident` blocks on a processor. `chunk`: channels over which the last region sums at a time; 0: all. `exchanged`: the
+    dimension along which the tiles belong to the blocks of a cluster, which exchange rows; 0: none. The schedules of its regions follow."""
 
     sizes: tuple[int, ...]
     threads: int
     resident: int
     chunk: int = 0
+    exchanged: int = 0
 
     def __str__(self) -> str:
         return f"{self.described[3:]} by {self.threads} threads, {self.resident} at a time"
 
     @property
     def described(self) -> str:
-        return f"in tiles of {' x '.join(map(str, self.sizes))}" + (f" and chunks of {self.chunk} channels" if self.chunk else "")
+        said = f"in tiles of {' x '.join(map(str, self.sizes))}" + (f" and chunks of {self.chunk} channels" if self.chunk else "")
+        return said + (f" that clusters exchange along dimension {self.exchanged}" if self.exchanged else "")
 
 
 @dataclass(frozen=True)
@@ -105,13 +110,16 @@ def lower_tiles(tiling: Tiling, stages: Sequence[Lowered], schedule: TileSchedul
     tiles = [Var(f"{TILE}{axis}", count) for axis, count in enumerate(tiling.tiles)]
     storage: dict[str, Storage] = {}
     parts = [_stage(tiling, number, lowered, launch, tiles, storage) for number, lowered in enumerate(stages)]
-    places = divide_linear(block_variable(launch), tiling.grid)
-    code = _in_chunks(tiling, parts, launch, tiles[-1]) if tiling.chunked else _code(tiling, parts, launch, 0, len(parts) - 1)
-    body = Block((*(Let(tile, place) for tile, place in zip(tiles, places, strict=False)), *code))
+    grid = sorted(range(len(tiling.grid)), key=lambda axis: axis == tiling.exchanged)  # the blocks of a cluster are adjacent
+    places = divide_linear(block_variable(launch), [tiling.grid[axis] for axis in grid])
+    emitter = _Emitter(tiling, parts, launch, tiles)
+    code = emitter.in_chunks(tiles[-1]) if tiling.chunked else emitter.code(0, len(parts) - 1)
+    met = [cluster_barrier()] if tiling.exchanges else []  # others read what a block offers
+    body = Block((*(Let(tiles[axis], place) for axis, place in zip(grid, places, strict=True)), *offers(tiling), *code, *met))
     problem = tiling.problem.with_storage(storage)
     said = f"{schedule}: " + "; ".join(f"{part.region.kind} ({lowered.schedule})" for part, lowered in zip(tiling.cuts, stages, strict=True))
     header = f"{described(problem)}\n{said}"
-    kernel, arguments = assemble("chain", body, problem, problem.region.outputs, header=header, launch=launch)
+    kernel, arguments = assemble("chain", body, problem, problem.region.outputs, header=header, launch=launch, cluster=tiling.cluster)
     if (needed := shared_bytes(kernel)) > machine.shared_bytes_per_block:
         raise Unsuitable(f"shared memory {needed} B > {machine.shared_bytes_per_block} B")
     return Lowered(problem.region, said, (kernel,), (Call(kernel.name, arguments),), MappingProxyType(storage))
@@ -175,31 +183,40 @@ def _widest(kernel: Kernel, name: str) -> int:
     return max(found, default=1)
 
 
-def _code(tiling: Tiling, parts: Sequence[_Stage], launch: Launch, first: int, number: int) -> list[Statement]:
-    """The regions from `first` to `number` in order, with barriers between. The result of the last has its place already. What the one before stores
-    is allocated inside, so that its place is free afterwards."""
-    own = _blocks(tiling, parts, number)
-    if number == first:
-        return own
-    return [Block((*_allocated(tiling, number - 1, launch, number - 1 == first), *_code(tiling, parts, launch, first, number - 1), *own))]
+@dataclass(frozen=True)
+class _Emitter:
+    """Emits the code of a block. `tiles`: the numbers of its tile along each axis."""
 
+    tiling: Tiling
+    parts: Sequence[_Stage]
+    launch: Launch
+    tiles: Sequence[Var]
 
-def _in_chunks(tiling: Tiling, parts: Sequence[_Stage], launch: Launch, chunk: Var) -> list[Statement]:
-    """The regions before `Tiling.inside`, and the others for each chunk."""
-    last, inside = len(parts) - 1, tiling.inside
-    begins, (before, adding, after) = _begins(parts, last), split_sums(_body(tiling, parts, last))
-    fixed = [begin for begin in begins if chunk not in variables(begin.value)]
-    moving = [begin for begin in begins if begin not in fixed]
-    if not {chunk, *(begin.variable for begin in moving)}.isdisjoint(_used(*before, *after)):
-        raise Unsuitable("what follows the sums depends on the chunk")
-    own = [*_allocated(tiling, last - 1, launch, last - 1 == inside), *_code(tiling, parts, launch, inside, last - 1), *moving, *adding]
-    # the next chunk's storage is in the places that the sums have read
-    loop = For(chunk, index_const(tiling.tiles[-1]), Block((*own, block_barrier())))
-    whole: list[Statement] = [*fixed, *before, loop, *after]
-    if not inside:
-        return whole
-    held = _allocated(tiling, inside - 1, launch, inside == 1)
-    return [Block((*held, *_code(tiling, parts, launch, 0, inside - 1), *whole))]
+    def code(self, first: int, number: int) -> list[Statement]:
+        """The regions from `first` to `number` in order, with barriers between. The result of the last has its place already. What the one before
+        stores is allocated inside, so that its place is free afterwards."""
+        rank = ZERO if self.tiling.exchanged is None else self.tiles[self.tiling.exchanged]
+        own = [*_blocks(self.tiling, self.parts, number), *exchange(self.tiling, number, rank, self.launch)]
+        if number == first:
+            return own
+        return [Block((*_allocated(self.tiling, number - 1, self.launch, number - 1 == first), *self.code(first, number - 1), *own))]
+
+    def in_chunks(self, chunk: Var) -> list[Statement]:
+        """The regions before `Tiling.inside`, and the others for each chunk."""
+        tiling, last, inside = self.tiling, len(self.parts) - 1, self.tiling.inside
+        begins, (before, adding, after) = _begins(self.parts, last), split_sums(_body(tiling, self.parts, last))
+        fixed = [begin for begin in begins if chunk not in variables(begin.value)]
+        moving = [begin for begin in begins if begin not in fixed]
+        if not {chunk, *(begin.variable for begin in moving)}.isdisjoint(_used(*before, *after)):
+            raise Unsuitable("what follows the sums depends on the chunk")
+        own = [*_allocated(tiling, last - 1, self.launch, last - 1 == inside), *self.code(inside, last - 1), *moving, *adding]
+        # the next chunk's storage is in the places that the sums have read
+        met = cluster_barrier() if any(number >= inside for number in tiling.exchanges) else block_barrier()
+        loop = For(chunk, index_const(tiling.tiles[-1]), Block((*own, met)))
+        whole: list[Statement] = [*fixed, *before, loop, *after]
+        if not inside:
+            return whole
+        return [Block((*_allocated(tiling, inside - 1, self.launch, inside == 1), *self.code(0, inside - 1), *whole))]
 
 
 def split_sums(body: Sequence[Statement]) -> tuple[Sequence[Statement], Sequence[Statement], Sequence[Statement]]:

@@ -44,10 +44,12 @@ class TileWork:
     results: np.ndarray
 
 
-def tile_work(problem: Problem, cuts: Sequence[Cut], sizes: Sequence[Sequence[int]], machine: Machine, chunked: bool = False) -> TileWork:
-    """The work of all combinations of the sizes along each axis. `chunked`: the last axis is that of chunks (`Tiling.chunked`)."""
+def tile_work(
+    problem: Problem, cuts: Sequence[Cut], sizes: Sequence[Sequence[int]], machine: Machine, chunked: bool = False, exchanged: int | None = None
+) -> TileWork:
+    """The work of all combinations of the sizes along each axis. `chunked`, `exchanged`: see `Tiling`."""
     places = [place.reshape(-1) for place in np.indices([len(along) for along in sizes])]
-    along = [[windows_along(cuts, axis, size, problem) for size in each] for axis, each in enumerate(sizes)]
+    along = [[windows_along(cuts, axis, size, problem, axis == exchanged) for size in each] for axis, each in enumerate(sizes)]
 
     def column(region: int, axis: int, halo: bool = False) -> np.ndarray | None:
         """Rows of a region's result along an axis; None if it is not cut."""

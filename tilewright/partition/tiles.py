@@ -7,6 +7,9 @@ border tile reads are filled once in the halo of its storage. Adjacent tiles com
 Worked example: a 3x3 convolution with padding 1 after another layer, 8 rows in tiles of 4. The first tile needs rows -1 to 4 of the layer, the second
 rows 3 to 8. Both windows have 6 rows: 0 to 5 and 2 to 7. The storage has one more row on either side: the first tile's begins at row -1, which is
 filled, the second tile's ends at row 8, which is filled too.
+
+If the blocks of a cluster exchange rows, each computes 4 of them, 0 to 3 and 4 to 7, and the storage has one more on either side again: row 4 of the
+first tile's, and row 3 of the second tile's, are copied from the other block (`tile_exchange`).
 """
 
 from __future__ import annotations
@@ -28,19 +31,31 @@ from tilewright.partition.strips import Cut, Rows
 class Window:
     """Rows of a region's result along one axis that each tile computes: `count` of `extent`. The last result's windows are its tiles, `tiles` in
     number. An inner result's follow from those of its reader, which reads `rows`. From one tile to the next neither the first row nor its distance
-    from the wanted one decreases, so that the first and the last tile bound them."""
+    from the wanted one decreases, so that the first and the last tile bound them. exchanged: windows do not overlap, and the rows in the halo are
+    those of the tiles beside it."""
 
     count: int
     extent: int
     tiles: int
     reader: Window | None = None
     rows: Rows = Rows(0)
+    exchanged: bool = False
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of_reader(reader: Window, rows: Rows, extent: int) -> Window:
-        """The window of an inner result of that extent."""
-        return Window(min(rows.needed(reader.count), extent), extent, reader.tiles, reader, rows)
+    def of_reader(reader: Window, rows: Rows, extent: int, exchanged: bool = False) -> Window:
+        """The window of an inner result of that extent. `exchanged`: of rows that several tiles need each is computed by one.
+
+        Raises:
+            Unsuitable: if tiles need rows of others than those beside them.
+        """
+        needed, own = rows.needed(reader.count), rows.stride * reader.count
+        if not exchanged or rows.first >= 0 and rows.first + needed <= own:
+            return Window(min(needed, extent), extent, reader.tiles, reader, rows)
+        window = Window(own, extent, reader.tiles, reader, rows, True)
+        if own * reader.tiles != extent or max(window.halo) > own:
+            raise Unsuitable(f"{reader.tiles} tiles do not exchange all that they need of {extent} rows")
+        return window
 
     def wanted(self, tile: int) -> int:
         """The first row that a tile's reader reads, which may not exist."""
@@ -48,12 +63,16 @@ class Window:
 
     def first(self, tile: int) -> int:
         """The first row of a tile's window."""
+        if self.exchanged:
+            return tile * self.count
         return max(0, min(self.wanted(tile), self.extent - self.count))
 
     def first_of(self, tile: Expr) -> Expr:
         """`first` of a tile that is known at run time."""
         if self.tiles == 1:
             return index_const(self.first(0))
+        if self.exchanged:
+            return tile * self.count
         wanted = self._wanted_of(tile)
         if self.wanted(self.tiles - 1) > self.extent - self.count:
             wanted = binary("min", wanted, index_const(self.extent - self.count))
@@ -92,17 +111,20 @@ class Tiling:
     `problem` is that which it would have in memory.
 
     chunked: a tile sums over the last axis in chunks of the last size, one after another: the regions from `inside` on are computed for each chunk,
-    and the last one adds to its sums. So what lies between them takes the room of a chunk, however many channels it has."""
+    and the last one adds to its sums. So what lies between them takes the room of a chunk, however many channels it has. exchanged: an axis along
+    which the tiles are computed by the blocks of a cluster, which exchange the rows that several of them need."""
 
     problem: Problem
     cuts: tuple[Cut, ...]
     sizes: tuple[int, ...]
     chunked: bool = False
+    exchanged: int | None = None
 
     @cached_property
     def windows(self) -> tuple[tuple[Window | None, ...], ...]:
         """For each region and axis the window of its result; None where it is not cut."""
-        return tuple(zip(*(windows_along(self.cuts, axis, size, self.problem) for axis, size in enumerate(self.sizes)), strict=True))
+        along = (windows_along(self.cuts, axis, size, self.problem, axis == self.exchanged) for axis, size in enumerate(self.sizes))
+        return tuple(zip(*along, strict=True))
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -117,6 +139,35 @@ class Tiling:
     @property
     def blocks(self) -> int:
         return prod(self.grid)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return 1 if self.exchanged is None else self.tiles[self.exchanged]
+
+    def borders(self, number: int) -> tuple[int, int]:
+        """Rows before and after a tile's own of a region's result that other blocks of the cluster compute."""
+        window = None if self.exchanged is None else self.windows[number][self.exchanged]
+        return window.halo if window is not None and window.exchanged else (0, 0)
+
+    def slab(self, number: int) -> int:
+        """Elements of the storage of a region's result for each row along the axis of the cluster."""
+        assert self.exchanged is not None
+        rows = self.cuts[number].spans[self.cuts[number].result][self.exchanged]
+        assert rows is not None
+        layout = self.storage[self.cuts[number].result]
+        return layout.size // (layout.shape[rows.dim] + sum(layout.halo[rows.dim]))
+
+    @property
+    def exchanges(self) -> tuple[int, ...]:
+        """The regions of whose results blocks exchange rows."""
+        return tuple(number for number in range(len(self.cuts)) if any(self.borders(number)))
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that a block offers to others, for each part of the regions."""
+        dtypes = [self.problem.values[part.result].dtype for part in self.cuts]
+        return sum(-(-sum(self.borders(number)) * self.slab(number) * size_of(dtypes[number]) // 16) * 16 for number in self.exchanges)
 
     @cached_property
     def inside(self) -> int:
@@ -233,8 +284,8 @@ class Tiling:
         return found
 
 
-def windows_along(cuts: Sequence[Cut], axis: int, size: int, problem: Problem) -> tuple[Window | None, ...]:
-    """For each region of a chain the window of its result along an axis, of tiles of `size` rows; None where it is not cut."""
+def windows_along(cuts: Sequence[Cut], axis: int, size: int, problem: Problem, exchanged: bool = False) -> tuple[Window | None, ...]:
+    """For each region of a chain the window of its result along an axis, of tiles of `size` rows (`Window.of_reader`); None where it is not cut."""
     last, own = cuts[-1].span(cuts[-1].result, axis), cuts[-1].axes[axis]
     extent = problem.values[cuts[-1].result].shape[last.dim] if last is not None else own.extent if own is not None else None
     assert extent is not None
@@ -244,5 +295,6 @@ def windows_along(cuts: Sequence[Cut], axis: int, size: int, problem: Problem) -
         if rows is None or reader is None:
             found.insert(0, None)
         else:
-            found.insert(0, Window.of_reader(reader, rows, problem.values[producer.result].shape[rows.dim]))
+            extent = problem.values[producer.result].shape[rows.dim]
+            found.insert(0, Window.of_reader(reader, rows, extent, exchanged))
     return tuple(found)
