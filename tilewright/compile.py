@@ -40,6 +40,7 @@ from tilewright.runtime.executable import Executable, check_threads, executable_
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.signature import CONSTANT_TYPES, described, signature_of
 from tilewright.stages import Progress, Stages
+from tilewright.system.collection import collection_paused
 from tilewright.toolchain import Binary, Early, SourceFile, compile_kernels
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.records import Records
@@ -246,7 +247,8 @@ def compiled(
         with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
             stored = remembered(numerics)
             planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
-            program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory, ready=ready)
+            with collection_paused():
+                program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory, ready=ready)
         with stages.stage("compile"):
             program, binaries = build(program, machine, stages.report, early)
     live = module if isinstance(module, torch.nn.Module) else None

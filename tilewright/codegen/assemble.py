@@ -72,7 +72,7 @@ def assemble(
     body = map_expressions(body, _renaming(names), lambda name: names.get(name, name))
     bound = {s.variable for s in statements(body) if isinstance(s, (For, Let))}
     special = ("thread_", "block_")
-    free = {v for e in expressions(body) for v in variables(e)} - bound
+    free = variables(*expressions(body)) - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
     kernel = Kernel("kernel", (*parameters, *faults), body, launch, scalars, "", blocks_per_processor, cluster, trips)
     lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
+from tilewright.ir.expr import Apply, Const, Expr, Load, variables
 from tilewright.ir.guards import guards
 from tilewright.ir.kernel import Statement, expressions
 
@@ -29,4 +29,4 @@ def is_risky(node: Expr) -> bool:
 
 def used_variables(root: Statement) -> frozenset[str]:
     """Names of the variables that occur in a statement."""
-    return frozenset(node.name for node in walk(*expressions(root)) if isinstance(node, Var))
+    return frozenset(variable.name for variable in variables(*expressions(root)))

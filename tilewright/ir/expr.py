@@ -147,10 +147,10 @@ class Apply(_Hashed):
     dtype: str
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
-    _loads: tuple[Load, ...] | None = field(init=False, repr=False, compare=False)
+    _contents: Contents | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_loads", None)
+        object.__setattr__(self, "_contents", None)
         object.__setattr__(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
 
     def __eq__(self, other: object) -> bool:
@@ -309,7 +309,7 @@ def checked(index: Expr, extent: int, negative: bool, site: int = 0) -> Expr:
 
 def checks(*roots: Expr) -> tuple[Apply, ...]:
     """The distinct checked indices in the expressions, children before parents."""
-    return tuple(dict.fromkeys(node for node in walk(*roots) if isinstance(node, Apply) and node.operation == "checked"))
+    return tuple(dict.fromkeys(check for root in roots for check in contents(root).checks))
 
 
 TRUE: Expr = Const(True, "bool")
@@ -579,21 +579,46 @@ def walk(*roots: Expr) -> Iterator[Expr]:
                 yield node
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The distinct loads of an expression, those in an index before the load that they index, its variables, and its checked indices."""
+
+    loads: tuple[Load, ...]
+    variables: frozenset[Var]
+    checks: tuple[Apply, ...]
+
+
+def contents(root: Expr) -> Contents:
+    """What an expression contains; kept with it, since planning asks for it again and again."""
+    if isinstance(root, Apply):
+        if root._contents is None:
+            object.__setattr__(root, "_contents", _gathered(root))
+        assert root._contents is not None
+        return root._contents
+    return _gathered(root)
+
+
+def _gathered(root: Expr) -> Contents:
+    loads: dict[Load, None] = {}
+    variables: set[Var] = set()
+    checks: dict[Apply, None] = {}
+    for node in walk(root):
+        if isinstance(node, Var):
+            variables.add(node)
+        elif isinstance(node, Load):
+            loads[node] = None
+        elif isinstance(node, Apply) and node.operation == "checked":
+            checks[node] = None
+    return Contents(tuple(loads), frozenset(variables), tuple(checks))
+
+
 def loads(*roots: Expr) -> tuple[Load, ...]:
     """Every distinct load, those in an index before the load that they index."""
-    found: dict[Load, None] = {}
-    for root in roots:
-        if isinstance(root, Load):
-            found |= dict.fromkeys((*loads(*root.index), root))
-        elif isinstance(root, Apply):
-            if root._loads is None:  # kept with the expression: planning asks for them again and again
-                object.__setattr__(root, "_loads", tuple(dict.fromkeys(node for node in walk(root) if isinstance(node, Load))))
-            found |= dict.fromkeys(root._loads or ())
-    return tuple(found)
+    return tuple(dict.fromkeys(load for root in roots for load in contents(root).loads))
 
 
 def variables(*roots: Expr) -> frozenset[Var]:
-    return frozenset(node for node in walk(*roots) if isinstance(node, Var))
+    return frozenset(variable for root in roots for variable in contents(root).variables)
 
 
 def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:

@@ -230,16 +230,16 @@ def is_own_part(buffer: Buffer, offset: Expr, cluster: int) -> bool:
 
 def statements(root: Statement) -> Iterator[Statement]:
     """Every statement, parents first."""
-    yield root
-    if isinstance(root, Block):
-        for child in root.statements:
-            yield from statements(child)
-    elif isinstance(root, (For, With)):
-        yield from statements(root.body)
-    elif isinstance(root, If):
-        yield from statements(root.then)
-        if root.otherwise is not None:
-            yield from statements(root.otherwise)
+    waiting = [root]
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        if isinstance(statement, Block):
+            waiting += reversed(statement.statements)
+        elif isinstance(statement, (For, With)):
+            waiting.append(statement.body)
+        elif isinstance(statement, If):
+            waiting += [statement.then] if statement.otherwise is None else [statement.otherwise, statement.then]
 
 
 def required_features(kernel: Kernel) -> tuple[str, ...]:

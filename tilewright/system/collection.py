@@ -1,0 +1,21 @@
+"""Python's collector of reference cycles, paused where many objects are made that form none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Pauses the process's collector for a second or so. As long as objects are added it looks at all of them again and again, also at those of
+    PyTorch and of the model, which takes up to a quarter of the time of planning. Afterwards it runs if it ran before. Of blocks that overlap in
+    several threads the first to end may let it run."""
+    runs = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if runs:
+            gc.enable()
