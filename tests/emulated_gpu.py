@@ -19,7 +19,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
-from tilewright.kernels.registry import lower
+from tilewright.partition.judges import lower
 from tilewright.runtime import executable as executable_module
 from tilewright.runtime import gpu as gpu_module
 from tilewright.runtime.buffers import Buffers

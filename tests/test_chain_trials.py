@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.emulated_gpu import EmulatedServer
 from tests.stand_ins import stand_ins
 from tests.test_chains import chain_problem, conv, graph_of, inverted
 from tilewright.hardware import machine
@@ -113,6 +115,23 @@ def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
         best = {key_of(problem): records.standing(key_of(problem), "h200")[0].seconds for problem in problems}
     gains = [sum(best[key_of(part)] for part in parts_of(problem)) - best[key_of(problem)] for problem in problems if problem.region.kind == "chain"]
     assert max(gains) > 0 and any(lowered.region.kind == "chain" for lowered in program.regions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tiles_of_each_kind_are_checked_and_timed(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The process that measures on a GPU, over an emulated one: without and with chunks of channels, and rows that clusters exchange."""
+    problem = chain_problem(inverted(8, 32).to(dtype), torch.randn(1, 8, 8, 4, dtype=dtype))
+    server, kinds = EmulatedServer(problem, H200, seconds=1e-2), set()
+    for way in ways_of(problem, H200, 1):
+        assert isinstance(way.schedule, TileSchedule)
+        kind = (way.schedule.chunk > 0, way.schedule.exchanged > 0)
+        if kind in kinds:
+            continue
+        kinds.add(kind)
+        program = json.loads(json.dumps(server.program(way.schedule, tmp_path)))
+        answer = server.trial({"program": program, "mode": "warm"})
+        assert "error" not in answer and answer["relative_error"] < (1e-5 if dtype is torch.float32 else 2e-3), answer
+    assert kinds == ({(False, False), (True, False), (False, True), (True, True)} if dtype is torch.float32 else {(False, False), (True, False)})
 
 
 def test_chains_are_measured_and_right(tmp_path: Path) -> None:

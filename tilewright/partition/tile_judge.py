@@ -26,6 +26,7 @@ import numpy as np
 
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, TileCounts
@@ -216,7 +217,7 @@ class TileJudge:
         found = []
         for cuts, sizes, chunked in ways:
             found += self._with_least_work(problem, cuts, sizes, chunked)
-            axis = _overlapping(cuts) if self.machine.compute_capability >= (9, 0) else None
+            axis = _overlapping(problem, cuts) if self.machine.compute_capability >= (9, 0) else None
             if axis is not None and (exchanging := _exchanging(problem, cuts, axis, sizes[axis])):
                 found += self._with_least_work(problem, cuts, [*sizes[:axis], exchanging, *sizes[axis + 1 :]], chunked, axis)
         return found
@@ -372,12 +373,12 @@ def _axis_of(cuts: Sequence[Cut], dim: int) -> int:
     return _dims(cuts).index(dim)
 
 
-def _overlapping(cuts: Sequence[Cut]) -> int | None:
-    """The first axis along which regions need more rows of those before than their own; None if there is none."""
+def _overlapping(problem: Problem, cuts: Sequence[Cut]) -> int | None:
+    """The first axis along which regions need more rows of floats before than their own; None if there is none."""
     for axis in range(len(_dims(cuts))):
         for producer, consumer in pairwise(cuts):
             rows = consumer.span(producer.result, axis)
-            if rows is not None and (rows.first < 0 or rows.first + rows.span > rows.stride):
+            if problem.values[producer.result].dtype == FLOAT32 and rows is not None and (rows.first < 0 or rows.first + rows.span > rows.stride):
                 return axis
     return None
 
