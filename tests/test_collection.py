@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import weakref
 from typing import Any
 
 import pytest
@@ -34,3 +35,26 @@ def test_it_runs_afterwards_if_it_ran_before(runs: bool, monkeypatch: pytest.Mon
         assert gc.isenabled() == runs
     finally:
         gc.enable()
+
+
+def test_what_the_process_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with collection_paused():
+            assert gc.get_freeze_count() == frozen > 0
+        assert gc.get_freeze_count() == frozen and gc.isenabled()
+    finally:
+        gc.unfreeze()
+
+
+def test_cycles_made_meanwhile_are_collected_later() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+
+    with collection_paused():
+        made = weakref.ref(Ring())
+        assert made() is not None
+    gc.collect()
+    assert made() is None
