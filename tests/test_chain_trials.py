@@ -14,12 +14,14 @@ import tilewright
 from tests.emulated_gpu import EmulatedServer
 from tests.stand_ins import stand_ins
 from tests.test_chains import chain_problem, conv, graph_of, inverted
+from tests.test_records import never
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
+from tilewright.partition.apart import Apart
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import parts_of
+from tilewright.partition.chains import LEAST_GAIN, parts_of
 from tilewright.partition.judges import lower, ways_of
 from tilewright.partition.plan import plan_program
 from tilewright.partition.tile_kernel import TileSchedule
@@ -29,8 +31,8 @@ from tilewright.tuning.measurement import Measurement, measurement_of
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trial_reference import reference_results
-from tilewright.tuning.trials import TUNING_MODE, Job, Outcome, Timing
-from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, recorded_chains, tune
+from tilewright.tuning.trials import ROUNDS, TUNING_MODE, Job, Outcome, Timing
+from tilewright.tuning.tuning import WAYS, distinct_problems, from_records, recorded_as, recorded_chains, tune
 
 NATIVE, H200 = machine("native"), machine("h200")
 MODULE = nn.Sequential(conv(16, 48), conv(48, 48, 3, 1, 1, 48), conv(48, 16))
@@ -47,20 +49,33 @@ def planned(records: Records, here: Machine) -> Program:
     return plan_program(graph_of(MODULE, INPUT), here, 1, from_records(records), recorded=recorded_chains(records))
 
 
-def recorded(records: Records, ratio: float, here: Machine, regions: bool = True) -> None:
-    """Records a microsecond for each region, and for each chain `ratio` of what its regions take, with the second best schedule that can be lowered."""
+def apart(chain: Problem, here: Machine) -> Apart:
+    """The regions of a chain by the schedules that the models take."""
+    return Apart(tuple(choose(part, here, 1).schedule for part in parts_of(chain)))
+
+
+APART = 0.6e-6
+"""Seconds of each region one after another."""
+
+
+def recorded(records: Records, ratio: float, here: Machine, regions: bool = True, together: bool = True) -> None:
+    """Records a microsecond for each region by itself (without `regions`: for none), `APART` for each region after another (unless `together` is
+    False), and for each chain `ratio` of that, with the second best schedule."""
     for problem in distinct_problems(graph_of(MODULE, INPUT), here, 1):
+        found = []
         if problem.region.kind == "chain":
-            found = outcome(problem, ways_of(problem, here, 1)[1].schedule, ratio * 1e-6 * len(problem.region.stages), here)
-        else:
-            found = outcome(problem, choose(problem, here, 1).schedule, 1e-6, here)
-        if regions or problem.region.kind == "chain":
-            records.add([measurement_of(found, here, recorded_as(here, 1))])
+            seconds = APART * len(problem.region.stages)
+            found.append(outcome(problem, ways_of(problem, here, 1)[1].schedule, ratio * seconds, here))
+            found += [outcome(problem, apart(problem, here), seconds, here)] if together else []
+        elif regions:
+            found.append(outcome(problem, choose(problem, here, 1).schedule, 1e-6, here))
+        records.add(measurement_of(one, here, recorded_as(here, 1)) for one in found)
 
 
 @pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
-@pytest.mark.parametrize(("ratio", "chains"), [(0.5, 1), (2.0, 0)])
+@pytest.mark.parametrize(("ratio", "chains"), [(0.5, 1), (1.2, 0)])
 def test_what_was_measured_decides(ratio: float, chains: int, here: Machine, tmp_path: Path) -> None:
+    """A chain that takes less than the sum of its regions, each by itself, and more than they take one after another, is not taken."""
     with Records(tmp_path / "records.sqlite") as records:
         recorded(records, ratio, here)
         program = planned(records, here)
@@ -69,9 +84,9 @@ def test_what_was_measured_decides(ratio: float, chains: int, here: Machine, tmp
     assert decided and any(decision.taken for decision in decided) == bool(chains)
     for lowered in program.regions:
         if lowered.region.kind == "chain":
-            assert lowered.measured_seconds == pytest.approx(ratio * 1e-6 * len(lowered.region.stages))
+            assert lowered.measured_seconds == pytest.approx(ratio * APART * len(lowered.region.stages))
             (apart,) = lowered.comparison.others
-            assert apart.measured_seconds == pytest.approx(1e-6 * len(lowered.region.stages))
+            assert apart.measured_seconds == pytest.approx(APART * len(lowered.region.stages))
             entries = [entry for entry in records_of(tmp_path) if entry.kind == "chain"]
             assert lowered.schedule in {entry.description for entry in entries}  # not the one predicted fastest
 
@@ -82,10 +97,11 @@ def records_of(folder: Path) -> list[Measurement]:
 
 
 @pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
-def test_a_chain_whose_regions_were_not_all_measured_is_predicted(here: Machine, tmp_path: Path) -> None:
-    """On a GPU it is not taken, as no prediction decides there."""
+@pytest.mark.parametrize("lacking", ["regions", "together"])
+def test_a_chain_without_measured_regions_is_predicted(lacking: str, here: Machine, tmp_path: Path) -> None:
+    """If its regions were not all measured, or not one after another. On a GPU it is not taken, as no prediction decides there."""
     with Records(tmp_path / "records.sqlite") as records:
-        recorded(records, 0.5, here, regions=False)
+        recorded(records, 0.5, here, **{lacking: False})
         program = planned(records, here)
     assert not any("measured" in decision.text for decision in program.search)
     assert not here.is_gpu or not program.search
@@ -105,16 +121,49 @@ def test_each_partition_of_a_path_on_a_gpu_is_a_candidate() -> None:
 
 
 def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
-    """Processes that stand in for a GPU's lower all candidates; a plan takes the chain whose recorded time is less than those of its regions."""
+    """Processes that stand in for a GPU's lower all candidates, and of each chain the fastest of its regions apart; a plan takes a chain whose
+    recorded time is less than that. Nothing is measured twice, unless another schedule of a region becomes the fastest."""
     graph = graph_of(MODULE, INPUT)
     problems = distinct_problems(graph, H200, 1)
+    chains = [problem for problem in problems if problem.region.kind == "chain"]
+
+    def fastest(records: Records, problem: Problem) -> Measurement:
+        return records.standing(key_of(problem), "h200")[0]
+
+    def compared(records: Records, chain: Problem) -> tuple[Measurement, Measurement]:
+        """The fastest way of a chain, and the regions apart."""
+        schedule = Apart(tuple(serialisation.schedule_of(fastest(records, part).schedule) for part in parts_of(chain)))
+        standing = records.standing(key_of(chain), "h200")
+        (found,) = (entry for entry in standing if entry.schedule == serialisation.schedule_text(schedule))
+        return next(entry for entry in standing if entry.description[:5] != "apart"), found
+
+    def decided(records: Records) -> int:
+        return len(planned(records, H200).search)
+
     with Records(tmp_path / "records.sqlite") as records:
-        tuned = tune(problems, H200, 2, records, start=stand_ins)
-        assert tuned.failed == 0 and tuned.measured > len(problems)
-        program = planned(records, H200)
-        best = {key_of(problem): records.standing(key_of(problem), "h200")[0].seconds for problem in problems}
-    gains = [sum(best[key_of(part)] for part in parts_of(problem)) - best[key_of(problem)] for problem in problems if problem.region.kind == "chain"]
-    assert max(gains) > 0 and any(lowered.region.kind == "chain" for lowered in program.regions)
+        reports: list[tuple[int, int]] = []
+        tuned = tune(problems, H200, 9, records, report=lambda done, total, _: reports.append((done, total)), start=stand_ins)
+        assert tuned.failed == 0 and reports[-1] == (tuned.measured, tuned.measured)
+        gains = []
+        for chain in chains:
+            assert len(records.standing(key_of(chain), "h200")) == 1 + min(WAYS, len(ways_of(chain, H200, 1)))
+            way, rest = compared(records, chain)
+            gains.append(1 - way.seconds / rest.seconds)
+            if way.seconds < rest.seconds < 1.05 * way.seconds or rest.seconds < way.seconds:
+                assert way.count == rest.count == ROUNDS, "not measured in turns"
+        taken = [lowered for lowered in planned(records, H200).regions if lowered.region.kind == "chain"]
+        assert bool(taken) == (max(gains) > LEAST_GAIN)
+        assert tune(problems, H200, 9, records, start=never).measured == 0
+        part = parts_of(chains[0])[0]
+        entry = records.standing(key_of(part), "h200")[1]
+        records.add([replace(entry, median=1e-9, lower=1e-9, upper=1e-9, date="2099-01-01T00:00:00.000+00:00", count=ROUNDS)])
+        reading = sum(any(key_of(stage) == key_of(part) for stage in parts_of(chain)) for chain in chains)
+        assert reading and decided(records) == len(chains) - reading, "decided by regions apart that would not be planned"
+        again = tune(problems, H200, 9, records, start=stand_ins)
+        assert (again.measured, again.failed) == (reading, 0) and decided(records) == len(chains)
+        dates = {entry.date for chain in chains for entry in compared(records, chain)}
+        tune(problems, H200, 1, records, again=True, start=stand_ins)
+        assert dates.isdisjoint({entry.date for chain in chains for entry in compared(records, chain)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -143,6 +192,8 @@ def test_chains_are_measured_and_right(tmp_path: Path) -> None:
     with Records(path, write=False) as records:
         found = [entry for entry in records.all() if entry.kind == "chain"]
     assert found and all(entry.status == "measured" for entry in found), [entry.reason for entry in found]
+    apart = [entry for entry in found if entry.description.startswith("apart: ")]
+    assert {entry.region for entry in apart} == {entry.region for entry in found}
     assert any("; measured" in decision.text for decision in executable.image.program.search)
 
 

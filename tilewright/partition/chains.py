@@ -109,7 +109,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """What trials found: the fastest schedule of a chain with its seconds, and those of its regions apart."""
+    """What trials found: the fastest schedule of a chain with its seconds, and those of the kernels of its regions one after another."""
 
     schedule: ChainSchedule
     seconds: float
@@ -119,7 +119,7 @@ class Measured:
 Library = Callable[[Region], float | None]
 """Measured seconds of the library's kernel that would compute a region by itself; None if one of ours would, whose time is predicted."""
 FindMeasured = Callable[[Problem], Measured | None]
-"""What trials found of a canonical chain; None if they did not measure it, or one of its regions."""
+"""What trials found of a canonical chain; None if they did not measure both it and its regions apart."""
 
 
 @dataclass(frozen=True)

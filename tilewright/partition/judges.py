@@ -10,6 +10,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels import registry
 from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.partition.apart import Apart, lower_apart
 from tilewright.partition.chain_kernel import StripSchedule
 from tilewright.partition.chains import Judge, Memory, Way, parts_of
 from tilewright.partition.tile_judge import TileJudge
@@ -17,7 +18,7 @@ from tilewright.partition.tile_kernel import TileSchedule
 from tilewright.selection.choice import choose
 
 SCHEDULES = (StripSchedule, TileSchedule)
-"""The types of the schedules of chains."""
+"""The types of the schedules of chains as one kernel; `Apart` is what they are compared with."""
 
 
 def judge_of(
@@ -48,4 +49,6 @@ def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
         return Judge(machine, schedule.workers, USUAL).lower(problem, schedule)
     if problem.region.kind == "chain" and isinstance(schedule, TileSchedule) and machine.is_gpu:
         return TileJudge(machine, USUAL).lower(problem, schedule)
+    if problem.region.kind == "chain" and isinstance(schedule, Apart):
+        return lower_apart(problem, schedule, machine)
     return registry.lower(problem, schedule, machine)

@@ -23,7 +23,7 @@ from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
-from tilewright.partition.chains import KEPT, ChainSchedule, Judge, Measured, Memory, Merge, Ready, parts_of, with_chains
+from tilewright.partition.chains import KEPT, Judge, Measured, Memory, Merge, Ready, with_chains
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
@@ -41,8 +41,8 @@ from tilewright.stages import Stages
 
 Chooser = Callable[[Problem, Machine, int], Choice]
 """Decides the schedule of a canonical problem for a machine and, on a CPU, a number of threads: `selection.choice.choose`, or records before it."""
-Recorded = Callable[[Problem, Machine, int], tuple[ChainSchedule, float] | None]
-"""The fastest schedule of a canonical chain that was measured, and its seconds; None if there is none."""
+Recorded = Callable[[Problem, Machine, int, Chooser], Measured | None]
+"""What was measured of a canonical chain, and of its regions apart by the schedules that the chooser takes; None unless both were."""
 
 NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
@@ -127,12 +127,12 @@ def plan_program(
     `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
     where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
     `chains`: whether successive regions may become one kernel (`partition.chains`); by default on a GPU only those that were measured, since
-    networks were slower with those predicted faster for an H200 (docs/models.md). `recorded`: what was measured of chains, which decides about them
-    if their regions were measured too. `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel;
-    by default on CPUs, and on GPUs where its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the
-    outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans
-    for other sizes, whose schedules and chains are kept where they are predicted nearly as fast as the best; this plan is added. `ready`: is called
-    with kernels as soon as the program is likely to have them.
+    networks were slower with those predicted faster for an H200 (docs/models.md). `recorded`: what was measured of chains, which decides about them.
+    `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by default on CPUs, and on GPUs where
+    its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the outputs that replace inputs after a
+    call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans for other sizes, whose schedules and
+    chains are kept where they are predicted nearly as fast as the best; this plan is added. `ready`: is called with kernels as soon as the program is
+    likely to have them.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -189,6 +189,19 @@ def plan_program(
     return through_torch(program, lost) if lost else program
 
 
+def deciding_once(chooser: Chooser) -> Chooser:
+    """The chooser, which is asked once for each canonical problem: regions are in several chains."""
+    known: dict[object, Choice] = {}
+
+    def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
+        key = key_of(problem)
+        if key not in known:
+            known[key] = chooser(problem, machine, threads)
+        return known[key]
+
+    return chosen
+
+
 def _merged(graph: Graph, precision: Precision, predictions: _Predictions) -> Merged:
     """The graph with siblings merged where the models predict a gain."""
     machine, threads = predictions.machine, predictions.threads
@@ -213,18 +226,15 @@ def _chained(
     def predict(region: Region, winograd: bool) -> float:
         return predictions.seconds(region, context, winograd)
 
+    chosen = deciding_once(context.choose)
+
     def measured(problem: Problem) -> Measured | None:
-        found = recorded(problem, context.machine, context.threads) if recorded is not None else None
-        if found is None:
-            return None
-        parts = [context.choose(part, context.machine, context.threads).measured_seconds for part in parts_of(problem)]
-        apart = [seconds for seconds in parts if seconds is not None]
-        return Measured(*found, sum(apart)) if len(apart) == len(parts) else None
+        return recorded(problem, context.machine, context.threads, chosen) if recorded is not None else None
 
     def library(region: Region) -> float | None:
         if not context.numerics.vendor:
             return None
-        choice = context.choose(_canonical(region, context)[0], context.machine, context.threads)
+        choice = chosen(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
     return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready)

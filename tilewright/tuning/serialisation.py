@@ -24,6 +24,7 @@ from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage
 from tilewright.kernels.registry import schedule_types
+from tilewright.partition.apart import Apart
 from tilewright.partition.judges import SCHEDULES
 
 _TYPES: Mapping[str, type] = MappingProxyType(
@@ -109,8 +110,14 @@ def _schedule_types() -> Mapping[str, type]:
 def schedule_text(schedule: Any) -> str:
     """One line of JSON with the schedule's type and its parameters; equal schedules have equal texts. An axis that came after schedules were
     recorded is left out at the value that these had."""
+    return json.dumps(_content(schedule))
+
+
+def _content(schedule: Any) -> dict[str, Any]:
+    if isinstance(schedule, Apart):
+        return {"type": Apart.__name__, "schedules": [_content(part) for part in schedule.schedules]}
     content = {field.name: getattr(schedule, field.name) for field in fields(schedule) if not _omitted(schedule, field)}
-    return json.dumps({"type": type(schedule).__name__, **content})
+    return {"type": type(schedule).__name__, **content}
 
 
 def schedule_of(text: str) -> Any:
@@ -119,8 +126,14 @@ def schedule_of(text: str) -> Any:
     Raises:
         ValueError, KeyError, TypeError: if the text is not a schedule, or its schema or a parameter no longer exists.
     """
-    content = json_of(text)
-    kind = _schedule_types()[content.pop("type")]
+    return _schedule(json_of(text))
+
+
+def _schedule(content: dict[str, Any]) -> Any:
+    name = content.pop("type")
+    if name == Apart.__name__:
+        return Apart(tuple(map(_schedule, content["schedules"])))
+    kind = _schedule_types()[name]
     return kind(**{name: tuple(item) if isinstance(item, list) else item for name, item in content.items()})
 
 
@@ -144,6 +157,13 @@ def check_schedule_text(text: str) -> None:
         ValueError: names the parameter.
     """
     content = json_of(text)
+    parts = content.get("schedules") if isinstance(content, dict) and content.get("type") == Apart.__name__ else None
+    for part in parts if isinstance(parts, list) and 0 < len(parts) <= MOST_PARAMETERS else [content]:
+        _check_content(part)  # refuses objects among parameters, and so an `Apart` of others
+
+
+def _check_content(content: Any) -> None:
+    """Rejects what is no schedule by itself; see `check_schedule_text`."""
     if not isinstance(content, dict) or not isinstance(content.get("type"), str) or len(content) > MOST_PARAMETERS:
         raise ValueError("the schedule is no object with a type")
     least_values = least_parameters(content["type"])

@@ -19,6 +19,7 @@ from tilewright.hardware import is_present, planned_threads
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.library.schema import LibrarySchedule
+from tilewright.partition.apart import Apart
 from tilewright.system.scratch import Scratch
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.trial_processes import CompilingProcess, MeasuringProcess
@@ -334,9 +335,9 @@ def _served(device: MeasuringProcess, group: _Group, mode: str, finals: bool) ->
 
 
 def _finalists(ranked: Sequence[tuple[Outcome, Message]]) -> list[tuple[Outcome, Message]]:
-    """Those of some measured candidates, fastest first, that are measured again. If the first is a library's, the fastest of ours is among them,
-    however slow: a library replaces it only if it is faster in turns with it."""
-    ours = next((place for place, (outcome, _) in enumerate(ranked) if not isinstance(outcome.job.schedule, LibrarySchedule)), None)
+    """Those of some measured candidates, fastest first, that are measured again. If the first is a library's, or a chain's regions apart, the fastest
+    of the others is among them, however slow: it is replaced only by what is faster in turns with it."""
+    ours = next((place for place, (outcome, _) in enumerate(ranked) if not isinstance(outcome.job.schedule, (LibrarySchedule, Apart))), None)
     places = doubtful([outcome.seconds for outcome, _ in ranked], [outcome.job.predicted_seconds for outcome, _ in ranked])
     if ours:
         places = sorted({0, ours, *places})

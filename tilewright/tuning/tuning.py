@@ -24,9 +24,10 @@ from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.registry import library
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.chains import ChainSchedule, parts_of
+from tilewright.partition.apart import Apart
+from tilewright.partition.chains import Measured, parts_of
 from tilewright.partition.judges import SCHEDULES, lower, ways_of
-from tilewright.partition.plan import Chooser, Recorded, plan_program
+from tilewright.partition.plan import Chooser, Recorded, deciding_once, plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.stages import Stages
@@ -40,7 +41,8 @@ from tilewright.tuning.trials import ROUNDS, TUNING_MODE, Job, Outcome, Trials, 
 
 Report = Callable[[int, int, Outcome | None], None]
 """Called as report(done, total, outcome)."""
-
+WAYS = 4
+"""Maximum number of strips or tiles of a chain that are measured: one kernel of several regions takes long to compile."""
 
 OUTSIDE = "recorded, and no candidate of this region"
 """Why a recorded schedule is not chosen: it is from another release, or the record was written by something else."""
@@ -71,7 +73,7 @@ def distinct_problems(
             found.setdefault(key_of(problem), problem)
         return choose(problem, machine, threads, numerics)
 
-    def with_parts(chain: Problem, machine: Machine, threads: int) -> None:
+    def with_parts(chain: Problem, machine: Machine, threads: int, _: Chooser) -> None:
         for problem in (*parts_of(chain), chain):
             found.setdefault(key_of(problem), problem)
 
@@ -151,17 +153,29 @@ def with_records(comparison: Comparison, problem: Problem, machine: Machine, sta
 
 
 def recorded_chains(records: Records) -> Recorded:
-    """Finds the fastest recorded schedules of chains whose code is still the same."""
+    """Finds the fastest recorded schedule of a chain whose code is still the same, and the time of its regions apart as they would be planned."""
 
-    def found(chain: Problem, machine: Machine, threads: int) -> tuple[ChainSchedule, float] | None:
-        for entry in records.standing(key_of(chain), recorded_as(machine, threads)):
-            if entry.status == "measured" and is_current(chain, entry, machine):
-                schedule = serialisation.schedule_of(entry.schedule)
-                if isinstance(schedule, SCHEDULES):
-                    return schedule, entry.seconds
-        return None
+    def found(chain: Problem, machine: Machine, threads: int, chooser: Chooser) -> Measured | None:
+        standing = [entry for entry in records.standing(key_of(chain), recorded_as(machine, threads)) if entry.status == "measured"]
+        current = (entry for entry in standing if is_current(chain, entry, machine))
+        way = next((entry for entry in current if isinstance(serialisation.schedule_of(entry.schedule), SCHEDULES)), None)
+        apart = apart_of(chain, machine, threads, chooser) if way is not None else None
+        if way is None or apart is None:
+            return None
+        text = serialisation.schedule_text(apart)
+        seconds = next((entry.seconds for entry in standing if entry.schedule == text and is_current(chain, entry, machine)), None)
+        return Measured(serialisation.schedule_of(way.schedule), way.seconds, seconds) if seconds is not None else None
 
     return found
+
+
+def apart_of(chain: Problem, machine: Machine, threads: int, chooser: Chooser) -> Apart | None:
+    """The regions of a chain by the schedules that were measured fastest; None if one was not measured, or a library computes it, whose operators a
+    chain's kernels cannot be measured with."""
+    choices = [chooser(part, machine, threads) for part in parts_of(chain)]
+    if any(choice.measured_seconds is None or choice.schema is library(machine) for choice in choices):
+        return None
+    return Apart(tuple(choice.schedule for choice in choices))
 
 
 def expectations(
@@ -235,9 +249,10 @@ def tune(
     compiled: Callable[[int, int], None] | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
-    """Measures the `trials` best predicted candidates of each problem, those of libraries if `numerics` allows them, and again in turns those near
-    the best and those far from their predictions; each is recorded immediately. Candidates whose lower bound exceeds the best recorded time are
-    skipped.
+    """Measures the `trials` best predicted candidates of each problem (of a chain at most `WAYS`), those of libraries if `numerics` allows them, and
+    again in turns those near the best and those far from their predictions; each is recorded immediately. Candidates whose lower bound exceeds the
+    best recorded time are skipped. Chains come after all regions, and beside their candidates the regions apart (`partition.apart`), by the
+    schedules that were measured fastest.
 
     `numerics`: the kinds of rounding that are allowed. `threads`: threads of a CPU. `again`: measures what is recorded too; the new times count.
     `compiled` is called, on a CPU, with the number of candidates compiled so far, and of all that have to be. `start` creates the processes if
@@ -258,12 +273,26 @@ def tune(
     def left(problem: Problem) -> list[Measurement]:
         return _left(problem, machine, standing(problem), predictions[key_of(problem)])
 
-    for problem in problems:
+    regions = [problem for problem in problems if problem.region.kind != "chain"]
+    chains = [problem for problem in problems if problem.region.kind == "chain"]
+
+    def apart() -> list[Job]:
+        """The regions of each chain apart, if these were measured, and not yet apart."""
+        chooser, found = deciding_once(from_records(records, numerics)), []
+        for chain in chains:
+            schedule = apart_of(chain, machine, threads, chooser)
+            if schedule is not None:
+                predictions[key_of(chain)][serialisation.schedule_text(schedule)] = 0.0
+                found += [Job(chain, schedule)] if again or not _is_known(chain, schedule, machine, records, place) else []
+        return found
+
+    for problem in (*regions, *chains):
         if problem.region.kind == "chain":
             ranked = ways_of(problem, machine, threads, numerics)
             predictions[key_of(problem)] = {serialisation.schedule_text(way.schedule): way.seconds for way in ranked}
             before = {entry.schedule for entry in records.standing(key_of(problem), place)} if again else set()
-            ways = (*ranked[:trials], *(way for way in ranked[trials:] if serialisation.schedule_text(way.schedule) in before))
+            most = min(trials, WAYS)
+            ways = (*ranked[:most], *(way for way in ranked[most:] if serialisation.schedule_text(way.schedule) in before))
             wanted += [Job(problem, way.schedule, predicted_seconds=way.seconds) for way in ways]
             continue
         ranking = rank(problem, machine, threads, numerics)
@@ -280,24 +309,30 @@ def tune(
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed, repeated = len(wanted) - len(jobs), 0, 0, 0
     tell(known, len(wanted), None)
-    if jobs or any(map(left, problems)):
+    if jobs or apart() or any(map(left, problems)):
         with (start or (lambda: Trials(machine, threads=threads)))() as processes:
-            done, built = known, count(1)
-            processes.compiled = lambda: compiled(next(built), len(jobs)) if compiled is not None else None
-            for outcome in processes.measure(jobs, TUNING_MODE, finals=True):
-                records.add([measurement_of(outcome, machine, place)])
-                repeated += outcome.final
-                if not outcome.final:
-                    done += 1
-                    measured += outcome.status == "measured"
-                    failed += outcome.status != "measured"
-                    tell(done, len(wanted), outcome)
-            for problem in problems:  # left by an interrupted run, or close to the best of an earlier one
-                unsettled = [Job(problem, serialisation.schedule_of(entry.schedule)) for entry in left(problem)]
-                if unsettled:
-                    outcomes = [outcome for outcome in processes.remeasure(unsettled, mode=TUNING_MODE) if outcome.timing]
-                    records.add(measurement_of(outcome, machine, place) for outcome in outcomes)
-                    repeated += len(outcomes)
+            total, done, built = len(wanted), known, count(1)
+            processes.compiled = lambda: compiled(next(built), total - known) if compiled is not None else None
+            for some in (regions, chains):
+                own = [job for job in jobs if (job.problem.region.kind == "chain") == (some is chains)]
+                if some is chains:
+                    compared = apart()
+                    own = sorted((*own, *compared), key=lambda job: key_of(job.problem))
+                    total += len(compared)
+                for outcome in processes.measure(own, TUNING_MODE, finals=True):
+                    records.add([measurement_of(outcome, machine, place)])
+                    repeated += outcome.final
+                    if not outcome.final:
+                        done += 1
+                        measured += outcome.status == "measured"
+                        failed += outcome.status != "measured"
+                        tell(done, total, outcome)
+                for problem in some:  # left by an interrupted run, or close to the best of an earlier one
+                    unsettled = [Job(problem, serialisation.schedule_of(entry.schedule)) for entry in left(problem)]
+                    if unsettled:
+                        outcomes = [outcome for outcome in processes.remeasure(unsettled, mode=TUNING_MODE) if outcome.timing]
+                        records.add(measurement_of(outcome, machine, place) for outcome in outcomes)
+                        repeated += len(outcomes)
     return Tuned(len(problems), known, measured, failed, bounded_out, repeated)
 
 
