@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 from tests.compiled import Case
+from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import check_interpreted
-from tests.test_chains import CASES, always, chain_problem, inverted
+from tests.test_chains import CASES, always, chain_problem, conv, inverted
 from tests.test_gpu_chains import any_tiles
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
@@ -61,6 +65,18 @@ def test_each_region_has_its_own_kernels() -> None:
         inner = {stage.outputs[0] for stage in CHAIN.region.stages[:-1]}
         assert {name for name, entry in made.storage.items() if entry.source is None} == inner
         assert all(made.storage[name].layout == CHAIN.layouts[name] for name in inner)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_regions_apart_are_checked_and_timed(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The process that measures on a GPU, over an emulated one, with and without halos of results in between."""
+    for network in (inverted(8, 32), nn.Sequential(conv(8, 16, 3, 1, 1), conv(16, 16, 3, 2, 1, 16), nn.Conv2d(16, 8, 1))):
+        problem = chain_problem(network.to(dtype), torch.randn(1, 8, 8, 4, dtype=dtype))
+        server = EmulatedServer(problem, H200, seconds=1e-2)
+        program = json.loads(json.dumps(server.program(apart(problem, H200), tmp_path)))
+        assert len(program["calls"]) >= 3
+        answer = server.trial({"program": program, "mode": "warm"})
+        assert "error" not in answer and answer["relative_error"] < (1e-5 if dtype is torch.float32 else 2e-3), answer
 
 
 def test_schedules_that_do_not_fit_are_refused() -> None:
