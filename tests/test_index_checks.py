@@ -30,9 +30,12 @@ from tilewright.ir.expr import INDEX, Apply, Load, Var, cast, checked, checks, c
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import FAULTS
 from tilewright.ir.region import Program
+from tilewright.kernels.gpu.row_reduction.space import RowReductionSchedule
+from tilewright.kernels.registry import lower
 from tilewright.partition.plan import plan_program
 from tilewright.report.explanation import explanation
 from tilewright.runtime.executable import Executable
+from tilewright.tuning.tuning import distinct_problems
 
 
 @cache
@@ -438,9 +441,22 @@ def kernel_of(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ta
 def test_an_index_is_checked_before_the_loop_over_what_it_reads() -> None:
     """Loops over elements contain no check, which would prevent vectorisation."""
     rows = kernel_of(lambda x, i: F.embedding(i, x), "x86-avx2", torch.zeros(50, dtype=torch.long))
-    assert rows.index("const int64_t row0 = tw_checked(in0[") < rows.index("#pragma omp simd") < rows.index("in1[row0 * 64")
+    assert rows.index("const int64_t checked_row0 = tw_checked(in0[") < rows.index("#pragma omp simd") < rows.index("in1[checked_row0 * 64")
     sums = kernel_of(lambda x, i: F.embedding(i, x).sum(1), "x86-avx2", torch.zeros(5, 4, dtype=torch.long))
-    assert sums.index("= tw_checked(in0[") < sums.index("f32x8 acc[") < sums.index("in1 + row0 * 64")
+    assert sums.index("= tw_checked(in0[") < sums.index("f32x8 acc[") < sums.index("in1 + checked_row0 * 64")
     assert sums.count("= tw_checked(") == 1
     single = kernel_of(lambda x, i: x.gather(0, i), "x86-avx2", torch.zeros(20, 64, dtype=torch.long))
-    assert "row0" not in single and "in1[tw_checked(in0[" in single
+    assert "checked_row0" not in single and "in1[tw_checked(in0[" in single
+
+
+def test_a_checked_row_does_not_take_the_name_of_a_row_of_the_result() -> None:
+    """Rows of a row reduction are row0, row1 ...; a table's row that is looked up before the loop over its columns is another variable."""
+
+    class Lookup(nn.Module):
+        def forward(self, table: torch.Tensor, weight: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            return (table[places][:, :, None, :] + weight).amax(-1)
+
+    graph, _ = simplify(import_module(Lookup(), (torch.zeros(20, 512), torch.zeros(36, 512), torch.tensor([[3, 19], [7, 0]]))).graph)
+    (problem,) = [problem for problem in distinct_problems(graph, machine("h200"), 1) if problem.region.kind == "row reduction"]
+    (kernel,) = lower(problem, RowReductionSchedule(4, 32, 4), machine("h200")).kernels
+    assert "out[row0 * 72 + row1 * 36 + row2]" in source_text(kernel)

@@ -75,14 +75,14 @@ class _Lifter:
                 continue
             position: Expr
             if inner:
-                rows = Buffer(f"rows{self.count}", INDEX, prod(_extent(loop) for loop in inner), "register")
+                rows = Buffer(f"checked_rows{self.count}", INDEX, prod(_extent(loop) for loop in inner), "register")
                 position = Load(rows.name, (_flat(inner),), INDEX)
                 fill: Statement = Store(rows.name, _flat(inner), check)
                 for loop in reversed(inner):
                     fill = For(loop.variable, loop.extent, fill)
                 before += [Allocate(rows), fill]
             else:
-                position = Var(f"row{self.count}", int(range_of(check)[1]) + 1)
+                position = Var(f"checked_row{self.count}", int(range_of(check)[1]) + 1)
                 before.append(Let(position, check))
             self.count += 1
             body = map_expressions(body, lambda expr, check=check, position=position: _replaced(expr, check, position))  # type: ignore[misc]
