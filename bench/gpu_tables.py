@@ -209,7 +209,7 @@ def first_choices() -> Rows:
     (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
     (sealed,) = (e for e in results_of("sealed_set_h200") if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
     says = {
-        "H200, all schemas, 60 random convolutions, drawn after the earlier model that is judged was frozen (`sealed_set_h200`)": sealed,
+        "H200, all schemas, 60 random convolutions, none of which the models that are judged were trained with (`sealed_set_h200`)": sealed,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
@@ -237,7 +237,7 @@ def sealed() -> Rows:
 
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
-    measured = [row for part in (1, 2, 3, 4, 5) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
+    measured = [row for part in range(1, 8) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
     gains = {(row["network"], row["batch"]): row.get("gain") for row in measured}
     batches = sorted({batch for _, batch in gains})
     rows = [["network", *(f"batch {batch}: gain %" for batch in batches)]]
@@ -321,6 +321,18 @@ def kernel_kinds() -> Rows:
     return rows
 
 
+def gpu_half() -> Rows:
+    """Networks in float16 on the GPU against eager PyTorch."""
+    measured = [entry for entry in results_of("gpu_half_networks_1") if entry["median_seconds"]]
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
+    rows = [["network, type, batch", "ours, us", "eager, us", "eager, channels last, us", "faster eager / ours"]]
+    for network in dict.fromkeys(network for network, _ in found):
+        own, peers = found[network, "tilewright"], [found.get((network, name)) for name in ("eager", "eager_cl")]
+        cells = ["" if seconds is None else f"{1e6 * seconds:.0f}" for seconds in (own, *peers)]
+        rows.append([network, *cells, f"{min(seconds for seconds in peers if seconds is not None) / own:.2f}"])
+    return rows
+
+
 GPU_TABLES = (
     spaces,
     bounds,
@@ -339,6 +351,7 @@ GPU_TABLES = (
     sealed,
     tuned,
     gpu_recurrent,
+    gpu_half,
     workloads,
     kernel_kinds,
 )
