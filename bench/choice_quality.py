@@ -126,7 +126,7 @@ def median_milliseconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def judge_space(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mapping[str, np.ndarray]) -> list[Figures]:
-    """One row for each order of the whole space."""
+    """One row for each order of positions in the ranking. An order may leave out the last ones, variants that only the choice as shipped knows."""
     where = places(ranking, measured)
     times = np.concatenate([columns["seconds"] for columns in measured.schemas.values()])
     seconds = np.full(ranking.candidates, np.nan)
@@ -204,23 +204,23 @@ def both(name: str, values: Sequence[float]) -> Figures:
 def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str, Way], shipped: bool, seeds: int, repeats: int) -> list[Figures]:
     """All rows of one layer, and the time to rank its whole space."""
     problem = dataset.layer_problem(measured.layer)
-    ranking = ranking_of(problem, machine)
+    ranking = whole = ranking_of(problem, machine)
     orders = {name: way(ranking, machine) for name, way in known.items()}
 
-    def shipped_order() -> np.ndarray:
+    def shipped_order() -> tuple[Ranking, np.ndarray]:
         found = rank(problem, machine)
-        return np.argsort(found.seconds, kind="stable")
+        return found, np.argsort(found.seconds, kind="stable")
 
     if shipped:
-        orders[SHIPPED] = shipped_order()
-    candidates = judge_space(measured, ranking, orders)
+        whole, orders[SHIPPED] = shipped_order()  # its positions are those of `ranking`, then variants
+    candidates = judge_space(measured, whole, orders)
     space = median_milliseconds(lambda: ranking_of(problem, machine), repeats)
     for row in candidates:
         if row["way"] == SHIPPED:
             row["milliseconds"] = median_milliseconds(shipped_order, repeats)
         else:
             row["milliseconds"] = space + median_milliseconds(partial(known[row["way"]], ranking, machine), repeats)
-    return candidates + judge_pool(measured, ranking, orders, seeds)
+    return candidates + judge_pool(measured, ranking, {name: order[order < ranking.candidates] for name, order in orders.items()}, seeds)
 
 
 def per_cent(value: float | None) -> str:
