@@ -41,8 +41,11 @@ from tilewright.hardware.calibration import CpuChains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition import chains
-from tilewright.partition.chains import Judge, Parts, Strips
+from tilewright.partition.chains import Search
+from tilewright.partition.merges import LEAST_GAIN
+from tilewright.partition.paths import paths
 from tilewright.partition.plan import plan_program
+from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.tile_judge import TileJudge, Tiles
 
 LARGEST_ERROR = 1e-3
@@ -164,11 +167,10 @@ def drawn(seed: int, count: int) -> Iterator[Links]:
 
 @contextmanager
 def merging(
-    count: int, merges: bool, seen: dict[str, Any], rows: int = 0, judging: type[Judge] | type[TileJudge] = Judge
+    count: int, merges: bool, seen: dict[str, Any], rows: int = 0, judging: type[StripJudge] | type[TileJudge] = StripJudge
 ) -> Iterator[None]:
     """Inside the context the layers after the first, `count` of them, are one kernel, or all separate, whatever was measured. `seen` gets what the
     models predict, of strips of `rows` rows if that is given."""
-    paths = chains.paths
 
     def middle(*given: Any) -> list[list[Region]]:
         return [path[1 : 1 + count] for path in paths(*given) if len(path) == count + 2]
@@ -186,13 +188,13 @@ def merging(
             seen["reason"] = found
         return replace(found, seconds=0.0) if merges and not isinstance(found, str) else "separate"
 
-    def partitioned(path: Sequence[Region], *given: Any) -> list[tuple[Region, ...]]:
-        graph, laid_out, predict, judge, _, *rest = given
-        seen["apart"] = sum(predict(region, True) for region in path)
-        return split(path, graph, laid_out, predict, judge, lambda problem: None, *rest)
+    def partitioned(search: Search, path: Sequence[Region]) -> list[tuple[Region, ...]]:
+        seen["apart"] = sum(search.predict(region, True) for region in path)
+        search.measured = lambda problem: None
+        return split(search, path)
 
-    split = chains._partitioned
-    with mock.patch.object(chains, "paths", middle), mock.patch.object(judging, "best", best), mock.patch.object(chains, "_partitioned", partitioned):
+    split = Search.partitioned
+    with mock.patch.object(chains, "paths", middle), mock.patch.object(judging, "best", best), mock.patch.object(Search, "partitioned", partitioned):
         yield
 
 
@@ -217,7 +219,7 @@ def measured(links: Links, threads: int, rounds: int) -> dict[str, Any]:
     seconds = interleaved_seconds(calls, rounds, 0.01)
     row["seconds"] = {name: statistics.median(found) for name, found in seconds.items()}
     row["quartiles"] = {name: tuple(np.quantile(found, (0.25, 0.75))) for name, found in seconds.items()}
-    row["taken"] = seen["chain"] < (1 - chains.LEAST_GAIN) * seen["apart"]
+    row["taken"] = seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]
     return row
 
 
@@ -227,7 +229,7 @@ def forecast(entry: Mapping[str, Any], links: Links) -> dict[str, Any]:
     graph = simplify(read(links.module(), links.inputs()).graph)[0]
     with merging(len(links.layers), False, seen, entry["predicted"]["rows"]):
         plan_program(graph, identified_machine("native"), threads)
-    return {**entry, "predicted": seen, "taken": "chain" in seen and seen["chain"] < (1 - chains.LEAST_GAIN) * seen["apart"]}
+    return {**entry, "predicted": seen, "taken": "chain" in seen and seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -320,7 +322,7 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float]:
     best: tuple[float, dict[str, float]] = (np.inf, {})
     for values in itertools.product(*GRID.values()):
         predicted = np.array([each.seconds(CpuChains(*values)) for each in parts])
-        taken = predicted < (1 - chains.LEAST_GAIN) * apart
+        taken = predicted < (1 - LEAST_GAIN) * apart
         found = float(np.mean(np.log(np.where(taken, merged, separate) / separate)))
         if found < best[0]:
             best = found, dict(zip(GRID, values, strict=True))

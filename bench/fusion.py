@@ -40,9 +40,11 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import chains, fusion, plan
+from tilewright.partition.paths import paths
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
 from tilewright.partition.siblings import Merged
+from tilewright.partition.strip_judge import between_kernels
 from tilewright.selection.choice import choose
 from tilewright.stages import Stages
 
@@ -96,9 +98,9 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     predictions = plan._Predictions(choose, native, threads, USUAL, Stages())
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains
-    for path in chains.paths(graph, laid_out):
+    for path in paths(graph, laid_out):
         sizes = [laid_out.values[region.outputs[0]].bytes for region in path[:-1]]
-        joins = [0.0, *(-chains.between_kernels([size], native, threads).seconds(constants) for size in sizes)]
+        joins = [0.0, *(-between_kernels([size], native, threads).seconds(constants) for size in sizes)]
         best = [0.0]
         for end in range(1, len(path) + 1):
             best.append(max(best[begin] + sum(joins[begin + 1 : end]) for begin in range(max(0, end - chains.LONGEST), end)))

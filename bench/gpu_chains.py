@@ -51,8 +51,9 @@ from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.partition import chains, tile_judge
+from tilewright.partition import tile_judge
 from tilewright.partition.canonical import key_of
+from tilewright.partition.merges import LEAST_GAIN
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
@@ -251,7 +252,7 @@ def measured(links: Links, constants: GpuChains, rounds: int, scratch: Tensor) -
 
 
 def taken(chain: float, apart: float) -> bool:
-    return chain < (1 - chains.LEAST_GAIN) * apart
+    return chain < (1 - LEAST_GAIN) * apart
 
 
 def fitted(rows: Sequence[Mapping[str, Any]], clock_hz: float) -> tuple[GpuChains, float]:

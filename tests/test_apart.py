@@ -22,10 +22,10 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.registry import library
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.apart import Apart, lower_apart
+from tilewright.partition.apart import Apart, lower_apart, parts_of
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import Judge, parts_of
 from tilewright.partition.judges import lower, ways_of
+from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
 from tilewright.selection.choice import choose, rank
 from tilewright.tuning import serialisation, trials
@@ -41,7 +41,7 @@ def apart(problem: Problem, here: Any, threads: int = 1) -> Apart:
     return Apart(tuple(choose(part, here, threads).schedule for part in parts_of(problem)))
 
 
-def lowered_apart(judge: Judge | TileJudge, problem: Problem, schedule: object) -> Lowered:
+def lowered_apart(judge: StripJudge | TileJudge, problem: Problem, schedule: object) -> Lowered:
     return lower_apart(problem, apart(problem, judge.machine, getattr(judge, "threads", 1)), judge.machine)
 
 
@@ -50,7 +50,7 @@ def lowered_apart(judge: Judge | TileJudge, problem: Problem, schedule: object) 
 def test_regions_one_after_another_compute_the_chain(here: Any, name: str) -> None:
     """Their kernels stand for those of chains in whole programs, in the interpreter, with results in between in storage of the chain."""
     module, shape, rows = CASES[name]
-    with any_tiles(0) if here.is_gpu else always(rows), mock.patch.object(TileJudge if here.is_gpu else Judge, "lower", lowered_apart):
+    with any_tiles(0) if here.is_gpu else always(rows), mock.patch.object(TileJudge if here.is_gpu else StripJudge, "lower", lowered_apart):
         with mock.patch("tests.test_apart.lower_apart", wraps=lower_apart) as made:
             check_interpreted([Case(name, module, (torch.randn(shape),))], here, 2)
     assert made.called

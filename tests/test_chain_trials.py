@@ -19,10 +19,10 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
-from tilewright.partition.apart import Apart
+from tilewright.partition.apart import Apart, parts_of
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import LEAST_GAIN, parts_of
 from tilewright.partition.judges import lower, ways_of
+from tilewright.partition.merges import LEAST_GAIN
 from tilewright.partition.plan import plan_program
 from tilewright.partition.tile_kernel import TileSchedule
 from tilewright.selection.choice import choose

@@ -24,12 +24,13 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
-from tilewright.partition import chains
+from tilewright.partition import strip_judge
 from tilewright.partition.canonical import canonical, key_of
-from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import Judge, Parts, Strips, chain_of, dims_of, joined
+from tilewright.partition.chain_kernel import StripSchedule, chain_of
+from tilewright.partition.paths import joined
 from tilewright.partition.plan import lay_out, plan_program
-from tilewright.partition.strips import Rows
+from tilewright.partition.strip_judge import Parts, StripJudge, Strips
+from tilewright.partition.strips import Rows, dims_of
 
 X86 = "x86-avx2"
 
@@ -53,7 +54,7 @@ def always(rows: int) -> Iterator[list[tuple[str, ...]]]:
     """Inside the context every chain that is possible is taken, with strips of at most that many rows. Yields the kinds of the taken ones."""
     taken: list[tuple[str, ...]] = []
 
-    def best(judge: Judge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
         for dim in dims_of(problem):
             try:
                 chain = chain_of(problem, dim)
@@ -65,7 +66,7 @@ def always(rows: int) -> Iterator[list[tuple[str, ...]]]:
             return found
         return "no dimension can be cut"
 
-    with mock.patch.object(Judge, "best", best):
+    with mock.patch.object(StripJudge, "best", best):
         yield taken
 
 
@@ -234,13 +235,13 @@ def test_the_partition_is_that_of_least_predicted_time() -> None:
     module = nn.Sequential(conv(16, 32), conv(32, 32, 3, 1, 1, 32), conv(32, 16), conv(16, 32, 3, 1, 1))
     gains = {3: 0.5}
 
-    def best(judge: Judge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
         kinds = [stage.kind for stage in problem.region.stages]
         seconds = sum(alone) * (gains.get(len(kinds), 1.1) if kinds[1] == "window" else 1.1)
         judge.strips[key_of(problem)] = Strips(StripSchedule(2, 1, 2), seconds, Parts(0.0))
         return judge.strips[key_of(problem)]
 
-    with mock.patch.object(Judge, "best", best):
+    with mock.patch.object(StripJudge, "best", best):
         program = plan(module, torch.randn(1, 16, 12, 12))
     kinds = [lowered.region.kind for lowered in program.regions if lowered.region.nodes]
     assert kinds == ["chain", "contraction"]
@@ -363,6 +364,6 @@ def test_a_worker_alone_is_predicted_to_compute_every_row_once(name: str) -> Non
         tasks = math.prod(chain.outer) * -(-chain.height // rows)
         for number, frame in enumerate(chain.frames(rows)):
             every = math.prod(chain.outer) * chain.extent(number)
-            assert chains._slowest(chain, rows, tasks, frame, chain.extent(number), float) == every
-            half = chains._slowest(chain, rows, -(-tasks // 2), frame, chain.extent(number), float)
+            assert strip_judge._slowest(chain, rows, tasks, frame, chain.extent(number), float) == every
+            half = strip_judge._slowest(chain, rows, -(-tasks // 2), frame, chain.extent(number), float)
             assert every / 2 <= half <= every

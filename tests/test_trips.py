@@ -21,7 +21,7 @@ from tilewright.hardware import machine
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, compare, index_const
 from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
 from tilewright.models import resolve
-from tilewright.partition.chains import Memory
+from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.dynamic import DynamicExecutable
 from tilewright.runtime.loadable import LoadableProgram

@@ -31,7 +31,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.models import resolve
-from tilewright.partition.chains import Memory
+from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
 from tilewright.runtime.buffers import SharedConstants

@@ -268,7 +268,7 @@ class CpuAmx:
 
 @dataclass(frozen=True)
 class CpuChains:
-    """Constants of `partition.chains`."""
+    """Constants of `partition.strip_judge`."""
 
     stored: float
     crossing: float

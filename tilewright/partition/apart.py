@@ -28,6 +28,11 @@ class Apart:
         return f"apart: {'; '.join(map(str, self.schedules))}"
 
 
+def parts_of(problem: Problem) -> list[Problem]:
+    """The canonical problems of a chain's regions."""
+    return [canonical(Problem(stage, problem.layouts, problem.values, problem.constants)).problem for stage in problem.region.stages]
+
+
 def lower_apart(problem: Problem, schedule: Apart, machine: Machine) -> Lowered:
     """The kernels of a canonical chain's regions, one after another; results in between are storage.
 

@@ -30,7 +30,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.partition.embedding import embedded
-from tilewright.partition.strips import Cut, Rows
+from tilewright.partition.strips import Cut, Rows, cuts_of
 
 WORKER, SHARE, TASK, PART, SLOT, ROW = "chain_worker", "chain_share", "chain_task", "chain_part", "chain_slot", "chain_row"
 """Variables of a chain's own loops. They occur in the addresses of embedded kernels, so no schema may bind these names."""
@@ -135,6 +135,33 @@ class Chain:
         """Bytes of a worker's tiles."""
         sizes = (self.tile(number, frame.rows).size for number, frame in enumerate(self.frames(rows)[:-1]))
         return sum(size * size_of(self.problem.values[part.result].dtype) for size, part in zip(sizes, self.cuts, strict=False))
+
+
+def chain_of(problem: Problem, dim: int) -> Chain:
+    """A canonical chain cut along a dimension of its result, and along its first dimension into images.
+
+    Raises:
+        Unsuitable: if one of its regions cannot be cut.
+    """
+    (output,) = problem.region.outputs
+    outer = [0] if dim and problem.values[output].shape[0] > 1 else []
+    cuts = cuts_of(problem, (dim, *outer))
+    for part in cuts:
+        _require_strips(part, problem)
+    extents = tuple(problem.layouts[output].shape[other] for other in outer)
+    return Chain(problem, cuts, extents, problem.layouts[output].shape[dim])
+
+
+def _require_strips(part: Cut, problem: Problem) -> None:
+    """Raises Unsuitable unless the region reads rows of one image for each row of an image, and the same constants."""
+    stored = {stage.outputs[0] for stage in problem.region.stages}
+    for name, (rows, *images) in part.spans.items():
+        if name in stored and rows is None:
+            raise Unsuitable(f"all rows of {name} are read for each row")
+        if any(image is None and name in stored or image is not None and image != Rows(image.dim) for image in images):
+            raise Unsuitable(f"{name} is not read image by image")
+        if name in problem.constants and any(part.spans[name]):
+            raise Unsuitable(f"each row has its own part of {name}")
 
 
 def rows_of(part: Cut, name: str) -> Rows:

@@ -10,9 +10,10 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels import registry
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.apart import Apart, lower_apart
+from tilewright.partition.apart import Apart, lower_apart, parts_of
 from tilewright.partition.chain_kernel import StripSchedule
-from tilewright.partition.chains import Judge, Memory, Way, parts_of
+from tilewright.partition.merges import Memory, Way
+from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
 from tilewright.partition.tile_kernel import TileSchedule
 from tilewright.selection.choice import choose
@@ -27,9 +28,9 @@ def judge_of(
     numerics: Numerics = USUAL,
     counted: Callable[[int], object] = lambda count: None,
     memory: Memory | None = None,
-) -> Judge | TileJudge:
+) -> StripJudge | TileJudge:
     """What predicts chains for a machine; `threads` and `memory` are for CPUs."""
-    return TileJudge(machine, numerics, counted) if machine.is_gpu else Judge(machine, threads, numerics, counted, memory or Memory())
+    return TileJudge(machine, numerics, counted) if machine.is_gpu else StripJudge(machine, threads, numerics, counted, memory or Memory())
 
 
 def ways_of(chain: Problem, machine: Machine, threads: int, numerics: Numerics = USUAL) -> Sequence[Way]:
@@ -46,7 +47,7 @@ def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
         Unsuitable: if the schedule does not fit the problem.
     """
     if problem.region.kind == "chain" and isinstance(schedule, StripSchedule) and not machine.is_gpu:
-        return Judge(machine, schedule.workers, USUAL).lower(problem, schedule)
+        return StripJudge(machine, schedule.workers, USUAL).lower(problem, schedule)
     if problem.region.kind == "chain" and isinstance(schedule, TileSchedule) and machine.is_gpu:
         return TileJudge(machine, USUAL).lower(problem, schedule)
     if problem.region.kind == "chain" and isinstance(schedule, Apart):

@@ -23,15 +23,17 @@ from tilewright.kernels.registry import library, lower, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
-from tilewright.partition.chains import KEPT, Judge, Measured, Memory, Merge, Ready, with_chains
+from tilewright.partition.chains import Ready, Search
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layouts import LaidOut, assign_layouts
+from tilewright.partition.merges import KEPT, Measured, Memory, Merge
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.recurrence import whole_body
 from tilewright.partition.scans import Loop, unfold, without_copies
 from tilewright.partition.siblings import Merged, merge_siblings
+from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
 from tilewright.partition.updates import in_place
 from tilewright.selection.bounds import ARITHMETIC, arithmetic_seconds, bounds_of
@@ -101,7 +103,7 @@ class _Context:
     ready: Ready = lambda kernels: None
 
     @cached_property
-    def judge(self) -> Judge | TileJudge:
+    def judge(self) -> StripJudge | TileJudge:
         """Predicts chains."""
         return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked, self.memory)
 
@@ -237,7 +239,8 @@ def _chained(
         choice = chosen(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
-    return with_chains(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready)
+    search = Search(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready)
+    return search.chained(), tuple(search.considered)
 
 
 def _laid_out(

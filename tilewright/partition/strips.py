@@ -288,3 +288,38 @@ def _resized(step: Step, smaller: Mapping[Var, Expr]) -> Step:
         step, shape=shape, axes=tuple(map(axis, step.axes)), bodies=tuple(substitute(body, smaller) for body in step.bodies), index=index,
         reduction=tuple(map(axis, step.reduction)),
     )  # fmt: skip
+
+
+def dims_of(problem: Problem) -> list[int]:
+    """The dimensions of the result along which strips are considered, in this order: those of more than one index, the first one last."""
+    (output,) = problem.region.outputs
+    dims = [dim for dim, extent in enumerate(problem.values[output].shape) if extent > 1]
+    return [*(dim for dim in dims if dim), *(dim for dim in dims if not dim)]
+
+
+def cuts_of(problem: Problem, dims: Sequence[int], chunked: bool = False) -> tuple[Cut, ...]:
+    """The regions of a canonical chain cut along dimensions of its result. `chunked`: also, as the last axis, along that over which the last region
+    sums the result before.
+
+    Raises:
+        Unsuitable: if one of them cannot be cut.
+    """
+    stages = problem.region.stages
+    inside = frozenset(stage.outputs[0] for stage in stages[:-1])
+    cuts = [cut(stages[-1], dims, problem, inside, _summed(*stages[-2:]) if chunked else None)]
+    for stage in stages[-2::-1]:
+        read = cuts[0].spans.get(stage.outputs[0])
+        if read is None:
+            raise Unsuitable(f"{stage.outputs[0]} is not needed")
+        cuts.insert(0, cut(stage, [None if rows is None else rows.dim for rows in read], problem, inside))
+    return tuple(cuts)
+
+
+def _summed(producer: Region, region: Region) -> Var:
+    """The longest axis over which a region sums along a dimension of what the region before it stores."""
+    first = region.steps[0]
+    read = [position for load in loads(*first.bodies) if load.buffer == producer.outputs[0] for position in load.index]
+    axes = [position for position in read if isinstance(position, Var) and position in first.reduction]
+    if region.kind != "contraction" or not axes:
+        raise Unsuitable(f"{region.name} sums over no dimension of {producer.name}")
+    return max(axes, key=lambda axis: axis.extent or 0)

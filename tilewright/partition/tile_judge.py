@@ -34,8 +34,8 @@ from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
-from tilewright.partition.chains import MEASURED_LOSS, Merge, cuts_of, dims_of
-from tilewright.partition.strips import Cut
+from tilewright.partition.merges import MEASURED_LOSS, Merge
+from tilewright.partition.strips import Cut, cuts_of, dims_of
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling, windows_along

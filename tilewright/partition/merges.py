@@ -1,0 +1,117 @@
+"""Merges of successive regions: what is predicted and measured of one, what planning remembers of them, and how a machine's chains are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
+from tilewright.ir.space import Candidate, Comparison
+from tilewright.text import seconds_text
+
+LEAST_GAIN = 0.01
+"""Share of the time that a chain must gain: its kernel takes longer to compile."""
+MEASURED_LOSS = 0.1
+"""Share of the time that a chain may lose by prediction and still be measured by trials, or decided by what they measured."""
+KEPT = 0.05
+"""Share of the time by which what was chosen for another size may be slower than the best and be chosen again, since its kernels may be compiled
+already: predictions that differ by less do not order candidates (`tuning.code_choice.CLOSE`)."""
+
+
+class ChainSchedule(Protocol):
+    """How a chain is cut (`chain_kernel.StripSchedule`, `tile_kernel.TileSchedule`)."""
+
+    @property
+    def described(self) -> str: ...
+
+
+class Way(Protocol):
+    """How a chain is computed (`Strips`, `tile_judge.Tiles`), with the predicted seconds."""
+
+    @property
+    def schedule(self) -> ChainSchedule: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What trials found: the fastest schedule of a chain with its seconds, and those of the kernels of its regions one after another."""
+
+    schedule: ChainSchedule
+    seconds: float
+    apart: float
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
+    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, and whether it was taken."""
+
+    results: tuple[str, ...]
+    apart: float
+    way: Way | None
+    reason: str = ""
+    measured: Measured | None = None
+    by_library: bool = False
+    taken: bool = False
+
+    def __str__(self) -> str:
+        if self.way is None:
+            return f"{' -> '.join(self.results)} cannot be one kernel: {self.reason}"
+        said = f"predicted {seconds_text(self.way.seconds)} {self.way.schedule.described}, {seconds_text(self.apart)} apart"
+        said += ", with a library's kernel as measured" if self.by_library else ""
+        if self.measured is not None:
+            found = self.measured
+            said += f"; measured {seconds_text(found.seconds)} {found.schedule.described}, {seconds_text(found.apart)} apart"
+        return f"{' -> '.join(self.results)} {said}"
+
+    @property
+    def schedule(self) -> ChainSchedule:
+        """The schedule, measured or predicted."""
+        found = self.measured or self.way
+        assert found is not None
+        return found.schedule
+
+    @property
+    def saved(self) -> float:
+        """Seconds that one kernel saves, measured or predicted; negative where it is slower."""
+        return 0.0 if self.way is None else (self.measured or self).apart - (self.measured or self.way).seconds
+
+    def with_times(self, lowered: Lowered, schema: str) -> Lowered:
+        """The kernel of the chain with its predicted and measured seconds, and those of its regions apart. `schema` names the way."""
+        assert self.way is not None
+        found = self.measured
+        apart = Candidate("apart", f"{len(self.results)} kernels", self.apart, measured_seconds=found.apart if found is not None else None)
+        seconds = found.seconds if found is not None else None
+        return replace(lowered, predicted_seconds=self.way.seconds, measured_seconds=seconds, comparison=Comparison(schema, (apart,)))
+
+    @property
+    def gain(self) -> float:
+        """Seconds that one kernel saves; 0 where that is too little to be taken."""
+        return self.saved if self.saved > LEAST_GAIN * (self.measured or self).apart else 0.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
+    strips, which are of one image; the schedule chosen last for the region with some results; and by its last result the results of each region or
+    chain of a path."""
+
+    near_seconds: dict[object, float] = field(default_factory=dict)
+    strips: dict[object, Lowered] = field(default_factory=dict)
+    schedules: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Judging(Protocol):
+    """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as
+    separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `before`: the chain's schedule for another
+    size. `scales`: whether predictions are made of `alone`, which then is without Winograd's algorithm."""
+
+    @property
+    def scales(self) -> bool: ...
+    def best(self, problem: Problem, alone: Sequence[float], before: Any = None) -> Way | str: ...
+    def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...
