@@ -281,6 +281,14 @@ def test_a_chain_is_saved_and_loaded(tmp_path: Any) -> None:
     assert torch.equal(tilewright.load(tmp_path / "chain.tw")(x), expected)
 
 
+def test_a_constant_that_strips_pack_in_two_ways_is_saved(tmp_path: Any) -> None:
+    module, x = nn.Sequential(conv(8, 24), conv(24, 24, 3, 1, 1, 24), conv(24, 24)).eval(), torch.randn(1, 8, 13, 13)
+    with always(2):
+        compiled = tilewright.compile(module, (x,), X86, threads=1)
+    assert any(name.endswith(".1") for name in compiled.image.program.storage), "single rows are packed as the others are"
+    compiled.save(tmp_path / "chain.tw")
+
+
 def test_a_chain_that_does_not_compile_runs_through_pytorch() -> None:
     from tilewright.partition.plan import without_kernels
 

@@ -14,7 +14,7 @@ strips are adjacent, so that only its first computes rows that another worker co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -315,9 +315,10 @@ class _Emitter:
     def _stored(self, name: str, entry: Storage) -> str:
         """The name under which a packed constant is stored: another one if tiles of other widths need it packed otherwise."""
         names = (name, *(f"{name}.{number}" for number in range(1, len(self.storage) + 2)))
-        free = next(other for other in names if self.storage.get(other, entry) == entry)
-        self.storage[free] = entry
-        return free
+        entries = [replace(entry, value=replace(entry.value, name=other)) for other in names]
+        own = next(each for each in entries if self.storage.get(each.value.name, each) == each)
+        self.storage[own.value.name] = own
+        return own.value.name
 
     def _place(self, name: str, number: int, row: Expr, slot: Expr, images: Sequence[Expr]) -> tuple[str, Expr]:
         """The buffer that holds a value that a region reads or stores, and the offset in it of what the strip of a row reads."""
