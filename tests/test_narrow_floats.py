@@ -89,13 +89,29 @@ def test_in_the_interpreter(source: str, target: str, lanes: int, gpu: bool, exp
 def test_as_compiled(source: str, target: str, lanes: int, flags: tuple[str, ...], tmp_path: Path) -> None:
     if flags[-1:] == ("-mf16c",) and "f16c" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no F16C")
-    kernel = conversion(source, target, len(inputs(source)), lanes)
-    text = print_c([kernel])
-    (tmp_path / "kernel.c").write_text(text)
-    subprocess.run(["gcc", "-O2", *FLAGS, *flags, "-Wno-psabi", "-shared", "-fPIC", "-o", "kernel.so", "kernel.c", "-lm"], cwd=tmp_path, check=True)
+    check_compiled(conversion(source, target, len(inputs(source)), lanes), source, target, flags, tmp_path)
+
+
+@pytest.mark.parametrize("flags", [("-mavx2",), ("-march=native",)], ids=["avx2", "native"])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("target", ["f16", "bf16"])
+def test_two_vectors_are_converted_and_joined(target: str, lanes: int, flags: tuple[str, ...], tmp_path: Path) -> None:
+    size = len(inputs("f32"))
+    assert size % (2 * lanes) == 0
+    i = Var("i", size // (2 * lanes))
+    first, second = (Load("source", (i * (2 * lanes) + start,), "f32", lanes) for start in (0, lanes))
+    body = For(i, index_const(size // (2 * lanes)), Store("target", i * (2 * lanes), Apply("join", (first, second), "f32", 2 * lanes)))
+    kernel = Kernel("convert_halves", (Buffer("source", "f32", size), Buffer("target", target, size, writable=True)), body)
+    check_compiled(kernel, "f32", target, flags, tmp_path)
+
+
+def check_compiled(kernel: Kernel, source: str, target: str, flags: tuple[str, ...], folder: Path) -> None:
+    """Asserts that the kernel, compiled with these flags, stores the inputs in the target type."""
+    (folder / "kernel.c").write_text(print_c([kernel]))
+    subprocess.run(["gcc", "-O2", *FLAGS, *flags, "-Wno-psabi", "-shared", "-fPIC", "-o", "kernel.so", "kernel.c", "-lm"], cwd=folder, check=True)
     x = inputs(source)
     given, found = bits(x), np.zeros_like(expected(x, target))
-    getattr(ctypes.CDLL(str(tmp_path / "kernel.so")), kernel.name)((ctypes.c_void_p * 2)(given.ctypes.data, found.ctypes.data), None)
+    getattr(ctypes.CDLL(str(folder / "kernel.so")), kernel.name)((ctypes.c_void_p * 2)(given.ctypes.data, found.ctypes.data), None)
     assert_same(found, expected(x, target), target)
 
 

@@ -93,7 +93,7 @@ def cases() -> list[tuple[str, str]]:
     """Every defined (operation, operand type)."""
     chosen = []
     for name in OPERATIONS:
-        if name in ("broadcast", "cast", "checked", "zip_low", "zip_high"):
+        if name in ("broadcast", "cast", "checked", "zip_low", "zip_high", "join"):
             continue
         types: tuple[str, ...] = FLOATS + INTEGERS
         if name in FLOAT_ONLY:
@@ -211,17 +211,18 @@ def test_c_operation(name: str, dtype: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
-@pytest.mark.parametrize("name", ["zip_low", "zip_high"])
-def test_interleaved_vectors(name: str, lanes: int) -> None:
+@pytest.mark.parametrize("name", ["zip_low", "zip_high", "join"])
+def test_shuffled_vectors(name: str, lanes: int) -> None:
+    size = 2 * lanes if name == "join" else lanes
     a, b = (Load(buffer, (at(0),), "f32", lanes) for buffer in "ab")
-    parameters = (*(Buffer(buffer, "f32", lanes) for buffer in "ab"), Buffer("out", "f32", lanes, writable=True))
-    kernel = Kernel(name, parameters, Store("out", at(0), Apply(name, (a, b), "f32", lanes)))
+    parameters = (*(Buffer(buffer, "f32", lanes) for buffer in "ab"), Buffer("out", "f32", size, writable=True))
+    kernel = Kernel(name, parameters, Store("out", at(0), Apply(name, (a, b), "f32", size)))
     values = np.random.default_rng(lanes).standard_normal((2, lanes)).astype(np.float32)
-    out = np.zeros(lanes, np.float32)
+    out = np.zeros(size, np.float32)
     with TemporaryDirectory() as folder:
         call(compiled(print_c([kernel]), Path(folder)), name, [*values, out])
     merged = values.T.reshape(-1)  # a0 b0 a1 b1...
-    np.testing.assert_array_equal(out, merged[:lanes] if name == "zip_low" else merged[lanes:])
+    np.testing.assert_array_equal(out, {"zip_low": merged[:lanes], "zip_high": merged[lanes:], "join": values.reshape(-1)}[name])
     np.testing.assert_array_equal(out, OPERATIONS[name].reference(*values))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.codegen.conversions import c_conversion, conversion_name
+from tilewright.codegen.conversions import c_conversion, c_joined, conversion_name
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
 from tilewright.codegen.printer import (
     _INFIX,
@@ -195,16 +195,18 @@ class CPrinter(Printer):
         """A vector function that applies the scalar one to each lane (gcc makes vector instructions of it)."""
         name = f"tw_{operation}_{dtype}x{lanes}"
         if name not in self.wrappers:
-            if scalar.startswith("tw_"):
-                self.need(scalar)
             kind = self.type_name(dtype, lanes)
             names = "ab"[:arity]
+            if operation in ("min", "max") and is_float(dtype):  # a loop for each of two instructions: gcc makes logic of masks from one
+                relation = ">" if operation == "max" else "<"
+                each = [f"result[i] = b[i] {relation} a[i] ? b[i] : a[i];  // a where either is NaN", "result[i] = b[i] == b[i] ? result[i] : b[i];"]
+            else:
+                each = [f"result[i] = {scalar}({', '.join(f'{n}[i]' for n in names)});"]
+                if scalar.startswith("tw_"):
+                    self.need(scalar)
+            steps = "".join(f"    for (int i = 0; i < {lanes}; ++i)\n        {step}\n" for step in each)
             self.wrappers[name] = (
-                f"static inline {kind} {name}({', '.join(f'{kind} {n}' for n in names)}) {{\n"
-                f"    {kind} result;\n"
-                f"    for (int i = 0; i < {lanes}; ++i)\n"
-                f"        result[i] = {scalar}({', '.join(f'{n}[i]' for n in names)});\n"
-                "    return result;\n}"
+                f"static inline {kind} {name}({', '.join(f'{kind} {n}' for n in names)}) {{\n    {kind} result;\n{steps}    return result;\n}}"
             )
         return name
 
@@ -222,13 +224,16 @@ class CPrinter(Printer):
             self.wrappers[name] = f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
         return Code(f"{name}({code.text})")
 
-    def zipped(self, node: Apply) -> Code:
-        kind, lanes = self.type_name(node.dtype, node.lanes), node.lanes
+    def shuffled(self, node: Apply) -> Code:
+        """The lanes of two vectors in another order, or one after the other."""
+        lanes = node.args[0].lanes
+        given, kind = (self.type_name(node.dtype, n) for n in (lanes, node.lanes))
         name = f"tw_{node.operation}_{kind}"
         if name not in self.wrappers:
             start = lanes // 2 if node.operation == "zip_high" else 0
-            order = ", ".join(f"{i}, {lanes + i}" for i in range(start, start + lanes // 2))
-            self.wrappers[name] = f"static inline {kind} {name}({kind} a, {kind} b) {{ return __builtin_shufflevector(a, b, {order}); }}"
+            zipped = (f"{i}, {lanes + i}" for i in range(start, start + lanes // 2))
+            order = ", ".join(map(str, range(2 * lanes)) if node.operation == "join" else zipped)
+            self.wrappers[name] = f"static inline {kind} {name}({given} a, {given} b) {{ return __builtin_shufflevector(a, b, {order}); }}"
         return Code(f"{name}({', '.join(self.vector(arg, lanes).text for arg in node.args)})")
 
     def integer(self, size: int) -> str:
@@ -244,8 +249,8 @@ class CPrinter(Printer):
         operation, args, lanes, dtype = printed_operation(node), node.args, node.lanes, node.args[0].dtype
         if operation == "broadcast":
             return self.vector(args[0], lanes)
-        if operation in ("zip_low", "zip_high"):
-            return self.zipped(node)
+        if operation in ("zip_low", "zip_high", "join"):
+            return self.shuffled(node)
         if operation == "select":
             return self.vector_select(node)
         if operation == "cast":
@@ -338,12 +343,26 @@ class CPrinter(Printer):
         kind = self.type_name(node.dtype, lanes)
         if source.lanes == 1:
             return self.vector(Apply("cast", (source,), node.dtype), lanes)
+        if isinstance(source, Apply) and source.operation == "join":
+            return self.halves(source, node.dtype)
         if source.dtype in NARROW_FLOATS or node.dtype in NARROW_FLOATS:
             return self.conversion(node, lanes)
         code = self.expression(source)
         if source.dtype == "bool":
             code = Code(f"{code.at(UNARY)} & 1")
         return Code(f"__builtin_convertvector({code.text}, {kind})")
+
+    def halves(self, join: Apply, dtype: str) -> Code:
+        """Two vectors converted, and then joined, or both by one function."""
+        lanes = join.args[0].lanes
+        narrow = tuple(Apply("cast", (half,), dtype, lanes) for half in join.args)
+        joined = self.shuffled(Apply("join", narrow, dtype, join.lanes))
+        text = c_joined(join.dtype, dtype, lanes)
+        if text is None:
+            return joined
+        name = conversion_name(join.dtype, dtype, join.lanes)
+        self.wrappers[name] = text
+        return Code(f"{name}({', '.join(self.text(half) for half in join.args)})")
 
     # --- instructions ---
 

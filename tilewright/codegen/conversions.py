@@ -49,6 +49,11 @@ def c_conversion(source: str, target: str, lanes: int) -> str:
     return f"static inline {target}xLANES {name}({source}xLANES a) {{\n{text}{last}}}".replace("LANES", str(lanes))
 
 
+def c_joined(source: str, target: str, lanes: int) -> str | None:
+    """The function named by `conversion_name` for twice as many lanes in C: it takes two vectors. None if they are converted one by one, and joined."""
+    return _BF16_JOINED if (source, target, lanes) == ("f32", "bf16", 16) else None
+
+
 _SCALAR: Mapping[tuple[str, str], str] = MappingProxyType({
     ("bf16", "f32"): """\
 static inline float tw_f32_of_bf16(uint16_t a) {
@@ -118,6 +123,19 @@ _BF16_ROUNDED = """\
     if (__builtin_expect(subnormal == 0, 1))
         return result;
 """
+_BF16_JOINED = """\
+static inline bf16x32 tw_bf16_of_f32x32(f32x16 a, f32x16 b) {
+#ifdef __AVX512BF16__
+    bf16x32 result;
+    uint16_t first, second;  // subnormal numbers: one test for both halves
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(result) : "v"(a), "v"(b));
+    __asm__("vfpclassps $32, %1, %0" : "=Yk"(first) : "v"(a));
+    __asm__("vfpclassps $32, %1, %0" : "=Yk"(second) : "v"(b));
+    if (__builtin_expect((first | second) == 0, 1))
+        return result;
+#endif
+    return tw_join_bf16x32(tw_bf16_of_f32x16(a), tw_bf16_of_f32x16(b));
+}"""
 _INSTRUCTIONS: Mapping[tuple[str, str, int], tuple[str, str]] = MappingProxyType({
     ("bf16", "f32", 16): ("__AVX512F__", '    i32xLANES wide;\n    __asm__("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(a));\n'),
     ("f32", "bf16", 16): ("__AVX512BF16__", _BF16_ROUNDED),

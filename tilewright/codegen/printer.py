@@ -60,7 +60,7 @@ _INFIX = {
     "bitwise_xor": ("^", BITXOR),
 }
 _DIVISIONS = frozenset({"div", "floordiv", "mod", "truncdiv", "fmod"})
-_MOVES = frozenset({"cast", "select", "broadcast", "zip_low", "zip_high"})  # operations that are allowed on 16-bit floats
+_MOVES = frozenset({"cast", "select", "broadcast", "zip_low", "zip_high", "join"})  # operations that are allowed on 16-bit floats
 C_INT_BYTES = 4  # size of `int`, in which C computes narrower integers
 _LARGE = 12  # a guarded tree of this many nodes costs more to print twice than to name its loads
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})

@@ -125,6 +125,7 @@ _TABLE = (
     # interleaves the lanes of two vectors, lower halves: a0 b0 a1 b1...
     ScalarOperation("zip_low", 2, lambda a, b: _zipped(a, b)[..., : a.shape[-1]], 0),
     ScalarOperation("zip_high", 2, lambda a, b: _zipped(a, b)[..., a.shape[-1] :], 0),  # upper halves
+    ScalarOperation("join", 2, lambda a, b: np.concatenate((a, b), -1), 0),  # the lanes of two vectors, one after the other
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
 REAL = frozenset(

@@ -101,12 +101,22 @@ def in_vectors(problem: Problem, axis: Var, lanes: int) -> int:
     return width if width >= SHORTEST and any(problem.values[name].dtype in NARROW_FLOATS for name in names) else 1
 
 
-def vector_store(target: str, where: Expr, value: Expr, axis: Var, width: int) -> Block | None:
-    """target[where] = value for `width` neighbours along the axis; None if a load is no vector of them, or the target is not contiguous."""
+def halves(problem: Problem, axis: Var, width: int) -> int:
+    """Vectors of `width` float32 that are stored together: two of them, converted to 16 bits, are as long as one before."""
+    narrow = problem.values[problem.region.outputs[0]].dtype in NARROW_FLOATS
+    return 2 if narrow and (axis.extent or 0) >= 2 * width else 1
+
+
+def vector_store(target: str, where: Expr, value: Expr, axis: Var, width: int, parts: int = 1) -> Block | None:
+    """target[where] = value for `parts` (1 or 2) times `width` neighbours along the axis; None if a load is no vector of them, or the target is not
+    contiguous."""
     wide = vectorise(value, axis, width) if value.dtype in VECTOR_TYPES and coefficient(where, axis) == 1 else None
     if wide is None:
         return None
-    lets, (value, where) = bind_shared([as_lanes(wide, width), where])
+    wide = as_lanes(wide, width)
+    if parts == 2:
+        wide = Apply("join", (wide, substitute(wide, {axis: axis + width})), wide.dtype, 2 * width)
+    lets, (value, where) = bind_shared([wide, where])
     return block(lets, Store(target, where, value))
 
 

@@ -19,7 +19,7 @@ from tilewright.ir.expr import TRUE, Apply, Const, Expr, Load, Var, as_lanes, bi
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
-from tilewright.kernels.cpu.common import SERIAL_WORK, in_vectors, loops, nest, vector_nest, vector_store
+from tilewright.kernels.cpu.common import SERIAL_WORK, halves, in_vectors, loops, nest, vector_nest, vector_store
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 from tilewright.kernels.cpu.transposition import transposed
 
@@ -87,8 +87,11 @@ def _moved(value: Expr, stored: str, problem: Problem) -> Expr | None:
 def _in_vectors(problem: Problem, axes: Sequence[Var], body: Expr, at: Expr, lanes: int, work: int) -> Statement | None:
     """The loops over vectors of 16-bit floats along the innermost axis; None if there are none, or they cannot be vectors."""
     width = in_vectors(problem, axes[-1], lanes) if axes else 1
-    store = vector_store(problem.region.outputs[0], at, body, axes[-1], width) if width > 1 else None
-    return None if store is None else vector_nest(axes, width, store, work)
+    if width == 1:
+        return None
+    parts = halves(problem, axes[-1], width)
+    store = vector_store(problem.region.outputs[0], at, body, axes[-1], width, parts)
+    return None if store is None else vector_nest(axes, parts * width, store, work)
 
 
 def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:

@@ -19,7 +19,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store,
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.ir.scalar import OPERATIONS
-from tilewright.kernels.cpu.common import SERIAL_WORK, combined, in_vectors, loops, reduction, swept, vector_reduction, vector_store
+from tilewright.kernels.cpu.common import SERIAL_WORK, combined, halves, in_vectors, loops, reduction, swept, vector_reduction, vector_store
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 KEPT, MOST_KEPT = "kept", 4096
@@ -95,9 +95,10 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         body = replace_loads(flat[last.name][0], totals)
         inner, (value, at) = merge_axes(storage_order(columns, where), [body, where])
         width = in_vectors(problem, inner[-1], schedule.lanes) if inner else 1
-        store = vector_store(region.outputs[0], at, value, inner[-1], width) if width > 1 else None
+        parts = halves(problem, inner[-1], width) if width > 1 else 1
+        store = vector_store(region.outputs[0], at, value, inner[-1], width, parts) if width > 1 else None
         if store is not None:
-            result.append(loops(inner[:-1], swept(inner[-1], width, store), False))
+            result.append(loops(inner[:-1], swept(inner[-1], parts * width, store), False))
         else:
             lets, (value, at) = bind_shared([value, at])
             result.append(loops(inner, block(lets, Store(region.outputs[0], at, value)), False, simd=True))
