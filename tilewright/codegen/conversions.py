@@ -50,7 +50,7 @@ def c_conversion(source: str, target: str, lanes: int) -> str:
 
 
 def c_joined(source: str, target: str, lanes: int) -> str | None:
-    """The function named by `conversion_name` for twice as many lanes in C: it takes two vectors. None if they are converted one by one, and joined."""
+    """The function named by `conversion_name` for twice as many lanes in C: it takes two vectors. None if each is converted on its own."""
     return _BF16_JOINED if (source, target, lanes) == ("f32", "bf16", 16) else None
 
 
