@@ -36,7 +36,7 @@ import tilewright
 from bench.common import double_precision_outputs, earlier_results, interleaved_seconds, relative_error, write_results
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
-from tilewright.hardware import identified_machine
+from tilewright.hardware import machine
 from tilewright.hardware.calibration import CpuChains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
@@ -218,9 +218,16 @@ def measured(links: Links, threads: int, rounds: int) -> dict[str, Any]:
     calls = {name: partial(run, *inputs) for name, run in ways.items()}
     seconds = interleaved_seconds(calls, rounds, 0.01)
     row["seconds"] = {name: statistics.median(found) for name, found in seconds.items()}
+    row["faster_in_halves"] = [_median(seconds["merged"], half) < _median(seconds["separate"], half) for half in (0, 1)]
     row["quartiles"] = {name: tuple(np.quantile(found, (0.25, 0.75))) for name, found in seconds.items()}
     row["taken"] = seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]
     return row
+
+
+def _median(seconds: Sequence[float], half: int) -> float:
+    """Of the calls of the first or the second half of the turns."""
+    middle = len(seconds) // 2
+    return statistics.median(seconds[middle:] if half else seconds[: max(middle, 1)])
 
 
 def forecast(entry: Mapping[str, Any], links: Links) -> dict[str, Any]:
@@ -228,14 +235,14 @@ def forecast(entry: Mapping[str, Any], links: Links) -> dict[str, Any]:
     threads, seen = entry["threads"], dict[str, Any]()
     graph = simplify(read(links.module(), links.inputs()).graph)[0]
     with merging(len(links.layers), False, seen, entry["predicted"]["rows"]):
-        plan_program(graph, identified_machine("native"), threads)
+        plan_program(graph, machine("native"), threads)
     return {**entry, "predicted": seen, "taken": "chain" in seen and seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """How well gains are predicted: the share of chains whose predicted gain has the sign of the measured one, of all and of those where the measured
-    gain or loss is beyond `NOISE`; the same of decisions, which take gains from 1 % on; the correlation of ranks; and the geometric mean of the gains
-    of the chains that are taken."""
+    gain or loss is beyond `NOISE`; the share whose measured sign is the same in both halves of the turns; the first two of decisions, which take
+    gains from 1 % on; the correlation of ranks; and the geometric mean of the gains of the chains that are taken."""
     found = [row for row in rows if "seconds" in row]
     predicted = np.array([row["predicted"]["chain"] - row["predicted"]["apart"] for row in found])
     gained = np.array([row["seconds"]["merged"] - row["seconds"]["separate"] for row in found])
@@ -248,6 +255,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "chains": len(found),
         "taken": int(taken.sum()),
         "sign right": float(np.mean(sign)),
+        "sign repeated": float(np.mean([len(set(row["faster_in_halves"])) == 1 for row in found if "faster_in_halves" in row])),
         "beyond noise": int(clear.sum()),
         "sign right beyond noise": float(np.mean(sign[clear])),
         "decision right": float(np.mean(decision)),
@@ -306,10 +314,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['name']} {row['chain']}: {sizes}; {predicted}, {'taken' if row['taken'] else 'refused'}"
 
 
-GRID = {
-    "stored": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "crossing": (0.0, 0.2, 0.4, 0.55, 0.7, 0.85), "calls": (0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9),
-    "single": (0.0, 0.05, 0.1, 0.15, 0.2),
-}  # fmt: skip
+GRID = {"stored": tuple(x / 20 for x in range(17)), "start_cycles": tuple(500.0 * x for x in range(13))}
 """Values that are tried for the constants."""
 
 

@@ -91,16 +91,18 @@ def contender(way: str, threads: int, trials: int, compiled: dict[str, Any]) -> 
 def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     """Predicted seconds of a network's regions, and the most that chains of `chains.LONGEST` regions could save of them."""
     native = machine("native")
-    module, inputs = zoo.build(network, batch)
-    graph = simplify(read(module, inputs).graph)[0]
+    graph = simplify(read(*zoo.build(network, batch)).graph)[0]
     laid_out = plan._laid_out(graph, native, threads, AS_COMPUTED, USUAL, {})
     context = plan._Context(graph, laid_out.values, laid_out.layouts, native, threads)
     predictions = plan._Predictions(choose, native, threads, USUAL, Stages())
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains
     for path in paths(graph, laid_out):
-        sizes = [laid_out.values[region.outputs[0]].bytes for region in path[:-1]]
-        joins = [0.0, *(-between_kernels([size], native, threads).seconds(constants) for size in sizes)]
+        stored = [laid_out.values[region.outputs[0]].bytes for region in path]
+        loaded = [sum(laid_out.values[name].bytes for name in region.inputs if name not in graph.constants) for region in path]
+        beside = map(max, loaded, stored[1:])
+        passing = [between_kernels(size, other, native, threads) for size, other in zip(stored, beside, strict=False)]
+        joins = [0.0, *(constants.stored * seconds + constants.start_cycles / native.clock_hz for seconds in passing)]
         best = [0.0]
         for end in range(1, len(path) + 1):
             best.append(max(best[begin] + sum(joins[begin + 1 : end]) for begin in range(max(0, end - chains.LONGEST), end)))

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -22,8 +23,11 @@ from tests.interpreted import check_interpreted, run_program
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
+from tilewright.kernels.cpu.rates import reread_bandwidth
+from tilewright.kernels.schema import USUAL
 from tilewright.partition import strip_judge
 from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
@@ -372,6 +376,33 @@ def test_a_worker_alone_is_predicted_to_compute_every_row_once(name: str) -> Non
         tasks = math.prod(chain.outer) * -(-chain.height // rows)
         for number, frame in enumerate(chain.frames(rows)):
             every = math.prod(chain.outer) * chain.extent(number)
-            assert strip_judge._slowest(chain, rows, tasks, frame, chain.extent(number), float) == every
-            half = strip_judge._slowest(chain, rows, -(-tasks // 2), frame, chain.extent(number), float)
-            assert every / 2 <= half <= every
+            assert strip_judge._most(chain, rows, tasks, frame, chain.extent(number), float) == (every, every)
+            half, seconds = strip_judge._most(chain, rows, -(-tasks // 2), frame, chain.extent(number), float)
+            assert every / 2 <= half == seconds <= every
+
+
+def test_results_stay_in_a_cache_with_what_passes_beside_them() -> None:
+    """A result is stored for nothing while a thread's second-level cache holds it; beyond, it comes from level 3 or memory with what is beside it."""
+    here = machine("x86-avx512")
+    level_2, level_3 = (here.cache(level) for level in (2, 3))
+    assert level_2 is not None and level_3 is not None
+    near, far = level_2.bytes // 2, level_3.bytes // 4
+    assert strip_judge.between_kernels(near, 2 * level_3.bytes, here, 1) == 0 == strip_judge.between_kernels(2 * near, 0, here, 2)
+    assert strip_judge.between_kernels(near + 64, 0, here, 1) > 0
+    alone, beside = (strip_judge.between_kernels(far, other, here, 1) for other in (0, level_3.bytes))
+    assert beside == 2 * far / here.memory_bandwidth and alone == 2 * far / reread_bandwidth(here, far, 1)
+
+
+def test_strips_of_few_rows_move_rows_of_their_tiles() -> None:
+    """Strips move the rows that the next strip needs too: halving the bandwidth to level 2 costs strips of one row more than those of many."""
+    problem = chain_problem(nn.Sequential(conv(32, 32, 5, 1, 2, 32), conv(32, 32, 5, 1, 2, 32)), torch.randn(1, 32, 64, 64))
+    here = machine("x86-avx512")
+    slow = replace(here, caches=tuple(replace(cache, bandwidth=cache.bandwidth / (2 if cache.level == 2 else 1)) for cache in here.caches))
+
+    def seconds(target: Machine) -> dict[int, float]:
+        ranked = StripJudge(target, 1, USUAL).ranked(problem, [1e-4, 1e-4])
+        assert not isinstance(ranked, str)
+        return {strips.schedule.rows: strips.seconds for strips in ranked}
+
+    fast, halved = seconds(here), seconds(slow)
+    assert halved[2] - fast[2] > halved[16] - fast[16] > 0

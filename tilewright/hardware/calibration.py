@@ -271,9 +271,7 @@ class CpuChains:
     """Constants of `partition.strip_judge`."""
 
     stored: float
-    crossing: float
-    calls: float
-    single: float
+    start_cycles: float
 
 
 @dataclass(frozen=True)

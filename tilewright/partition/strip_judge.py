@@ -31,28 +31,26 @@ ROWS = (1, 2, 4, 5, 7, 8, 14, 16, 28, 32)
 TILE_SHARE = 0.5
 """Maximum part of the second-level cache for tiles: filters and what is read and stored go through it too."""
 NEAR = 0.5
-"""Share of a thread's second-level cache that a result may fill to be read from there by the next kernel."""
+"""Share of a thread's second-level cache, or of level 3, that a result may fill to be read from there by the next kernel."""
+MOVES = 3
+"""Times that a byte which moves within a tile crosses between levels 1 and 2: it is read, its new place is fetched, and written back."""
 FAR = frozenset({"memory", "dispatch", "scattered results", "shared lines", "read again"})
 """Terms of estimates that a strip does not have, since its data are in the second-level cache and its code is in a kernel with others."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the time of a chain is composed of, in seconds: `work` is what the strips of the regions take with the costs of separate kernels; the
-    others are costs that only separate kernels have, each at the full rate of the machine: `stored` for results in between that leave the
-    second-level caches, `crossing` for those that threads read from one another's, `calls` for parallel regions of several threads, `single` for
-    those of one thread."""
+    """What the time of a chain is composed of, in seconds: `work` is what strips take with the costs of separate kernels. The others are costs that
+    only separate kernels have: `stored` to store and read back results in between that leave the second-level caches, at the full rate of the
+    machine, and `starts`, a clock cycle for each kernel that is not started."""
 
     work: float
     stored: float = 0.0
-    crossing: float = 0.0
-    calls: float = 0.0
-    single: float = 0.0
+    starts: float = 0.0
 
     def seconds(self, constants: CpuChains) -> float:
         """The predicted seconds of the chain."""
-        saved = constants.stored * self.stored + constants.crossing * self.crossing + constants.calls * self.calls + constants.single * self.single
-        return self.work - saved
+        return self.work - constants.stored * self.stored - constants.start_cycles * self.starts
 
 
 @dataclass(frozen=True)
@@ -154,28 +152,26 @@ class StripJudge:
         return dividing if len(dividing) > 2 else fit
 
     def _predicted(self, chain: Chain, dim: int, rows: int, alone: Sequence[float], keys: Sequence[object]) -> Strips:
-        """Strips of that many rows: what the kernels take separately, changed as the arithmetic of the slowest worker's strips compares with that of
-        the whole, plus constants that each strip reads again, minus what is saved (`Parts`)."""
+        """Strips of that many rows: what the kernels take separately for the rows of the worker with most to do, plus arithmetic that strips add and
+        rows that move to the front of a tile, minus what is saved (`Parts`). The arithmetic contains that strips read constants from level 2."""
         strips, images = -(-chain.height // rows), prod(chain.outer)
         workers = min(self.threads, images * strips)
         each = -(-images * strips // workers)
+        sizes = [chain.problem.values[part.result].bytes for part in chain.cuts]
         work = 0.0
         for number, (seconds, frame, part, key) in enumerate(zip(alone, chain.frames(rows), chain.cuts, keys, strict=True)):
             near: Callable[[int], float] = partial(self._near_seconds, chain.problem, part, key)
             extent = chain.extent(number)
-            if not near(extent):  # a copy has no arithmetic: its rows count alike
-                near = float
-            own = near(extent) * each if strips == 1 else _slowest(chain, rows, each, frame, extent, near)
-            share = own * self.threads / (images * near(extent))
-            again = sum(chain.problem.values[name].bytes for name in part.region.inputs if name in chain.problem.constants)
+            most, own = _most(chain, rows, each, frame, extent, near)
             fixed = min(self.machine.dispatch_seconds, seconds)
-            work += fixed + (seconds - fixed) * share + (each - 1) * again * self.machine.processors / self.machine.cache_bandwidth(2)
-        sizes = [chain.problem.values[part.result].bytes for part in chain.cuts[:-1]]
-        level_2, between = self.machine.cache(2), between_kernels(sizes, self.machine, self.threads)
+            work += fixed + (seconds - fixed) * most * self.threads / (images * extent) + own - most * near(extent) / extent
+            moved = sizes[number] / (images * extent) * frame.kept * (each - -(-each // strips))
+            work += MOVES * moved * self.machine.processors / self.machine.cache_bandwidth(2)
+        level_2, values = self.machine.cache(2), chain.problem.values
+        read = [sum(values[name].bytes for name in part.region.inputs if name not in chain.problem.constants) for part in chain.cuts]
+        stored = sum(between_kernels(size, max(read[i], sizes[i + 1]), self.machine, self.threads) for i, size in enumerate(sizes[:-1]))
         free = 1 - chain.tile_bytes(rows) / level_2.bytes if level_2 is not None else 1.0
-        last = self.machine.dispatch_seconds if workers == 1 else 0.0  # the chain has no parallel region either
-        calls, single = (between.calls, between.single + last) if self.threads == 1 else (between.calls + last, 0.0)
-        parts = replace(between, work=work, stored=free * between.stored, calls=calls, single=single)
+        parts = Parts(work, free * stored, (len(sizes) - 1) / self.machine.clock_hz)
         return Strips(StripSchedule(rows, workers, dim), parts.seconds(cpu_calibration(self.machine).chains), parts)
 
     def _near_seconds(self, problem: Problem, part: Cut, key: object, count: int) -> float:
@@ -198,24 +194,21 @@ class StripJudge:
         return choice
 
 
-def between_kernels(sizes: Sequence[int], machine: Machine, threads: int) -> Parts:
-    """The costs of results of these bytes that each of several kernels leaves for the next, without any work."""
-    level_2, stored, crossing = machine.cache(2), 0.0, 0.0
-    near = NEAR * level_2.bytes if level_2 is not None else inf
-    for size in sizes:
-        passing = size / reread_bandwidth(machine, size, threads)
-        if size / threads > near:
-            stored += 2 * passing
-        else:
-            crossing += passing * (threads - 1) / threads
-    calls = len(sizes) * machine.dispatch_seconds
-    return Parts(0.0, stored, crossing, calls, 0.0) if threads > 1 else Parts(0.0, stored, crossing, 0.0, calls)
+def between_kernels(size: int, beside: int, machine: Machine, threads: int) -> float:
+    """Seconds to store a result of `size` bytes and read it back for the next kernel, at the full rate of the machine; 0 if it stays in the
+    second-level caches. `beside`: bytes that are read while it is stored, or stored while it is read: with them it stays in level 3, or does not."""
+    level_2 = machine.cache(2)
+    if level_2 is not None and size / threads <= NEAR * level_2.bytes:
+        return 0.0
+    return 2 * size / reread_bandwidth(machine, (size + beside) / NEAR, threads)
 
 
-def _slowest(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near: Callable[[int], float]) -> float:
-    """Seconds of a region in the worker with most to do, if workers have `each` strips and `near` gives the seconds of some rows together. A strip
-    computes its rows one by one if it is the first of a worker or an image, or if rows of it do not exist; those are not computed."""
+def _most(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near: Callable[[int], float]) -> tuple[float, float]:
+    """The most rows of a region in a worker, and the most seconds, if workers have `each` strips and `near` gives the seconds of some rows together.
+    A strip computes its rows one by one if it is the first of a worker or an image, or if rows of it do not exist; those are not computed."""
     count = -(-chain.height // rows)
+    if count == 1:
+        return each * extent, each * near(extent)
     task = np.arange(prod(chain.outer) * count)
     strip = task % count
     begins = (strip == 0) | (task % each == 0)
@@ -225,4 +218,5 @@ def _slowest(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near
     exist = np.maximum(np.minimum(end, extent) - np.maximum(begin, 0), 0)
     single = (begins | (exist < end - begin)) & (frame.kept > 0 or frame.outside)
     seconds = exist * np.where(single, near(1), near(frame.fresh) / frame.fresh)
-    return float(np.add.reduceat(seconds, task[::each]).max())
+    workers = task[::each]
+    return float(np.add.reduceat(exist, workers).max()), float(np.add.reduceat(seconds, workers).max())
