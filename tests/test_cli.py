@@ -18,7 +18,7 @@ import tilewright
 from tilewright import models
 from tilewright.cli import main
 from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
-from tilewright.ir.graph import place_text
+from tilewright.ir.graph import place_text, short_place
 from tilewright.report.explanation import explanation, layout_text
 from tilewright.text import counts_text, scaled, seconds_text
 
@@ -444,6 +444,8 @@ def test_texts() -> None:
     assert layout_text(halo) == "N H W C with a zeroed halo (H 1+1, W 2+2)"
     assert place_text("layer1.0.conv1 (/x/site-packages/torch/nn/modules/conv.py:1)") == "layer1.0.conv1"
     assert place_text("layer1 (/home/net.py:7)") == "layer1 (/home/net.py:7)"
+    assert place_text("(/x/site-packages/torch/nn/modules/activation.py:1873)") == "" and place_text("layer1") == short_place("layer1") == "layer1"
+    assert [short_place(place) for place in ("layer1 (/home/net.py:7)", "(/home/my nets/net.py:7)", "")] == ["layer1", "(net.py:7)", ""]
 
 
 def test_as_a_program() -> None:

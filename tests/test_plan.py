@@ -157,6 +157,13 @@ def test_no_line_is_wider_than_the_terminal(executable: tilewright.Executable, w
     assert [line.split()[0] for line in rows if line.split()[0].isdigit()] == [str(row.number) for row in plan.rows]
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_explanations_are_folded_and_lose_no_word(executable: tilewright.Executable, width: int) -> None:
+    whole, folded = (explanation(executable.image, "model", executable.plan, columns) for columns in (None, width))
+    regions = folded.partition("1. ")[2].splitlines()
+    assert max(map(len, whole.splitlines())) > 80 >= max(map(len, regions)) and folded.split() == whole.split()
+
+
 TEXTS = st.lists(st.lists(st.text("abc ", max_size=40), min_size=4, max_size=4), max_size=5)
 
 

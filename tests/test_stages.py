@@ -103,6 +103,31 @@ def test_the_display_counts_with_and_without_a_total(monkeypatch: pytest.MonkeyP
     assert "loading PyTorch" in text and "compiling kernels [1]" in text and "3/12" in text and "123,456" in text and "123,456/" not in text
 
 
+def test_the_display_is_drawn_without_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import, or measurements on all cores, may keep the thread that draws from running."""
+    screen = io.StringIO()
+    monkeypatch.setattr(cli_output, "output_console", lambda error: Console(file=screen, force_terminal=True, width=80))
+    monkeypatch.setattr("rich.live._RefreshThread.run", lambda thread: None)
+    with cli_output.progress_bar("loading PyTorch") as show:
+        assert "loading PyTorch" in screen.getvalue()
+        show("measuring in turns", 1, 20)
+        assert "measuring in turns" in screen.getvalue() and "1/20" in screen.getvalue()
+        monkeypatch.setattr(cli_output, "REFRESH_SECONDS", 0.0)
+        show("measuring in turns", 2, 20)
+        assert "2/20" in screen.getvalue()
+
+
+def test_artifacts_are_written_and_read_with_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    screen, place = io.StringIO(), tmp_path / "made.zip"
+    made = cli_output.output_console
+    monkeypatch.setattr(cli_output, "output_console", lambda error=False: Console(file=screen, force_terminal=True, width=80) if error else made())
+    assert main(["compile", "zoo:lenet5", "-o", str(place)]) == 0 and "writing made.zip" in screen.getvalue()
+    for command in (["digest"], ["explain"], ["verify"], ["verify", "--no-run"], ["profile", "--repetitions", "1"]):
+        screen.seek(0)
+        screen.truncate()
+        assert main([command[0], str(place), *command[1:]]) == 0 and "reading made.zip" in screen.getvalue()
+
+
 LENGTHS = st.lists(st.tuples(*[st.integers(1, 4), st.integers(1, 10), *[st.integers(1, 30)] * 5]), max_size=4)
 
 

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tilewright.cli_options import path
+from tilewright.cli_output import reading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +21,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_digest(options: argparse.Namespace, console: Console) -> int:
     """Prints only the digest, for scripts."""
-    from tilewright.runtime.artifact import digest
+    with reading(options.path):
+        from tilewright.runtime.artifact import digest
 
-    console.print(digest(options.path), soft_wrap=True)
+        found = digest(options.path)
+    console.print(found, soft_wrap=True)
     return 0
 
 
@@ -32,10 +35,12 @@ def inspect(location: str, console: Console) -> int:
     Raises:
         InvalidArtifact: if loading on the artifact's machine would refuse it.
     """
-    from tilewright.runtime.artifact import open_artifact
     from tilewright.text import number_of
 
-    opened = open_artifact(location)
+    with reading(location):
+        from tilewright.runtime.artifact import open_artifact
+
+        opened = open_artifact(location)
     program, machine = opened.image.program, opened.image.machine
     calls = sum(region.repeat * len(region.calls) for region in program.regions)
     through = sorted({node.attributes["target"] for node in program.graph.nodes if node.operator == "torch"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for line in wrap(f"compiled in {seconds:.1f} s: {text}", console.width):
         console.print(line, soft_wrap=True)
     if options.output is not None:
-        digest = executable.save(options.output)
+        with progress_bar(f"writing {Path(options.output).name}"):
+            digest = executable.save(options.output)
         console.print(f"written to {options.output}, digest {digest}", soft_wrap=True)
     return 0

@@ -47,12 +47,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     subject = _subject(options)
     from tilewright.report.explanation import explanation, search_lines
 
+    width = console.width if console.is_terminal else None
     if options.fusion:
         text = "\n".join(search_lines(subject.image, options.model))
     elif options.code is None:
-        text = explanation(subject.image, options.model, subject.plan)
+        text = explanation(subject.image, options.model, subject.plan, width)
     else:
-        text = _code(subject, options, console.width if console.is_terminal else None)
+        text = _code(subject, options, width)
     console.print(text, soft_wrap=True)
     subjects = [subject]
     if options.against is not None:

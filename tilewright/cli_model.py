@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_options import add_numerics, whole
-from tilewright.cli_output import progress_bar, quiet
+from tilewright.cli_output import progress_bar, quiet, reading
 from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.stages import Progress
 
@@ -124,9 +124,10 @@ def compiled(model: Model, options: argparse.Namespace, show: Progress) -> Execu
 def image_of(options: argparse.Namespace) -> Image:
     """The image of an artifact, or of a model that is compiled first."""
     if is_artifact(options.model):
-        from tilewright.runtime.artifact import read
+        with reading(options.model):
+            from tilewright.runtime.artifact import read
 
-        return read(options.model)
+            return read(options.model)
     return compiled_model(options)[1].image
 
 
@@ -137,9 +138,10 @@ def runnable(options: argparse.Namespace, seed: int = 1) -> tuple[Executable, tu
         TargetNotPresent: if it cannot run on this machine.
     """
     if is_artifact(options.model):
-        from tilewright.runtime.artifact import load
+        with reading(options.model):
+            from tilewright.runtime.artifact import load
 
-        executable, model = load(options.model), None
+            executable, model = load(options.model), None
         if options.threads:
             executable.threads = options.threads
     else:

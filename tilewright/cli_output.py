@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tilewright.errors import NotCompiled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 160
 """Width of tables in files and pipes."""
+REFRESH_SECONDS = 0.25
+"""Time between two pictures of a progress bar."""
 
 
 def output_console(error: bool = False) -> Console:
@@ -44,14 +50,25 @@ def progress_bar(description: str) -> Iterator[Progress]:
 
     console = output_console(error=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), Count(), TimeElapsedColumn())
-    with Display(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=4) as progress:
+    with Display(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=1 / REFRESH_SECONDS) as progress:
         task = progress.add_task(description, total=None)
+        progress.refresh()  # what follows may keep the thread that refreshes from running: an import does
+        drawn = time.monotonic()
 
         def show(stage: str, done: int = 0, total: int = 0) -> None:
+            nonlocal drawn
+            now = time.monotonic()
+            due = now - drawn >= REFRESH_SECONDS or stage != progress.tasks[0].description
+            drawn = now if due else drawn
             progress.tasks[0].total = total or None  # `update` cannot take a total back
-            progress.update(task, description=stage, completed=done)
+            progress.update(task, description=stage, completed=done, refresh=due)
 
         yield show
+
+
+def reading(path: str) -> AbstractContextManager[Progress]:
+    """Shows that an artifact is read."""
+    return progress_bar(f"reading {Path(path).name}")
 
 
 @contextmanager
@@ -69,6 +86,6 @@ def quiet(debug: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            ours = [str(w.message) for w in caught if "tilewright" in str(w.filename) or "hrough PyTorch" in str(w.message)]
+            ours = [str(w.message) for w in caught if "tilewright" in str(w.filename) or issubclass(w.category, NotCompiled)]
             for message in dict.fromkeys(ours):
                 print(f"tilewright: warning: {message}", file=sys.stderr)

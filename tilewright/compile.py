@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,16 @@ import numpy as np
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from tilewright.errors import InvalidInput, InvalidModel, KernelFailed, NotCompiled, UnknownTarget, UnsupportedOperator, UnsupportedOption, contained
+from tilewright.errors import (
+    InvalidInput,
+    InvalidModel,
+    KernelFailed,
+    UnknownTarget,
+    UnsupportedOperator,
+    UnsupportedOption,
+    contained,
+    warn_not_compiled,
+)
 from tilewright.frontend.imported import Imported, through
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.ranged import ranges_of
@@ -334,7 +342,7 @@ def build(program: Program, machine: Machine, progress: Progress, early: Early |
         listing = "\n".join(f"  {failure}" for failure in failed.values())
         many = f"{len(failed)} kernels do not compile, and their regions run"
         what = many if len(failed) > 1 else "1 kernel does not compile, and its region runs"
-        warnings.warn(f"{what} through PyTorch:\n{listing}", NotCompiled, stacklevel=3)
+        warn_not_compiled(f"{what} through PyTorch:\n{listing}")
     binaries = tuple(result for result in results if isinstance(result, Binary))
     faults |= {name: str(failure) for name, failure in failed.items()}
     return without_kernels(program, faults) if faults else program, binaries
@@ -434,7 +442,8 @@ def _report_unsupported(graph: Any, action: str) -> None:
     if action == "error":
         covered = "1 operator is" if one else f"{len(nodes)} operators are"
         raise UnsupportedOperator(f"{covered} not covered:\n{listing}", f'use unsupported="warn" to run them {through(nodes)}')
-    warnings.warn(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} {through(nodes)}:\n{listing}", NotCompiled, stacklevel=3)
+    remedy = 'results are right; for speed use operators that have kernels, or add these (docs/kernels.md); unsupported="error" refuses them'
+    warn_not_compiled(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} {through(nodes)}:\n{listing}\n{remedy}")
 
 
 def _parameters(module: Any) -> tuple[str, ...]:

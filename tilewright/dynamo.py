@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import torch
 from tilewright.compile import check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
-from tilewright.errors import InvalidInput, NotCompiled, TargetNotPresent, TilewrightError, UnsupportedOption
+from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOption, warn_not_compiled
 from tilewright.frontend.torch_export import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
@@ -96,7 +95,7 @@ def _warn(graph_module: torch.fx.GraphModule, what: str, why: _Eager) -> None:
     places = (place_of(node) for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output"))
     at = next(filter(None, places), "an unknown place")
     at = re.sub(r"L\['(\w+)'\]", r"\1", at)
-    warnings.warn(f"{what} that begins at {at} runs eagerly: {why.cause}; {why.remedy}", NotCompiled, stacklevel=4)
+    warn_not_compiled(f"{what} that begins at {at} runs eagerly: {why.cause}; {why.remedy}")
 
 
 def _reason_to_decline(graph_module: torch.fx.GraphModule, example_inputs: Inputs) -> _Eager | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable
@@ -99,6 +102,21 @@ class InternalFault(UserWarning):
 
 class NotCompiled(UserWarning):
     """A graph, an operator or a call that runs through PyTorch instead of our kernels. The message has the reason and a remedy; results are right."""
+
+
+def warn_not_compiled(message: str) -> None:
+    """Warns (`NotCompiled`) at the line of the user's program that led here: the innermost one outside this package, PyTorch and Python's library."""
+    torch = sys.modules.get("torch")
+    folders = [str(Path(module.__file__).parent) + os.sep for module in (sys.modules["tilewright"], torch) if module is not None and module.__file__]
+    library, packages = sysconfig.get_path("stdlib") + os.sep, ("site-packages", "dist-packages")
+
+    def ours(file: str) -> bool:
+        return file.startswith((*folders, "<frozen")) or (file.startswith(library) and not any(part in file for part in packages))
+
+    frame, level = sys._getframe(1), 2
+    while ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, NotCompiled, stacklevel=level)
 
 
 def contained(subject: str, instead: str, attempt: Callable[[], T], otherwise: Callable[[str], T]) -> T:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from textwrap import wrap
 
+WIDTH = 80
+"""Columns of tables where nothing says how wide a terminal is."""
+
 
 def scaled(value: float, unit: str) -> str:
     """Three or four significant digits with a decimal prefix: 12,345,678 and "B" give "12.3 MB"."""

@@ -245,7 +245,7 @@ def same(g: GraphBuilder, x: Value, *rest: Any) -> Value:
 @HANDLERS.handles("dropout.default", "feature_dropout.default", "alpha_dropout.default")
 def dropout(g: GraphBuilder, x: Value, probability: float, train: bool) -> Value:
     if train and probability:
-        raise Unsupported("dropout in training mode draws random numbers")
+        raise Unsupported("dropout in training mode draws random numbers; call module.eval()")
     return x
 
 

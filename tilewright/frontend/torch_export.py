@@ -557,7 +557,7 @@ def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | No
     """The reason why a node's types rule out generated code, or None."""
     types = [leaf.dtype for leaf in pytree.tree_leaves(values) if isinstance(leaf, Value)] + [t[1] for t in expected if t is not None]
     bad = sorted(set(types) - COMPUTED)
-    return f"computes with {', '.join(bad)}" if bad else None
+    return f"computes with {', '.join(bad)}, which kernels do not" if bad else None
 
 
 def _mismatch(result: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:

@@ -62,8 +62,14 @@ class Node:
 
 def place_text(place: str) -> str:
     """A node's place without the line of PyTorch source that called the operator: the module's name is more helpful."""
-    module, _, line = place.partition(" (")
-    return module if module and "/torch/nn/" in line else place
+    module, _, line = place.rpartition("(")
+    return module.rstrip() if "/torch/nn/" in line else place
+
+
+def short_place(place: str) -> str:
+    """The module that a node is in; the file's name and the line if it is in none that has a name; empty for a line of PyTorch's source."""
+    module, _, line = place_text(place).rpartition("(")
+    return module.rstrip() or (f"({line.replace(chr(92), '/').rpartition('/')[2]}" if line.endswith(")") else line)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from tilewright.frontend.imported import through, unsupported
 from tilewright.hardware.calibration import name_in_use
@@ -14,9 +15,9 @@ from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
 from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow, plan_of
-from tilewright.runtime.plan_text import WIDTH, summary_lines
+from tilewright.runtime.plan_text import summary_lines
 from tilewright.selection.bounds import DEEPCUTS
-from tilewright.text import aligned, number_of, scaled, seconds_text
+from tilewright.text import WIDTH, aligned, number_of, scaled, seconds_text
 
 LABEL = 9
 """Characters of the labels before the lines of a region, which are indented by three."""
@@ -24,12 +25,13 @@ LONGEST_TERMS = 3
 DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
-def explanation(image: Image, name: str = "model", plan: Plan | None = None) -> str:
-    """The full report on a program; needs neither its machine nor a call. `plan` may hold times that were measured elsewhere."""
+def explanation(image: Image, name: str = "model", plan: Plan | None = None, width: int | None = None) -> str:
+    """The full report on a program; needs neither its machine nor a call. `plan` may hold times that were measured elsewhere. Lines that would be
+    longer than `width` are continued under their beginning."""
     plan = plan or plan_of(image.program, image.machine)
     lines = [*summary_lines(plan, name), *_calibrated(image), ""]
     for row in plan.rows:
-        lines += [*region_lines(image.program, row), ""]
+        lines += [*region_lines(image.program, row, width), ""]
     lines += [*through_torch_lines(image.program), "", *memory_lines(image)]
     return "\n".join(lines)
 
@@ -50,13 +52,17 @@ def _calibrated(image: Image) -> Iterator[str]:
         yield f"  {'order of candidates' if machine.is_gpu else 'facts of the machine'} measured by tilewright calibrate: {calibration}"
 
 
-def region_lines(program: LoadableProgram, row: PlanRow) -> Iterator[str]:
-    """One region: what it is, and its entries, a label before the lines of each."""
+def region_lines(program: LoadableProgram, row: PlanRow, width: int | None = None) -> Iterator[str]:
+    """One region: what it is, and its entries, a label before the lines of each, which are continued if they are longer than `width`."""
     repeated = f", repeated {row.repeat} times" if row.repeat > 1 else ""
     yield f"{row.number}. {row.name}: {row.kind}{repeated}"
     for label, texts in region_entries(program, row):
         for index, text in enumerate(texts):
-            yield f"   {label if index == 0 else '':{LABEL}}{text}"
+            line = f"   {label if index == 0 else '':{LABEL}}{text}"
+            if width is None or len(line) <= width:
+                yield line
+            else:
+                yield from wrap(line, width, subsequent_indent=" " * (LABEL + 5), break_on_hyphens=False)
 
 
 def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str, Sequence[str]]]:

@@ -7,7 +7,6 @@ time that a call may wait. While a sequence that grows nears the end of the rang
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import ExecutableClosed, NotCompiled, UnsupportedOption
+from tilewright.errors import ExecutableClosed, UnsupportedOption, warn_not_compiled
 from tilewright.frontend.ranged import Ranges
 from tilewright.frontend.sized import Key, SizedModel
 from tilewright.graph.ranges import Frame
@@ -202,7 +201,7 @@ class DynamicExecutable:
         if not eager:
             raise error
         if not known:
-            warnings.warn(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}", NotCompiled, stacklevel=4)
+            warn_not_compiled(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}")
 
     def _keep(self, key: Served, built: Built) -> _Program:
         """Adds a program; those used longest ago give way to it."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.ir.graph import place_text
+from tilewright.ir.graph import short_place
 from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow
-from tilewright.text import aligned, clipped, number_of, percent, scaled, seconds_text
+from tilewright.text import WIDTH, aligned, clipped, number_of, percent, scaled, seconds_text
 
-WIDTH = 80
 HOTTEST = 5
 """Regions of the summary."""
 
@@ -90,7 +89,7 @@ def measured_text(row: PlanRow) -> str:
 
 def _place(row: PlanRow) -> str:
     """Where the region's first operator is in the user's model; its kind if that is not known."""
-    places = (place_text(place).partition(" (")[0] for _, _, place in row.nodes)
+    places = (short_place(place) for _, _, place in row.nodes)
     return next(filter(None, places), row.kind)
 
 

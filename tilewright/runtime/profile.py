@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewright.files import written
 from tilewright.runtime.loadable import LoadableProgram
-from tilewright.text import clipped, number_of
+from tilewright.text import WIDTH, aligned, number_of
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,15 @@ class Profile:
 
     def _lines(self) -> Iterator[str]:
         whole = self.region_seconds or 1.0
-        yield f"{'':>3} {'region':19} {'kind':13} {'share':>7} {'us':>10} {'+-':>6} {'predicted':>10} {'ratio':>5}"
+        rows = []
         for region in self.hottest:
             median, (low, high) = region.median_seconds, region.quartile_seconds
             spread = f"{50 * (high - low) / median:.1f} %" if median else "-"
             predicted = region.predicted_seconds
             known = (f"{1e6 * predicted:,.1f}", f"{median / predicted:.2f}") if predicted else ("-", "-")
-            yield (
-                f"{region.number:>3} {clipped(region.name, 19):19} {region.kind:13} {100 * median / whole:>5.1f} % {1e6 * median:>10,.1f} "
-                f"{spread:>6} {known[0]:>10} {known[1]:>5}"
-            )
+            rows.append((str(region.number), region.name, region.kind, f"{100 * median / whole:.1f} %", f"{1e6 * median:,.1f}", spread, *known))
+        headings = ("", "region", "kind", "share", "us", "+-", "predicted", "ratio")
+        yield from aligned(headings, rows, ("region", "kind"), WIDTH, {"region": 1.0})
         yield from self.summary_lines()
 
     def summary_lines(self) -> Iterator[str]:
