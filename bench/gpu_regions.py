@@ -24,7 +24,7 @@ import tilewright
 from bench.common import write_results
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
 from tilewright import zoo
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.kernels.gpu.rates import bandwidth

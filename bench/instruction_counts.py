@@ -28,7 +28,7 @@ from tilewright.analysis.cpu.assembly import Assembly, disassembled, parse
 from tilewright.analysis.cpu.instructions import InstructionCounts, total
 from tilewright.analysis.cpu.loops_execution import UNDECIDED, executions
 from tilewright.codegen.c import print_c
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine

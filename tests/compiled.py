@@ -165,10 +165,3 @@ def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) 
             assert not failures, "\n\n".join(failures)
     finally:
         executable.close()
-
-
-def replayed(x: torch.Tensor, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> torch.Tensor:
-    for target, arguments in calls:
-        name, overload = target.removeprefix("aten.").split(".")
-        x = getattr(getattr(torch.ops.aten, name), overload)(x, *arguments)
-    return x

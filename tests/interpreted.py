@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.compiled import Bundle, Case, compare, replayed
+from tests.compiled import Bundle, Case, compare
 from tests.gpu_cases import at_base, offsets
 from tilewright.codegen.interpreter import run
 from tilewright.frontend.imported import Imported, unsupported
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
+from tilewright.frontend.torch_operators import replayed
 from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
@@ -109,15 +110,9 @@ def returned(imported: Imported, results: Sequence[np.ndarray], inputs: Sequence
     """The model's results, given the graph's outputs."""
     leaves = []
     for output in imported.outputs:
-        if output.kind == "value":
-            leaves.append(torch.from_numpy(results[output.index].copy()))
-        elif output.kind == "input":
-            leaves.append(inputs[output.index])
-        elif output.kind == "shared":
-            leaves.append(replayed(torch.from_numpy(results[output.index].copy()), output.value))
-        else:
-            assert output.kind == "view", output
-            leaves.append(replayed(inputs[output.index], output.value))
+        assert output.kind in ("value", "input"), output
+        tensor = torch.from_numpy(results[output.index].copy()) if output.kind == "value" else inputs[output.index]
+        leaves.append(replayed(tensor, output.calls))
     return leaves
 
 

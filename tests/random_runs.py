@@ -12,7 +12,7 @@ from tests.compiled import Bundle, Case, poison
 from tests.interpreted import returned, run_program
 from tests.random_graphs import RandomCase
 from tilewright.frontend.imported import unsupported
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.partition.plan import plan_program

@@ -16,7 +16,7 @@ from tests.compiled import Case, compare
 from tests.gpu_cases import offsets
 from tests.interpreted import numpy_type, packed, poisoned
 from tilewright.codegen.c import print_c
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Program, Storage

@@ -176,12 +176,12 @@ CALLED: dict[str, Change] = {
     "output -1": lambda m: m["signature"]["outputs"][0].update(index=-1),
     "input 99": lambda m: m["signature"]["outputs"][1].update(index=99),
     "an unknown kind of output": lambda m: m["signature"]["outputs"][0].update(kind="code"),
-    "a view by an operator that is none": lambda m: m["signature"]["outputs"][1].update(value=[["aten.add.Tensor", [1]]]),
-    "a view by an operator that changes": lambda m: m["signature"]["outputs"][1].update(value=[["aten.transpose_.default", [0, 1]]]),
-    "a view of dimensions that are not there": lambda m: m["signature"]["outputs"][1].update(value=[["aten.transpose.int", [0, 7]]]),
-    "a view that is many": lambda m: m["signature"]["outputs"][1].update(value=[["aten.unbind.int", [0]]]),
-    "a view by strides": lambda m: m["signature"]["outputs"][1].update(value=[["aten.as_strided.default", [[2], [1], 0]]]),
-    "a view of nothing": lambda m: m["signature"]["outputs"][1].update(value=3),
+    "a view by an operator that is none": lambda m: m["signature"]["outputs"][1].update(calls=[["aten.add.Tensor", [1]]]),
+    "a view by an operator that changes": lambda m: m["signature"]["outputs"][1].update(calls=[["aten.transpose_.default", [0, 1]]]),
+    "a view of dimensions that are not there": lambda m: m["signature"]["outputs"][1].update(calls=[["aten.transpose.int", [0, 7]]]),
+    "a view that is many": lambda m: m["signature"]["outputs"][1].update(calls=[["aten.unbind.int", [0]]]),
+    "a view by strides": lambda m: m["signature"]["outputs"][1].update(calls=[["aten.as_strided.default", [[2], [1], 0]]]),
+    "a view of nothing": lambda m: m["signature"]["outputs"][1].update(calls=3),
     "an unknown parameter": lambda m: m["signature"]["outputs"][3].update(value="nothing"),
     "a parameter that is a list": lambda m: m["signature"]["outputs"][3].update(value=[1]),
     "a change of another shape": lambda m: [reshape(m, "y", [4, 1]), reshape(m, "mul", [4, 3])],  # type: ignore[func-returns-value]
@@ -293,7 +293,7 @@ def test_slices_of_results(tmp_path: Path) -> None:
 
 
 TEXTS = {
-    "NaN": (b'"version": 14', b'"version": NaN'),
+    "NaN": (b'"version": 15', b'"version": NaN'),
     "a number beyond all": (b'"repeat": 1', b'"repeat": 1e999'),
     "a number of ten thousand digits": (b'"repeat": 1', b'"repeat": ' + b"1" * 10_000),
     "two fields of one name": (b'"repeat": 1', b'"repeat": 1, "repeat": 2'),

@@ -16,7 +16,7 @@ from tests.compiled import poison
 from tests.sample_artifacts import rewrite_manifest
 from tilewright import zoo
 from tilewright.errors import InvalidArtifact, KernelFailed, TargetNotPresent, UnsupportedOption
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import host_cpu, machine
 from tilewright.ir.graph import Value

@@ -20,7 +20,7 @@ from torch import nn
 import tilewright
 from tests.compiled import Case
 from tests.interpreted import check_interpreted, run_program
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine

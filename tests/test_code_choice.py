@@ -16,7 +16,7 @@ from bench import cpu_score
 from tilewright.analysis.cpu.assembly import disassembled
 from tilewright.compile import source_files
 from tilewright.errors import InternalFault, KernelFailed
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.machine import Machine

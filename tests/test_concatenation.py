@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import tilewright
 from tests.compiled import Case, check_native, compare
 from tests.interpreted import check_interpreted, run_program
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const

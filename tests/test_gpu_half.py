@@ -22,7 +22,7 @@ from tests.test_half_modules import CASES, EACH_TYPE, TYPES, Rows, array_of, ass
 from tilewright import zoo
 from tilewright.codegen.cuda import print_cuda
 from tilewright.frontend.imported import unsupported
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine

@@ -17,7 +17,7 @@ from torch import nn
 import tilewright
 from tests.gpu_cases import Case, check, compiled, convolution_case, execute, interpret
 from tilewright.codegen.cuda import shared_bytes
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.hardware import machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import Load

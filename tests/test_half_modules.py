@@ -22,7 +22,7 @@ from tests.random_graphs import NOISE, RandomCase, _magnitude, _spread, random_c
 from tests.test_bf16_models import model_cases
 from tilewright import zoo
 from tilewright.frontend.imported import unsupported
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import host_cpu, machine
 from tilewright.hardware.machine import Machine
@@ -285,3 +285,18 @@ def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
     executable = tilewright.compile(export_onnx(module, inputs, str(tmp_path)))
     assert not [row for row in executable.plan.rows if row.kind == "torch"]
     assert_as_good_as_eager(module, inputs, executable(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(5), nn.BatchNorm2d(5, affine=False), nn.InstanceNorm2d(5, track_running_stats=True)])
+def test_norms_in_training_mode(norm: nn.Module, dtype: torch.dtype) -> None:
+    """Results and running statistics, which change at each call, are those of float64 with an error of the type's rounding."""
+    ours = nn.Sequential(nn.Conv2d(3, 5, 3), copy.deepcopy(norm)).to(dtype).train()
+    theirs = copy.deepcopy(ours).double()
+    tolerance = 8 * torch.finfo(dtype).eps
+    with tilewright.compile(ours, (torch.randn(2, 3, 8, 8).to(dtype),), target="native", threads=1) as executable:
+        for _ in range(2):
+            x = torch.randn(2, 3, 8, 8).to(dtype)
+            torch.testing.assert_close(executable(x).double(), theirs(x.double()), rtol=tolerance, atol=2 * tolerance)
+            for found, wanted in zip(ours.buffers(), theirs.buffers(), strict=True):
+                torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tilewright.codegen.source import source_text
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Kernel

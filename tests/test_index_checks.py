@@ -20,7 +20,7 @@ from tests.interpreted import run_program
 from tests.sample_artifacts import WEIGHTS, put, signed, with_weights
 from tilewright.codegen.source import source_text
 from tilewright.errors import IndexOutOfRange, InvalidModel, TilewrightError
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.index_checks import IndexChecks, known_ranges, range_in
 from tilewright.graph.passes import simplify

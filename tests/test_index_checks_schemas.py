@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.interpreted import run_program
 from tilewright.compile import source_files
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.region import Program

@@ -18,7 +18,7 @@ from tests.random_graphs import random_case
 from tests.random_runs import together
 from tilewright import dynamo
 from tilewright.errors import CacheError, InternalFault
-from tilewright.frontend import torch_export
+from tilewright.frontend import torch_export, torch_import
 from tilewright.hardware import machine
 from tilewright.kernels import registry
 from tilewright.partition import fusion, joining, plan
@@ -148,7 +148,7 @@ def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_export, "HANDLERS", {**torch_export.HANDLERS, "relu.default": broken, "linear.default": broken})
+    monkeypatch.setattr(torch_import, "HANDLERS", {**torch_export.HANDLERS, "relu.default": broken, "linear.default": broken})
     executable, said = compiled(*model)
     agrees(executable, *model)
     assert len(said) == 2 and any("relu" in text for text in said) and all("runs through PyTorch" in text for text in said)

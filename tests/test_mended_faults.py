@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tilewright
 from tests.compiled import Bundle, Case, check_native
 from tests.interpreted import check_interpreted, run_program
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.region import Program

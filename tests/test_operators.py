@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.compiled import replayed
 from tests.pointwise_functions import ANYWHERE, BINARY, INTEGER, WITHIN_ONE
 from tilewright.frontend.imported import unsupported
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
+from tilewright.frontend.torch_operators import replayed
 from tilewright.graph.passes import simplify
 from tilewright.graph.reference import evaluate
 
@@ -47,13 +47,9 @@ def check(model: nn.Module | Callable[..., Any], *inputs: torch.Tensor, toleranc
         results = []
         for output in imported.outputs:
             if output.kind == "value":
-                results.append(computed[output.index])
+                results.append(replayed(torch.from_numpy(computed[output.index]), output.calls).numpy())
             elif output.kind == "input":
-                results.append(fresh[output.index].numpy())
-            elif output.kind == "view":
-                results.append(replayed(fresh[output.index], output.value).numpy())
-            elif output.kind == "shared":
-                results.append(replayed(torch.from_numpy(computed[output.index]), output.value).numpy())
+                results.append(replayed(fresh[output.index], output.calls).numpy())
             else:
                 results.append(output.value)
         assert len(results) == len(expected)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.operator_cases import Dense, Function, Inverted, Residual, SharedHalo, normal, randomised
 from tilewright import zoo
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.ir.expr import loads
 from tilewright.ir.graph import Graph

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.passes import eliminate_common_subexpressions, fold_constants, merge_views, remove_dead_nodes, simplify
 from tilewright.graph.reference import evaluate

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import randomised
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Function
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.reference import evaluate
 from tilewright.hardware import machine
 

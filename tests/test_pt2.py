@@ -23,7 +23,8 @@ import tilewright
 from tests.limits import limited
 from tilewright.cli import main
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
-from tilewright.frontend.torch_export import import_exported, load_exported
+from tilewright.frontend.torch_export import load_exported
+from tilewright.frontend.torch_import import import_exported
 
 Members = dict[str, bytes]
 PROGRAM, SAMPLES = "m/models/model.json", "m/data/sample_inputs/model.pt"

@@ -24,7 +24,7 @@ from tests.interpreted import returned, run_program
 from tests.sample_artifacts import Stepwise
 from tilewright.codegen.c import print_c
 from tilewright.codegen.interpreter import run
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine

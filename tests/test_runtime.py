@@ -116,7 +116,7 @@ def test_outputs_that_are_inputs_or_parameters() -> None:
     turned = (("aten.transpose.int", (0, 1)), ("aten.select.int", (0, 1)))
     outputs = (
         OutputLeaf("input", 0),
-        OutputLeaf("view", 0, turned),
+        OutputLeaf("input", 0, calls=turned),
         OutputLeaf("value", 0),
         OutputLeaf("value", 1),
         OutputLeaf("value", 1),
@@ -453,7 +453,7 @@ class Everything(torch.nn.Module):
 
 def test_a_module_read_by_the_front_end_behaves_as_in_pytorch() -> None:
     """Every node becomes a region that runs through PyTorch, to test everything around the kernels."""
-    from tilewright.frontend.torch_export import import_module
+    from tilewright.frontend.torch_import import import_module
     from tilewright.hardware import host_cpu
     from tilewright.ir.region import Lowered, Program, Region, Storage
     from tilewright.runtime.executable import executable_of

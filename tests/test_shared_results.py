@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tilewright
 from tests.operator_cases import once
-from tilewright.frontend.torch_export import import_module
+from tests.random_sharing import Program, problem, random_program, sharing
+from tilewright import dynamo
+from tilewright.errors import InvalidInput, InvalidModel, UnsupportedOperator
+from tilewright.frontend.torch_import import import_module
+from tilewright.runtime.executable import Executable
 
 
 class Returning(nn.Module):
@@ -30,7 +35,7 @@ class Returning(nn.Module):
 
 
 def kinds(module: nn.Module, x: Tensor) -> list[str]:
-    return [output.kind for output in import_module(module, (x,)).outputs]
+    return [output.kind + " calls" * bool(output.calls) for output in import_module(module, (x,)).outputs]
 
 
 def check_writes(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -43,52 +48,48 @@ def check_writes(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
                 results[k].mul_(3 + k).add_(1)
 
 
-def random_view(draw: Random, shape: list[int]) -> Callable[[Tensor], Tensor]:
-    """One to three views, one after another."""
-    steps: list[Callable[[Tensor], Tensor]] = []
-    for _ in range(draw.randint(1, 3)):
-        dim, size = draw.randrange(3), draw.randint(1, 3)
-        steps.append(
-            draw.choice(
-                (
-                    lambda y, dim=dim: y.transpose(0, dim % y.dim()),
-                    lambda y, dim=dim: y.unsqueeze(dim % y.dim()),
-                    lambda y, dim=dim, size=size: y.split(size, dim % y.dim())[-1],
-                    lambda y, dim=dim, size=size: y.narrow(dim % y.dim(), 0, min(size, y.shape[dim % y.dim()])),
-                    lambda y, dim=dim: y.select(dim % y.dim(), -1) if y.dim() > 1 else y,
-                    lambda y: y.view(-1) if y.is_contiguous() else y.flip(0),
-                    lambda y, size=size: y.unsqueeze(0).expand(size, *y.shape),
-                    lambda y: y.detach(),
-                )
-            )
-        )
-
-    def view(y: Tensor) -> Tensor:
-        for step in steps:
-            y = step(y)
-        return y
-
-    return view
+def made(program: Program) -> tuple[Executable, list[Tensor]]:
+    return tilewright.compile(program, program.examples, target="native", threads=1), list(program.buffers())
 
 
-@settings(once, max_examples=15)
-@given(seed=st.integers(0, 1 << 30))
-def test_random_views(seed: int) -> None:
-    draw = Random(seed)
-    shape = [draw.randint(1, 5) for _ in range(draw.randint(1, 3))]
-    module = Returning(*(random_view(draw, shape) for _ in range(draw.randint(2, 4))), *([lambda y: y] if draw.random() < 0.5 else [])).eval()
-    x = torch.randn(shape)
-    with tilewright.compile(module, (x,), target="native", threads=1) as executable:
-        check_writes(executable(x), module(x))
-        check_writes(executable(x), module(x))  # a call does not depend on what became of earlier results
+def made_by_dynamo(program: Program) -> tuple[Callable[..., object], list[Tensor]]:
+    torch._dynamo.reset()
+    return torch.compile(program, backend="tilewright", options={"threads": 1}), list(program.buffers())
+
+
+def made_of_an_artifact(program: Program) -> tuple[Executable, list[Tensor]]:
+    """Only with the buffers that calls change: a loaded model returns copies of others."""
+    with TemporaryDirectory() as folder:
+        made(program)[0].save(f"{folder}/saved.zip")
+        loaded = tilewright.load(f"{folder}/saved.zip")
+    assume(len(loaded.signature.states) == program.count)
+    return loaded, [loaded.image.states[name] for name, _ in program.named_buffers()]
+
+
+@pytest.mark.parametrize("how", [made, made_by_dynamo, made_of_an_artifact])
+def test_random_programs(how: Callable[[Program], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "_reason_to_discard", lambda _: None)
+
+    @settings(once, max_examples=12)
+    @given(seed=st.integers(0, 1 << 30))
+    def check(seed: int) -> None:
+        program = random_program(seed)
+        try:
+            different = problem(program, how)
+        except (InvalidModel, InvalidInput) as error:
+            assume("of which several elements lie in the same memory" not in str(error))
+            raise
+        assert not different, f"{different}\n{program}"
+
+    check()
 
 
 def test_which_results_are_views_of_others() -> None:
     x = torch.randn(4, 6)
-    assert kinds(Returning(lambda y: y, lambda y: y.t()), x) == ["value", "shared"]
-    assert kinds(Returning(lambda y: y[1:], lambda y: y.t()), x) == ["shared", "shared"]
+    assert kinds(Returning(lambda y: y, lambda y: y.t()), x) == ["value", "value calls"]
+    assert kinds(Returning(lambda y: y[1:], lambda y: y.t()), x) == ["value calls", "value calls"]
     assert kinds(Returning(lambda y: y.t(), lambda y: y + 1), x) == ["value", "value"]  # the only one of its memory
-    assert kinds(Returning(*(lambda y, k=k: y.chunk(3, 1)[k] for k in range(3))), x) == ["shared"] * 3
+    assert kinds(Returning(*(lambda y, k=k: y.chunk(3, 1)[k] for k in range(3))), x) == ["value calls"] * 3
     assert kinds(Returning(lambda y: y.t(), lambda y: y.clone()), x) == ["value", "value"]
 
 
@@ -146,3 +147,82 @@ def test_a_program_for_a_range_returns_copies() -> None:
                 torch.testing.assert_close(got, wanted)
         (sizes,) = executable.sizes
         assert isinstance(sizes["length"], range)
+
+
+class Stateful(nn.Module):
+    """A function of the module, which has a buffer, and its input."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("kept", torch.arange(12.0).reshape(3, 4))
+        self.weight = nn.Parameter(torch.ones(3, 4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def copied_and_changed(m: Any, x: Tensor) -> Any:
+    y = x * 2
+    m.kept.copy_(y)
+    return y, m.kept, m.kept.t(), y.clone(), y
+
+
+def replaced(m: Any, x: Tensor) -> Any:
+    y = m.kept + x
+    m.kept = y
+    return m.kept[1:] + 1, x.add_(1), x.t()[1:], x[0].mul_(2)
+
+
+def through_data(m: Any, x: Tensor) -> Any:
+    m.kept.data.mul_(x)
+    x.data.copy_(m.kept.data + 1)
+    return m.kept.data, x.data[0]
+
+
+def complex_views(m: Any, x: Tensor) -> Any:
+    y = torch.complex(x, -x)
+    z = y.t().conj_physical()
+    return y, y.real, y.imag, y.conj(), y.conj().t(), torch.view_as_real(y), y.view(torch.float32), z, z.t().view(-1)
+
+
+def in_memory_order(m: Any, x: Tensor) -> Any:
+    y = x.t().sin()
+    return y, y.t().view(-1), y.t().flatten()[2:]
+
+
+def copies(m: Any, x: Tensor) -> Any:
+    y = x + 1
+    return y, torch.cat([y]), y.to(y.dtype, copy=True), y.t().contiguous(), y.clone().view(-1), y.contiguous()
+
+
+def unchanged(m: Any, x: Tensor) -> Any:
+    return m.weight.t(), m.kept[1:], x.view(-1), x[..., None], x.clone()
+
+
+@pytest.mark.parametrize("function", [copied_and_changed, replaced, through_data, complex_views, in_memory_order, copies, unchanged])
+def test_what_shares_memory(function: Callable[[Any, Tensor], Any]) -> None:
+    ours, theirs = Stateful(function), Stateful(function)
+    x, z = torch.rand(3, 4), torch.rand(3, 4)
+    with tilewright.compile(ours, (x,), target="native", threads=1) as executable:
+        for given_ in (x, z):
+            a, b = given_.clone(), given_.clone()
+            found, wanted = [*executable(a), a, ours.weight], [*theirs(b), b, theirs.weight]
+            for f, w in zip(found, wanted, strict=True):
+                torch.testing.assert_close(f, w)
+            assert sharing(found) == sharing(wanted)
+            torch.testing.assert_close(ours.kept, theirs.kept)
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "a write to an expanded tensor": (lambda m, x: (x * 2).unsqueeze(0).expand(2, 3, 4).zero_(), "several elements lie in the same memory"),
+    "an assignment to .data": (lambda m, x: setattr(m.kept, "data", x), "assigns to .data"),
+    "a parameter that changes": (lambda m, x: m.weight.data.add_(x), "changes its parameter weight.*make it a buffer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises((InvalidModel, UnsupportedOperator), match=message):
+        tilewright.compile(Stateful(function), (torch.rand(3, 4),), target="native", threads=1)

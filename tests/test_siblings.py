@@ -17,7 +17,7 @@ import tilewright
 from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Function, randomised
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.graph.reference import evaluate
 from tilewright.hardware import machine

@@ -29,7 +29,8 @@ from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.ranged import ranges_of
 from tilewright.frontend.sized import ModuleModel, OnnxModel, SizedModel
 from tilewright.frontend.symbolic import SymbolicProgram, import_program
-from tilewright.frontend.torch_export import import_module, load_exported
+from tilewright.frontend.torch_export import load_exported
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware import planned_threads

@@ -24,7 +24,7 @@ from tilewright.compile import check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
 from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOption, warn_not_compiled
-from tilewright.frontend.torch_export import place_of
+from tilewright.frontend.places import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
 from tilewright.partition.precision import check_precision

@@ -9,6 +9,7 @@ import torch
 
 from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise, expanded, torch_dtype
 from tilewright.graph.builder import GraphBuilder
+from tilewright.ir.dtypes import computed_in
 from tilewright.ir.graph import Value
 
 HANDLERS = Handlers()
@@ -226,7 +227,9 @@ def training_batch_norm(
     saved = g.pointwise("rsqrt", g.pointwise("add", batch_variance, epsilon))
 
     def moved(running: Value, batch: Value, factor: float) -> Value:
-        return g.pointwise("add", g.pointwise("mul", running, 1 - momentum), g.pointwise("mul", batch, momentum * factor))
+        wide = computed_in(running.dtype)
+        old, new = (g.pointwise("mul", x, share, dtype=wide) for x, share in ((running, 1 - momentum), (batch, momentum * factor)))
+        return g.cast(g.pointwise("add", old, new), g.expected[-1][1])  # of 16-bit statistics in 32 bits, which are rounded when they are stored
 
     return result, batch_mean, saved, moved(mean, batch_mean, 1.0), moved(variance, batch_variance, count / max(count - 1, 1))
 

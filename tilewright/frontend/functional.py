@@ -13,7 +13,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from tilewright.errors import InvalidModel
+from tilewright.frontend.places import place_of
 from tilewright.frontend.sizes import is_symbolic
+from tilewright.frontend.tensor_memory import storage_of
 
 STATEMENTS = ("_assert_", "sym_constrain")
 """How the names of operators without a result begin."""
@@ -47,23 +50,18 @@ def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
             if isinstance(value, torch.Tensor):
                 if value.layout is not torch.strided:
                     return False
-                makers.setdefault(_memory(value), []).append(node)
+                makers.setdefault(storage_of(value), []).append(node)
     outputs = {result for node in program.graph.nodes if node.op == "output" for result in node.all_input_nodes}
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op not in ("placeholder", "output") and not _has_handler(node, handled):
             return False
-        if written(node) is not None and not _is_alone(node, makers[_memory(value)]):
+        if written(node) is not None and not _is_alone(node, makers[storage_of(value)]):
             return False
         if node in outputs and node.op != "placeholder" and isinstance(value, torch.Tensor):
-            if any(maker.op == "placeholder" or maker in outputs for maker in makers[_memory(value)] if maker is not node):
+            if any(maker.op == "placeholder" or maker in outputs for maker in makers[storage_of(value)] if maker is not node):
                 return False
     return True
-
-
-def _memory(value: torch.Tensor) -> int:
-    address: int = value.untyped_storage()._cdata
-    return address
 
 
 def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
@@ -74,10 +72,39 @@ def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
     name = str(node.target).removeprefix("aten.")
     if name.startswith(STATEMENTS):
         return True
-    # a norm in training mode changes its statistics, which its schema does not say
-    trains = any(argument.name == "training" and value for argument, value in zip(node.target._schema.arguments, node.args, strict=False))
     found = out_of_place(node.target)
-    return not trains and found is not None and str(found).removeprefix("aten.") in handled
+    return not trains(node) and found is not None and str(found).removeprefix("aten.") in handled
+
+
+def check_writes(program: ExportedProgram) -> None:
+    """Raises InvalidModel for a write in place to a tensor of which several elements lie in the same memory (one that was expanded): PyTorch's
+    functional program would add up what is written to one place."""
+    for node in program.graph.nodes:
+        if written(node) is not None and _overlaps(node.meta["val"]):
+            raise InvalidModel(
+                f"{node.target} at {place_of(node) or 'an unknown place'} writes to a tensor of which several elements lie in the same memory",
+                "write to the tensor before it is expanded, or to a clone()",
+            )
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether elements may lie in the same memory; of tensors with symbolic sizes whether one was expanded."""
+    pairs = [(stride, size) for stride, size in zip(value.stride(), value.shape, strict=True) if is_symbolic(size) or size > 1]
+    if any(map(is_symbolic, (*value.stride(), *value.shape))):
+        return any(not is_symbolic(stride) and stride == 0 for stride, _ in pairs)
+    end = 0
+    for stride, size in sorted(pairs):
+        if stride <= end:
+            return value.numel() > 0
+        end += stride * (size - 1)
+    return False
+
+
+def trains(node: torch.fx.Node) -> bool:
+    """Whether a norm is in training mode, in which it changes its statistics, although its schema does not say so."""
+    schema = getattr(node.target, "_schema", None)
+    named = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} if schema else {}
+    return bool(named.get("training") or (named.get("use_input_stats") and named.get("running_mean") is not None))
 
 
 def _is_alone(node: torch.fx.Node, makers: list[torch.fx.Node]) -> bool:

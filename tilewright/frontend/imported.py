@@ -24,16 +24,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Output:
-    """One leaf of what the model returns.
+    """One leaf of what the model returns: a tensor after the ATen view calls in `calls` (`frontend.torch_views`), so that it shares its memory.
 
-    kind "value": graph output number `index`; "input": the caller's tensor at input leaf `index` itself; "view": the ATen view calls in
-    `value` replayed on the caller's tensor at leaf `index` (so that the result aliases it); "shared": the same on graph output number `index`, whose
-    memory other leaves share; `apart` is the value of the graph with such a leaf's elements; "parameter": the parameter or buffer called `value`;
-    "constant": the Python object `value`."""
+    The tensor is by kind "value": graph output number `index`, each of which has memory of its own; "input": the caller's tensor at input leaf
+    `index`; "parameter", "state": the module's parameter, or the buffer that the model changes, called `value`. "constant" is the Python object
+    `value`. `apart` is the value of the graph with the elements of a leaf after calls."""
 
     kind: str
     index: int = -1
     value: Any = None
+    calls: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     apart: str = ""
 
 
@@ -87,13 +87,15 @@ class Imported:
 
     def with_results_apart(self) -> Imported:
         """A model that changes nothing, with results that share memory as outputs of their own."""
+        positions: dict[Output, int] = {}
         names: list[str] = []
         outputs = []
         for output in self.outputs:
-            if output.kind in ("value", "shared"):
-                name = output.apart or self.graph.outputs[output.index]
-                names += [] if name in names else [name]
-                output = Output("value", names.index(name))
+            if output.kind == "value":
+                if output not in positions:
+                    positions[output] = len(names)
+                    names.append(output.apart or self.graph.outputs[output.index])
+                output = Output("value", positions[output])
             outputs.append(output)
         return replace(self, graph=replace(self.graph, outputs=tuple(names)), outputs=tuple(outputs))
 

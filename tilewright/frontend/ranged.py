@@ -85,7 +85,7 @@ class Ranges:
         if fewer is None:
             raise NotServed("no smaller size is allowed")
         imported, other = self._model.bind(key), self._model.bind(self._with(key, fewer))
-        if imported.mutations or imported.states or any(output.kind not in ("value", "shared", "constant") for output in imported.outputs):
+        if imported.mutations or imported.states or any(output.kind not in ("value", "constant") for output in imported.outputs):
             raise NotServed("the model changes or returns its inputs or buffers")
         imported, other = imported.with_results_apart(), other.with_results_apart()  # results without their padding are copies
         if imported.literals != other.literals or imported.outputs != other.outputs:

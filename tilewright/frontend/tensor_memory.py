@@ -18,3 +18,9 @@ def address_of(tensor: torch.Tensor) -> int:
 def is_nowhere(tensor: torch.Tensor) -> bool:
     """Whether the tensor has elements but no memory that holds them."""
     return not address_of(tensor) and bool(tensor.numel())
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that tensors have in common if and only if they share a storage, also tensors without elements that can be read."""
+    number: int = tensor.untyped_storage()._cdata
+    return number

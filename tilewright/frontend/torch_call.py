@@ -1,4 +1,4 @@
-"""The representation of an ATen call in a `torch` node: data from which the runtime builds the arguments."""
+"""The arguments of ATen calls: in the order of the schema, and as data of a `torch` node, from which the runtime builds them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,19 @@ def call_recipe(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[
 
     call = (tuple(recipe(a) for a in arguments), tuple((key, recipe(a)) for key, a in keywords.items()))
     return inputs, call
+
+
+def bound(target: torch._ops.OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+    """All arguments in the order of the schema, defaults filled in, without those that only concern the storage of results."""
+    storage = {"device", "pin_memory", "layout", "memory_format", "generator", "non_blocking", "copy"}
+    found = []
+    for i, argument in enumerate(target._schema.arguments):
+        if argument.name in storage and argument.kwarg_only:
+            continue
+        if i < len(arguments):
+            found.append(arguments[i])
+        elif argument.name in keywords:
+            found.append(keywords[argument.name])
+        else:
+            found.append(argument.default_value if argument.has_default_value() else None)
+    return found

@@ -6,7 +6,7 @@ autograd, trust their arguments.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,14 +15,16 @@ import torch
 from tilewright.errors import InvalidArtifact
 from tilewright.frontend.permitted_operators import PERMITTED
 from tilewright.graph import onnx_call
+from tilewright.ir.dtypes import BY_TORCH_NAME
 
 TARGET = re.compile(r"aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
 ONNX_TARGET = re.compile(r"onnx\.[A-Za-z][A-Za-z0-9]*")
 VIEWS = frozenset(
-    "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
-    "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()
+    "view.default reshape.default view.dtype view_as_real.default view_as_complex.default _conj.default _neg_view.default transpose.int "
+    "permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default expand.default t.default alias.default "
+    "detach.default diagonal.default unfold.default narrow.default".split()
 )
-"""Operators that return one view within a tensor."""
+"""Operators that return one view within a tensor; of `reshape` this is so for most strides."""
 
 
 @cache
@@ -65,3 +67,18 @@ def permitted_operator(target: str, view: bool = False) -> Callable[..., Any]:
     if not (listed and tensors and known) or (view and overload not in VIEWS):
         raise InvalidArtifact(f"operator {target} is none that a file may name", "give the module itself, where it is trusted")
     return operator
+
+
+def replayed(tensor: torch.Tensor, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> torch.Tensor:
+    """The tensor after view calls. Raises InvalidArtifact for operators and element types that PyTorch does not have."""
+    for target, further in calls:
+        tensor = resolve_operator(target)(tensor, *map(_argument, further))
+    return tensor
+
+
+def _argument(argument: Any) -> Any:
+    if not isinstance(argument, str):
+        return argument
+    if argument not in BY_TORCH_NAME:
+        raise InvalidArtifact(f"{argument!r} is no element type", "compile the model again")
+    return getattr(torch, argument)

@@ -19,7 +19,7 @@ from torch.autograd import profiler
 from tilewright import settings
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
-from tilewright.frontend.torch_operators import resolve_operator
+from tilewright.frontend.torch_operators import replayed
 from tilewright.hardware import Machine, is_present
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
@@ -164,13 +164,11 @@ class Executable:
             shape = storage.value.shape if storage.layout.is_row_major else (storage.layout.size,)
             self._allocations.append(allocation(tuple(shape), torch_dtype(storage.value.dtype), self._device, storage.layout.is_padded))
         self._direct = None
-        names = program.graph.outputs
-        plain = all(
-            leaf.kind == "value" and names[leaf.index] in places.outputs and program.storage[names[leaf.index]].layout.is_row_major
-            for leaf in signature.outputs
-        )
+        named = {leaf.index: program.graph.outputs[leaf.index] for leaf in signature.outputs if leaf.kind == "value"}
+        plain = all(leaf.kind == "value" and not leaf.calls for leaf in signature.outputs) and len(set(named.values())) == len(named)
+        plain = plain and all(name in places.outputs and program.storage[name].layout.is_row_major for name in named.values())
         if plain and not signature.mutations and not signature.states:
-            self._direct = tuple(places.outputs[names[leaf.index]] for leaf in signature.outputs)
+            self._direct = tuple(places.outputs[named[leaf.index]] for leaf in signature.outputs)
         self._single = self._direct is not None and signature.output_tree.kind == "leaf"
         self._segments: list[tuple[str, int, int]] = []
         first = 0
@@ -294,57 +292,68 @@ class Executable:
                 engine.run(index, index + 1)
 
     def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
-        """Outputs as PyTorch would return them: aliases of inputs, constants, several views of one result, changed inputs."""
-        program, signature = self.image.program, self.image.signature
-        assert self._engine is not None
-        buffers = self._engine.buffers
-        values: dict[str, torch.Tensor] = {}
-
-        def value(name: str) -> torch.Tensor:
-            if name not in values:
-                root = program.root(name)
-                if root in buffers.places.inputs or root in buffers.constants:
-                    values[name] = buffers.value(name, inputs, outputs).clone(memory_format=torch.contiguous_format)
-                elif not buffers.is_stored(name) and name in program.graph.constants:
-                    values[name] = program.graph.constants[name].to(self._device, copy=True)
-                else:
-                    values[name] = buffers.value(name, inputs, outputs)
-            return values[name]
-
-        # Everything that is still needed from inputs and states is read before they are changed.
-        names = program.graph.outputs
-        produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind in ("value", "shared")}
-        targets = [(leaves[leaf], names[output]) for leaf, output in signature.mutations]
-        targets += [(tensor, names[state.output]) for tensor, state in zip(self._states, signature.states, strict=True)]
-        changed = []
-        for target, name in targets:
-            place = buffers.places.inputs.get(program.root(name)) if name in program.aliases else None
-            if place is not None and inputs[place] is target:
-                torch.autograd.graph.increment_version(target)  # updated in place
-            else:
-                changed.append((target, value(name)))
-        with torch.no_grad():
-            for target, new in changed:
-                target.copy_(new)
+        """Outputs as PyTorch would return them: in memory of their own, or that of inputs, parameters and buffers, and views of these."""
+        signature, taken = self.image.signature, set[str]()
+        # everything that is still needed from inputs and states is read before they are changed
+        numbers = dict.fromkeys(leaf.index for leaf in signature.outputs if leaf.kind == "value")
+        produced = {number: self._produced(number, inputs, outputs, taken) for number in numbers}
+        self._update(leaves, inputs, outputs, produced)
         results: list[Any] = []
         views: dict[OutputLeaf, torch.Tensor] = {}
         for leaf in signature.outputs:
-            if leaf.kind == "value":
-                results.append(produced[leaf.index])
-            elif leaf.kind == "input":
-                results.append(leaves[leaf.index])
-            elif leaf.kind in ("view", "shared"):
-                if leaf not in views:  # a tensor that is returned twice is one
-                    views[leaf] = leaves[leaf.index] if leaf.kind == "view" else produced[leaf.index]
-                    for target, further in leaf.value:
-                        views[leaf] = resolve_operator(target)(views[leaf], *further)
-                results.append(views[leaf])
-            elif leaf.kind == "parameter":
-                parameter = self._live.get(leaf.value, lambda: None)()
-                results.append(value(leaf.value) if parameter is None else parameter)
-            else:
+            if leaf.kind == "constant":
                 results.append(leaf.value)
+                continue
+            if leaf not in views:  # a tensor that is returned twice is one
+                if leaf.kind == "parameter":
+                    live = self._live.get(leaf.value, lambda: None)()
+                    tensor = self._constant(leaf.value) if live is None else live
+                else:
+                    tensor = {"value": produced, "input": leaves, "state": self._states}[leaf.kind][leaf.index]  # type: ignore[index]
+                views[leaf] = replayed(tensor, leaf.calls)
+            results.append(views[leaf])
         return unflatten(signature.output_tree, iter(results))
+
+    def _produced(self, output: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], taken: set[str]) -> torch.Tensor:
+        """The graph output of this number, in memory that is no input's, no constant's, and none of `taken`, to which it is added."""
+        program = self.image.program
+        name = program.graph.outputs[output]
+        root = program.root(name)
+        assert self._engine is not None
+        buffers = self._engine.buffers
+        if name in program.graph.constants and not buffers.is_stored(name):
+            return self._constant(name)
+        value: torch.Tensor = buffers.value(name, inputs, outputs)
+        if root in taken or root not in buffers.places.outputs:
+            return value.clone(memory_format=torch.contiguous_format)
+        taken.add(root)
+        return value
+
+    def _constant(self, name: str) -> torch.Tensor:
+        """A copy of a constant of the graph."""
+        constant: torch.Tensor = self.image.program.graph.constants[name].to(self._device, copy=True)
+        return constant
+
+    def _update(
+        self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], produced: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Changes inputs and states that were not updated in place."""
+        program, signature = self.image.program, self.image.signature
+        assert self._engine is not None
+        places = self._engine.buffers.places
+        targets = [(leaves[leaf], output) for leaf, output in signature.mutations]
+        targets += [(tensor, state.output) for tensor, state in zip(self._states, signature.states, strict=True)]
+        changed = []
+        for target, output in targets:
+            name = program.graph.outputs[output]
+            place = places.inputs.get(program.root(name)) if name in program.aliases else None
+            if place is not None and inputs[place] is target:
+                torch.autograd.graph.increment_version(target)
+            else:
+                changed.append((target, produced[output] if output in produced else self._produced(output, inputs, outputs, set())))
+        with torch.no_grad():
+            for target, new in changed:
+                target.copy_(new)
 
     # Everything else
 

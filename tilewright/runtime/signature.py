@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArtifact, InvalidInput
-from tilewright.frontend.imported import Imported
+from tilewright.frontend.imported import Imported, Output
 from tilewright.frontend.tensor_memory import is_nowhere
 from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.runtime.fields import Field
@@ -170,16 +170,17 @@ def _same(value: Any, constant: Any) -> bool:
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """One leaf of the result, by `kind`:
+    """One leaf of the result: a tensor after the ATen view calls in `calls`, pairs (operator, further arguments).
 
-    "value": graph output number `index`; "input": the caller's own tensor at input leaf `index`; "view": that tensor after the ATen calls in `value`,
-    pairs (operator, further arguments); "shared": graph output number `index` after such calls, whose memory other leaves share; "parameter": the
-    parameter that is the graph constant named by `value`; "constant": the number, string or None in `value`.
+    The tensor is by `kind` "value": graph output number `index`, each of which has memory of its own; "input": the caller's tensor at input leaf
+    `index`; "state": the buffer of the state number `index`; "parameter": the parameter that is the graph constant named by `value`. "constant" is
+    the number, string or None in `value`.
     """
 
     kind: str = "value"
     index: int = -1
     value: Any = None
+    calls: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,14 @@ def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: M
             value = graph.values[graph.inputs[number]]
             inputs.append(InputLeaf(word, value.name, value.shape, value.dtype))
     constants = {parameter.name: parameter.value for parameter in imported.parameters}
-    outputs = tuple(OutputLeaf(o.kind, o.index, constants[o.value] if o.kind == "parameter" else o.value) for o in imported.outputs)
+    numbers = {state.name: number for number, state in enumerate(imported.states)}
+
+    def leaf(output: Output) -> OutputLeaf:
+        if output.kind == "state":
+            return OutputLeaf("state", numbers[output.value], calls=output.calls)
+        return OutputLeaf(output.kind, output.index, constants[output.value] if output.kind == "parameter" else output.value, output.calls)
+
+    outputs = tuple(map(leaf, imported.outputs))
     states = tuple(StateLeaf(state.name, graph.inputs[state.input], state.output) for state in imported.states)
     output_tree = tree_of(imported.out_spec)
     given = {*parameters[: len(input_tree.children[0].children)], *input_tree.children[1].keys}
@@ -380,7 +388,10 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
             for leaf in signature.inputs
         ],
         "input_tree": encode_tree(signature.input_tree),
-        "outputs": [{"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value)} for leaf in signature.outputs],
+        "outputs": [
+            {"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value), "calls": encode_literal(leaf.calls)}
+            for leaf in signature.outputs
+        ],
         "output_tree": encode_tree(signature.output_tree),
         "mutations": [list(pair) for pair in signature.mutations],
         "states": [[state.name, state.input, state.output] for state in signature.states],
@@ -399,9 +410,9 @@ def decode_signature(data: Field) -> Signature:
         inputs.append(InputLeaf(leaf["place"].name(), leaf["name"].name(), shape, leaf["dtype"].name(), decode_literal(leaf["constant"])))
     outputs = []
     for leaf in data["outputs"].items():
-        leaf.only("kind", "index", "value")
-        kind = leaf["kind"].choice("value", "input", "view", "shared", "parameter", "constant")
-        outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"])))
+        leaf.only("kind", "index", "value", "calls")
+        kind = leaf["kind"].choice("value", "input", "state", "parameter", "constant")
+        outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"]), decode_literal(leaf["calls"])))
     states = []
     for state in data["states"].items():
         name, value, output = state.exactly(3)

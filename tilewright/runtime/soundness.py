@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArtifact
-from tilewright.frontend.torch_operators import permitted_operator
+from tilewright.frontend.torch_operators import permitted_operator, replayed
 from tilewright.graph import onnx_call
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
@@ -433,34 +433,31 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
             raise ValueError(f"input {position} is not one that output {index} can be written to")
     for result in signature.outputs:
         if result.kind == "value":
-            output(result.index)
-        elif result.kind == "shared":
             _check_view(result, *_typed(output(result.index)))
-        elif result.kind in ("input", "view"):
-            _check_returned(signature, result)
-        elif result.kind == "parameter" and result.value not in graph.constants:
-            raise ValueError(f"it returns the parameter {result.value!a}, which is not there")
-
-
-def _check_returned(signature: Signature, leaf: OutputLeaf) -> None:
-    """A returned input or a view of one."""
-    if not 0 <= leaf.index < len(signature.inputs) or not signature.inputs[leaf.index].name:
-        raise ValueError(f"it returns input {leaf.index}, which is no tensor of its inputs")
-    given = signature.inputs[leaf.index]
-    if leaf.kind == "view":
-        _check_view(leaf, given.shape, given.dtype)
+        elif result.kind == "input":
+            if not 0 <= result.index < len(inputs) or not inputs[result.index].name:
+                raise ValueError(f"it returns input {result.index}, which is no tensor of its inputs")
+            _check_view(result, inputs[result.index].shape, inputs[result.index].dtype)
+        elif result.kind == "state":
+            if not 0 <= result.index < len(signature.states):
+                raise ValueError(f"it returns state {result.index} of {len(signature.states)}")
+            _check_view(result, *_typed(graph.values[signature.states[result.index].input]))
+        elif result.kind == "parameter":
+            if result.value not in graph.constants:
+                raise ValueError(f"it returns the parameter {result.value!a}, which is not there")
+            _check_view(result, *_typed(graph.values[result.value]))
 
 
 def _check_view(leaf: OutputLeaf, shape: tuple[int, ...], dtype: str) -> None:
     """A returned view of a tensor of this shape and type: its calls are tried on one without memory."""
     view = torch.empty(shape, dtype=getattr(torch, ELEMENT_TYPES[dtype].torch), device="meta")
-    for call in _calls(leaf.value):
-        operator = _operator(call[0], view=True)
+    for call in _calls(leaf.calls):
+        _operator(call[0], view=True)
         try:
-            view = operator(view, *call[1])
-        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            what = "input" if leaf.kind == "view" else "output"
-            raise ValueError(f"{call[0]} makes no view of {what} {leaf.index}: {str(error).splitlines()[0]}") from error
+            view = replayed(view, [call])
+        except (InvalidArtifact, RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            what = f"{leaf.kind} {leaf.value if leaf.kind == 'parameter' else leaf.index}"
+            raise ValueError(f"{call[0]} makes no view of {what}: {str(error).splitlines()[0]}") from error
 
 
 def _calls(data: Any) -> Sequence[tuple[str, tuple[Any, ...]]]:
