@@ -38,6 +38,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import CpuChains
+from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition import chains
@@ -47,6 +48,7 @@ from tilewright.partition.paths import paths
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.tile_judge import TileJudge, Tiles
+from tilewright.tuning import serialisation
 
 LARGEST_ERROR = 1e-3
 NOISE = 0.03
@@ -230,12 +232,12 @@ def _median(seconds: Sequence[float], half: int) -> float:
     return statistics.median(seconds[middle:] if half else seconds[: max(middle, 1)])
 
 
-def forecast(entry: Mapping[str, Any], links: Links) -> dict[str, Any]:
-    """A measured row with what the models predict now of the strips that were measured."""
+def forecast(entry: Mapping[str, Any], links: Links, facts: Machine) -> dict[str, Any]:
+    """A measured row with what the models predict now of the strips that were measured, on the machine with these facts."""
     threads, seen = entry["threads"], dict[str, Any]()
     graph = simplify(read(links.module(), links.inputs()).graph)[0]
     with merging(len(links.layers), False, seen, entry["predicted"]["rows"]):
-        plan_program(graph, machine("native"), threads)
+        plan_program(graph, facts, threads)
     return {**entry, "predicted": seen, "taken": "chain" in seen and seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]}
 
 
@@ -280,7 +282,8 @@ def main() -> None:
         found = []
         for document in (json.loads(file.read_text()) for file in options.fit):
             chosen = {str(links): links for links in drawn(document["settings"]["seed"], document["settings"]["random"])}
-            again = [forecast(row, chosen[row["chain"]]) for row in document["results"] if "seconds" in row]
+            facts = serialisation.decode(document["settings"]["facts"])
+            again = [forecast(row, chosen[row["chain"]], facts) for row in document["results"] if "seconds" in row]
             found.append([row for row in again if "chain" in row["predicted"]])
         Console().print(*fitted([row for rows in found for row in rows]), *map(summary, found))
         return
@@ -301,7 +304,7 @@ def main() -> None:
         table.add_row(key, f"{value:.3g}")
     console.print(table)
     if options.name:
-        console.print(f"wrote {write_results(options.name, {**vars(options), **said}, rows)}")
+        console.print(f"wrote {write_results(options.name, {**vars(options), **said, 'facts': serialisation.encode(machine('native'))}, rows)}")
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -316,22 +319,24 @@ def _line(row: Mapping[str, Any]) -> str:
 
 GRID = {"stored": tuple(x / 20 for x in range(17)), "start_cycles": tuple(500.0 * x for x in range(13))}
 """Values that are tried for the constants."""
+MOST_ERROR = 0.1
+"""Most that a chain counts when they are fitted: it may be predicted badly for other reasons."""
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float]:
-    """The constants of `hardware.calibration.CpuChains` whose decisions take the least time on these chains: the geometric mean over that of separate
-    kernels, the second result."""
+    """The constants of `hardware.calibration.CpuChains` with the least mean error of predicted gains, as a share of the time of separate kernels; no
+    chain counts more than `MOST_ERROR`. The second result is this mean."""
     separate, merged = (np.array([row["seconds"][name] for row in rows]) for name in ("separate", "merged"))
     apart = np.array([row["predicted"]["apart"] for row in rows])
     parts = [Parts(**row["predicted"]["parts"]) for row in rows]
     best: tuple[float, dict[str, float]] = (np.inf, {})
     for values in itertools.product(*GRID.values()):
         predicted = np.array([each.seconds(CpuChains(*values)) for each in parts])
-        taken = predicted < (1 - LEAST_GAIN) * apart
-        found = float(np.mean(np.log(np.where(taken, merged, separate) / separate)))
+        error = np.abs((apart - predicted) - (separate - merged)) / separate
+        found = float(np.mean(np.minimum(error, MOST_ERROR)))
         if found < best[0]:
             best = found, dict(zip(GRID, values, strict=True))
-    return best[1], float(np.exp(best[0]))
+    return best[1], best[0]
 
 
 if __name__ == "__main__":
