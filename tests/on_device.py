@@ -13,7 +13,7 @@ from tilewright.ir.kernel import (
     Kernel,
 )
 from tilewright.runtime.driver import system_driver
-from tilewright.runtime.gpu import GpuLibrary, ParameterBlock, node_params
+from tilewright.runtime.gpu import GpuLibrary, node_params, parameter_block
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.toolchain import Binary, compile_kernels
@@ -30,7 +30,7 @@ def launch(kernel: Kernel, arrays: Sequence[np.ndarray]) -> None:
     driver.push_context(context)
     try:
         library = GpuLibrary(driver, [binary], {kernel.name: called}, context)
-        parameters = ParameterBlock([0] * len(bits), [tensor.data_ptr() for tensor in bits], [], called.scalar_bytes)
+        parameters = parameter_block(driver, called, [0] * len(bits), [tensor.data_ptr() for tensor in bits], 0)
         driver.launch_kernel(node_params(library.functions[kernel.name], called, parameters), torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
     finally:

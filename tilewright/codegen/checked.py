@@ -5,7 +5,11 @@ for all; accesses of one element by two blocks race unless a barrier of their cl
 barriers: each piece runs for one thread after another, and the state that a thread keeps across a barrier (variables, register buffers) is stored in
 arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp around its instructions, one warp after another: an
 instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`) runs in Python.
-"""
+
+In a kernel with barriers in memory, or of warps or warpgroups, not all threads of a block meet at once: each warp, or warpgroup if the kernel has
+instructions of warpgroups, is a strand that runs the whole body on its own stack and gives way to others where it waits. Threads of a strand still
+run one after another where nothing is done together, so that one of them must not wait there for another. What orders accesses is then known by
+clocks (interpreter_runtime.h). """
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from importlib.resources import files
 from math import prod
 
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
-from tilewright.codegen.cuda import shared_offsets
+from tilewright.codegen.cuda import shared_offsets, shares_places
 from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import Expr, Load, Var
+from tilewright.ir.expr import Expr, Load, Var, index_const
 from tilewright.ir.intrinsic import LANES, Intrinsic, Operand, moved
 from tilewright.ir.kernel import (
     FAULTS,
@@ -30,6 +34,7 @@ from tilewright.ir.kernel import (
     If,
     Invoke,
     Kernel,
+    Launch,
     Let,
     Place,
     Statement,
@@ -39,7 +44,9 @@ from tilewright.ir.kernel import (
     written_by,
 )
 
-_SHADOW_BYTES = 48  # sizeof(tw_shadow)
+_SHADOW_BYTES = 56  # sizeof(tw_shadow)
+COPY_ALIGNMENT = 128
+"""Of what the copy engine writes in shared memory, in bytes."""
 
 
 class CheckedPrinter(CPrinter):
@@ -66,6 +73,21 @@ class CheckedPrinter(CPrinter):
         self.intrinsics: list[Intrinsic] = []  # the instructions that are called, by number
         self.together = self.threads  # number of threads in lockstep, from `first` on
         self.first = "0"
+        self.common: list[str] = []  # names of shared buffers in C
+        self.maps = {described.name: described for described in kernel.maps}
+        self.barriers = barriers_of(kernel)
+        self.strand = self.strand_of(kernel)
+        if self.strand:
+            self.together, self.first = self.strand, "first"
+
+    def strand_of(self, kernel: Kernel) -> int:
+        """Threads of a strand; 0 if all threads meet at the kernel's barriers."""
+        invoked = [s.intrinsic for s in statements(kernel.body) if isinstance(s, Invoke)]
+        if not self.barriers and not any(intrinsic.order == "barrier" and intrinsic.scope in LANES for intrinsic in invoked):
+            return 0
+        if self.cluster > 1 or shares_places(kernel):
+            raise ValueError(f"{kernel.name} has barriers in memory, and clusters or shared buffers in one place: the interpreter has no such model")
+        return self.width("warpgroup" if any(intrinsic.scope == "warpgroup" for intrinsic in invoked) else "warp")
 
     # --- storage ---
 
@@ -89,7 +111,7 @@ class CheckedPrinter(CPrinter):
             f"set[{position}], {shadow}, {int(self.is_gpu)}, {aligned}, {int(buffer.writable)}}}, *const {name} = &{name}__store;"
         )
         if written:
-            self.cleanup.append(f"free({name}->shadow);")
+            self.cleanup.append(f"tw_free_shadows({name});")
 
     def allocate(self, buffer: Buffer) -> None:
         size = buffer.size * size_of(buffer.dtype)
@@ -105,7 +127,7 @@ class CheckedPrinter(CPrinter):
             one = f"{{arena + {data} + rank * {stride}, {facts}, {marks}, 0, {aligned}, 1}}"
             self.setup.append(f"tw_buffer {name}__all[{self.cluster}]; {every} {name}__all[rank] = (tw_buffer){one};")
             self.thread_indices.append(f"tw_buffer *const {name} = &{name}__all[rank];")
-            self.cleanup.append(f"{every} free({name}__all[rank].shadow);")
+            self.cleanup.append(f"{every} tw_free_shadows(&{name}__all[rank]);")
             self.block_start.append(f"{every} tw_forget(&{name}__all[rank]);")
             self.scopes[0].taken.add(name)
             return
@@ -115,8 +137,9 @@ class CheckedPrinter(CPrinter):
                 f"tw_buffer {name}__store = {{arena + {data}, {facts}, (uint8_t *)arena + {flags}, tw_shadows({buffer.size}), "
                 f"{'TW_CLUSTER' if buffer.space == 'cluster' else 0}, {aligned}, 1}}, *const {name} = &{name}__store;"
             )
-            self.cleanup.append(f"free({name}->shadow);")
+            self.cleanup.append(f"tw_free_shadows({name});")
             self.block_start.append(f"tw_forget({name});")
+            self.common.append(name)
             self.scopes[0].taken.add(name)
             if not self.in_piece and self.together == self.threads:
                 for other in self.sharing(name, buffer):
@@ -137,7 +160,7 @@ class CheckedPrinter(CPrinter):
             f"tw_buffer {name}__store = {{arena + {data} + thread * {stride}, {facts}, (uint8_t *)arena + {flags} + thread * {flag_stride}, "
             f"NULL, 0, {aligned}, 1}}, *const {name} = &{name}__store;"
         )
-        self.line(f"memset(arena + {flags}, 0, {flag_stride * self.threads});")
+        self.line(f"memset(arena + {flags} + {self.first} * {flag_stride}, 0, {flag_stride * self.together});")
 
     def sharing(self, name: str, buffer: Buffer) -> list[str]:
         """The shared buffers allocated so far, this one included, that have a place in common with it."""
@@ -204,7 +227,7 @@ class CheckedPrinter(CPrinter):
         if not self.is_gpu:
             raise ValueError(f"{self.name} is a kernel for a CPU, which has no {scope}s")
         if scope in ("block", "cluster", "grid"):
-            return self.threads
+            return self.strand or self.threads
         if self.block_threads % LANES[scope]:
             raise ValueError(f"{self.name} has blocks of {self.block_threads} threads, which are no whole {scope}s")
         return LANES[scope]
@@ -220,6 +243,9 @@ class CheckedPrinter(CPrinter):
         if intrinsic.order == "arrive":
             self.line("s->arrived = 1;")
             return
+        if intrinsic.order == "barrier" and self.strand:
+            self.line("tw_meet_strands(s);" if intrinsic.scope == "block" else f"tw_join(s, {self.first}, {lanes});")
+            return
         if intrinsic.order == "barrier":
             self.line("++s->epoch; s->arrived = 0;")
             if intrinsic.scope == "cluster":
@@ -231,27 +257,45 @@ class CheckedPrinter(CPrinter):
                 where = f"{self.buffer(counter.buffer)[0]}, {self.text(counter.offset)}"
                 self.line(f"tw_meet(s, {where}, {self.cluster}, {self.text(arrivals)});")
             return
+        values = root.values
+        if intrinsic.order in ("initialise", "signal", "wait"):
+            self.barrier(root, lanes)
+            return
+        if intrinsic.order == "publish":
+            self.line("tw_publish(s);")
+            return
+        if intrinsic.order in ("commit", "await") and intrinsic.scope == "warpgroup":
+            self.line(f"s->thread = {self.first};")
+            pending = "".join(f", {self.text(value)}" for value in values.values())
+            self.line(f"{'tw_await_products' if pending else 'tw_commit_products'}(s{pending});")
+            return
         if intrinsic.order == "commit":
             self.line("++s->groups[s->thread];")
             return
-        values = root.values
         if intrinsic.order == "await":
             self.line(f"tw_await(s, {self.text(next(iter(values.values())))});")
             return
         if intrinsic.meaning is None:  # a hint has no effect here
+            return
+        if intrinsic.engine == "copies":
+            self.box(root)
             return
         places = self.guarded_places(root)
         given = [(operand, place) for operand, place in places if operand.reads]
         taken = [(operand, place) for operand, place in places if operand.writes]
         arrays = {operand.name: self.fresh(operand.name) for operand in intrinsic.operands}
         for operand in intrinsic.operands:
-            self.line(f"{c_type(operand.dtype)} {arrays[operand.name]}[{lanes}][{operand.size}] = {{{{0}}}};")
+            self.line(f"{c_type(operand.dtype)} {arrays[operand.name]}[{operand.lanes or lanes}][{operand.size}] = {{{{0}}}};")
+        together = [(operand, place) for operand, place in given if intrinsic.engine and operand.storage == "shared"]
+        for operand, place in together:
+            self.gathered_together(operand, place, arrays[operand.name])
+        given = [pair for pair in given if pair not in together]
         lane = self.open_lanes(lanes)
         self.prepare(*values.values(), *(place.offset for _, place in given))
         for name, value in values.items():
             self.line(f"{arrays[name]}[{lane}][0] = {self.text(value)};")
         for operand, place in given:
-            self.rows(operand, place, arrays[operand.name], lane, f"{arrays[operand.guard]}[{lane}][0]" if operand.guard else "")
+            self.rows(operand, place, arrays[operand.name], lane, f"{arrays[operand.guard]}[{lane}][0]" if operand.guard else "", intrinsic.engine)
         self.close_lanes(lanes)
         result = arrays[taken[0][0].name]
         if intrinsic.meaning is moved:
@@ -259,12 +303,65 @@ class CheckedPrinter(CPrinter):
         else:
             if intrinsic not in self.intrinsics:
                 self.intrinsics.append(intrinsic)
-            self.line(f"meaning({self.intrinsics.index(intrinsic)}, (void *[]){{{', '.join(arrays.values())}}});")
+            self.line(f"tw_call(s, meaning, {self.intrinsics.index(intrinsic)}, (void *[]){{{', '.join(arrays.values())}}});")
         lane = self.open_lanes(lanes)
         self.prepare(*(place.offset for _, place in taken))
         for operand, place in taken:
-            self.rows(operand, place, result, lane, writes=True)
+            self.rows(operand, place, result, lane, engine=intrinsic.engine, writes=True)
         self.close_lanes(lanes)
+
+    def barrier(self, root: Invoke, lanes: int) -> None:
+        """An instruction whose operand is a barrier in memory; several lanes agree on their operands."""
+        ((_, place),) = root.places
+        calls = {"initialise": "tw_initialise", "signal": "tw_signal", "wait": "tw_wait"}
+        value = next(iter(root.values.values()), index_const(0))
+        if lanes > 1:
+            parts = [self.uniform(place.offset, "index"), self.uniform(value, "value")]
+            self.line(f"s->thread = {self.first};")
+        else:
+            self.prepare(place.offset, value)
+            parts = [self.text(place.offset), self.text(value)]
+        first, _ = self.barriers[place.buffer]
+        last = f", {lanes}" if root.intrinsic.order == "wait" else ""
+        self.line(f"{calls[root.intrinsic.order]}(s, {self.buffer(place.buffer)[0]}, {parts[0]}, {first}, {parts[1]}{last});")
+
+    def box(self, root: Invoke) -> None:
+        """A copy of a box of a tensor, by the copy engine."""
+        places = {operand.storage: (operand, place) for operand, place in root.places}
+        (_, target), (_, barrier) = places["shared"], places["barrier"]
+        described = self.maps[places["map"][1].buffer]
+        self.aligned(target.buffer, max(8 * described.swizzle, COPY_ALIGNMENT))
+        values = list(root.values.values())
+        self.prepare(target.offset, barrier.offset, *values)
+
+        def numbers(given: Sequence[int]) -> str:
+            return f"{{{', '.join(map(str, given))}}}"
+
+        size = size_of(described.dtype)
+        lower, upper = [corner for corner, _ in described.corners], [corner for _, corner in described.corners]
+        name = self.fresh("map")
+        facts = f"{len(described.extents)}, {size}, {described.swizzle}, {described.offset}, {len(described.corners)}"
+        lists = ", ".join(map(numbers, (described.extents, described.strides, described.box, lower or (0,), upper or (0,), described.steps or (0,))))
+        self.line(f"static const tw_map {name} = {{{facts}, {lists}}};")
+        at = ", ".join(self.text(value) for value in values)
+        where = f"{self.text(target.offset)}, {self.buffer(described.buffer)[0]}, &{name}, (int64_t[{max(len(values), 5)}]){{{at}}}"
+        first, _ = self.barriers[barrier.buffer]
+        position = f"{self.buffer(barrier.buffer)[0]}, {self.text(barrier.offset)}, {first}"
+        self.line(f"tw_copy_box(s, {self.buffer(target.buffer)[0]}, {where}, {position});")
+
+    def aligned(self, name: str, least: int) -> None:
+        """Raises ValueError if a shared buffer is not aligned so."""
+        buffer = self.buffer(name)[1]
+        if buffer.alignment % least:
+            raise ValueError(f"{self.name}: {name} is aligned to {buffer.alignment} bytes, where an engine needs {least}")
+
+    def gathered_together(self, operand: Operand, place: Place, held: str) -> None:
+        """Reads what an engine takes from shared memory on behalf of all lanes, which agree on the place."""
+        self.aligned(place.buffer, max(8 * operand.swizzle, 16))
+        where = self.uniform(place.offset, "where")
+        self.line(f"s->thread = {self.first};")
+        shape, strides = (f"(int64_t[]){{{', '.join(map(str, numbers))}}}" for numbers in (operand.shape, operand.strides))
+        self.line(f"tw_gather(s, {held}, {self.buffer(place.buffer)[0]}, {where}, {len(operand.shape)}, {shape}, {strides}, {operand.swizzle});")
 
     def open_lanes(self, lanes: int) -> str:
         """Opens the loop over the lanes of a group; returns the lane's number as text."""
@@ -283,7 +380,7 @@ class CheckedPrinter(CPrinter):
         else:
             self.close_threads()
 
-    def rows(self, operand: Operand, place: Place, held: str, lane: str, guard: str = "", writes: bool = False) -> None:
+    def rows(self, operand: Operand, place: Place, held: str, lane: str, guard: str = "", engine: str = "", writes: bool = False) -> None:
         """Copies one lane's operand from its place or to it."""
         text, buffer = self.buffer(place.buffer)
         if size_of(buffer.dtype) != size_of(operand.dtype):
@@ -299,9 +396,10 @@ class CheckedPrinter(CPrinter):
         size = operand.row * size_of(operand.dtype)
         self.line(f"for (int64_t i = 0; i < {operand.rows}; ++i)")
         if writes:
-            self.line(f"    memcpy({'tw_copy' if operand.access == 'begin' else 'tw_write'}({row}), {here}, {size});")
+            write = "tw_write_flying" if engine else "tw_copy" if operand.access == "begin" else "tw_write"
+            self.line(f"    memcpy({write}({row}), {here}, {size});")
         else:
-            read = "tw_read_together" if lane != "0" and operand.storage != "fragment" else "tw_read"
+            read = "tw_read_flying" if engine else "tw_read_together" if lane != "0" and operand.storage != "fragment" else "tw_read"
             self.line(f"    memcpy({here}, {read}({row}), {size});")
 
     # --- pieces ---
@@ -476,6 +574,37 @@ class CheckedPrinter(CPrinter):
         self.line("}")
         self.pop()
 
+    # --- strands ---
+
+    functions_ahead: tuple[str, ...] = ()
+
+    def strands(self, start: int, launch: Launch) -> None:
+        """Makes the lines from `start` on, the body, a function for one strand, and runs it for all of them."""
+        body, self.lines = self.lines[start:], self.lines[:start]
+        names = [*self.scopes[0].buffers.values(), *self.common]
+        blocks = [self.variable(Var(f"block_{axis}")).text for axis in "xyz"]
+        scalars = [name for name in self.scopes[0].variables.values() if name not in blocks and not name.startswith("thread_")]
+        members = [("tw_state *", "s"), ("char *", "arena"), ("tw_meaning", "meaning"), *(("int64_t", name) for name in (*blocks, *scalars))]
+        members += [("tw_buffer *", name) for name in dict.fromkeys(names)]
+        self.functions_ahead = (
+            "typedef struct {",
+            *(f"    {kind} {name};" for kind, name in members),
+            "} tw_environment;",
+            "",
+            "static void strand(const void *given, const int64_t first) {",
+            *(f"    {kind} const {name} = ((const tw_environment *)given)->{name};" for kind, name in members),
+            *body,
+            "    return;",
+            "done:",
+            "    s->clocked->stopped = 1;",
+            "}",
+            "",
+        )
+        values = ", ".join(name for _, name in members)
+        self.line(f"const tw_environment environment = {{{values}}};")
+        self.line("tw_run_strands(s, strand, &environment, meaning);")
+        self.line("if (s->clocked->stopped) goto done;")
+
     # --- the whole ---
 
     def checked(self, kernel: Kernel) -> str:
@@ -486,7 +615,7 @@ class CheckedPrinter(CPrinter):
         self.thread_indices: list[str] = []
         self.push()
         # names used by the surrounding C code
-        self.scopes[0].taken.update("s set arena thread block mine faults count meaning done state rank cluster_first".split())
+        self.scopes[0].taken.update("s set arena thread block mine faults count meaning done state rank cluster_first first given".split())
         for position, buffer in enumerate(kernel.parameters):
             self.declare_parameter(buffer, position)
         for position, scalar in enumerate(kernel.scalars):
@@ -513,6 +642,8 @@ class CheckedPrinter(CPrinter):
             self.line(f"++s->block; ++s->epoch; ++s->meetings; tw_no_copies(s, {self.threads});")
             start = len(self.lines)
             self.region(kernel.body.statements if isinstance(kernel.body, Block) else (kernel.body,))
+            if self.strand:
+                self.strands(start, launch)
             self.lines[start:start] = self.block_start
             self.line("}")
         else:
@@ -521,16 +652,30 @@ class CheckedPrinter(CPrinter):
             self.body(kernel.body)
             self.line("}")
         head = [
+            *self.functions_ahead,
             "void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *faults, int64_t *count, tw_meaning meaning) {",
             "    tw_state *const s = calloc(1, sizeof *s);",
             "    s->faults = faults, s->block = -1;",
             f"    char *const arena = aligned_alloc(64, {max(self.arena, 64)});",
             *("    " + text for text in self.setup),
         ]
+        if self.strand:
+            head.append(f"    tw_start_clocks(s, {self.threads}, {self.strand}, {sum(count for _, count in self.barriers.values())});")
+            self.cleanup.append("tw_end_clocks(s);")
         end = ("    *count = s->count;", "    free(arena);", "    free(s->copies);", "    free(s);", "}")
         tail = ["done:", *("    " + text for text in self.cleanup), *end]
         self.lines = [*head, *self.lines, *tail]
         return _runtime_text() + self.source()
+
+
+def barriers_of(kernel: Kernel) -> dict[str, tuple[int, int]]:
+    """The number of the first barrier, and how many there are, of each shared buffer whose elements are barriers."""
+    names = {place.buffer for s in statements(kernel.body) if isinstance(s, Invoke) for operand, place in s.places if operand.storage == "barrier"}
+    result: dict[str, tuple[int, int]] = {}
+    for statement in statements(kernel.body):
+        if isinstance(statement, Allocate) and statement.buffer.name in names:
+            result[statement.buffer.name] = (sum(count for _, count in result.values()), statement.buffer.size)
+    return result
 
 
 def _without_context(root: With) -> Block:

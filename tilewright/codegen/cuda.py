@@ -1,17 +1,17 @@
 """Kernel IR as CUDA C++: what NVRTC compiles, without any header.
 
 A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then its
-scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more). Shared buffers are static up to 48 KiB
-in all; above that they are stored in dynamic shared memory, and the launch needs `dynamic_shared_bytes(kernel)`; buffers of scopes that follow one
-another share places (`shared_offsets`). Vectors are the built-in ones (`float4`), and `float8` for what is stored as eight 16-bit floats; their
-loads and stores in global and shared memory need an address aligned to the whole vector, or to its 16 bytes. Arithmetic on vectors is written out
-lane by lane. Both sides of a `select` with a vector condition may be read. Integer arithmetic wraps; a floating-point number that does not fit the
-integer type it is cast to saturates; integer division by zero gives 0.
-"""
+scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more), and its tensor maps, of 128 bytes each.
+Shared buffers are static up to 48 KiB in all; above that they are stored in dynamic shared memory, and the launch needs
+`dynamic_shared_bytes(kernel)`; buffers of scopes that follow one another share places (`shared_offsets`). Vectors are the built-in ones (`float4`),
+and `float8` for what is stored as eight 16-bit floats; their loads and stores in global and shared memory need an address aligned to the whole
+vector, or to its 16 bytes. Arithmetic on vectors is written out lane by lane. Both sides of a `select` with a vector condition may be read. Integer
+arithmetic wraps; a floating-point number that does not fit the integer type it is cast to saturates; integer division by zero gives 0. """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -24,6 +24,7 @@ from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
 from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, is_own_part, statements
+from tilewright.ir.tensor_map import MAP_BYTES
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -35,8 +36,8 @@ _OF_BITS = {4: ("__int_as_float", ""), 8: ("__longlong_as_double", "LL")}
 
 
 def shared_offsets(kernel: Kernel) -> dict[str, int]:
-    """Byte offsets of the shared buffers, 16-byte aligned: one after another in a scope, and beside one another's places in scopes that follow one
-    another, such as the bodies of two loops. The kernel has a barrier between accesses of buffers in one place."""
+    """Byte offsets of the shared buffers, aligned as they ask: one after another in a scope, and beside one another's places in scopes that follow
+    one another, such as the bodies of two loops. The kernel has a barrier between accesses of buffers in one place."""
     return _shared_places(kernel)[0]
 
 
@@ -47,8 +48,10 @@ def shared_bytes(kernel: Kernel) -> int:
 
 def shares_places(kernel: Kernel) -> bool:
     """Whether some shared buffers have the same place."""
-    buffers = (s.buffer for s in statements(kernel.body) if isinstance(s, Allocate) and s.buffer.space in ("shared", "cluster"))
-    return sum(_bytes_of_block(buffer, kernel.cluster) for buffer in buffers) > shared_bytes(kernel)
+    offsets = shared_offsets(kernel)
+    buffers = (s.buffer for s in statements(kernel.body) if isinstance(s, Allocate) and s.buffer.name in offsets)
+    places = sorted((offsets[buffer.name], _bytes_of_block(buffer, kernel.cluster)) for buffer in buffers)
+    return any(first + size > other for (first, size), (other, _) in pairwise(places))
 
 
 def _shared_places(kernel: Kernel) -> tuple[dict[str, int], int]:
@@ -72,6 +75,7 @@ def _shared_places(kernel: Kernel) -> tuple[dict[str, int], int]:
         elif isinstance(root, Allocate) and root.buffer.space in ("shared", "cluster"):
             if root.buffer.name in offsets:
                 raise ValueError(f"kernel {kernel.name} allocates the shared buffer {root.buffer.name} twice")
+            end = -(-end // root.buffer.alignment) * root.buffer.alignment
             offsets[root.buffer.name] = end
             end += _bytes_of_block(root.buffer, kernel.cluster)
             total = max(total, end)
@@ -85,6 +89,11 @@ def _bytes_of_block(buffer: Buffer, cluster: int) -> int:
     """Bytes of shared memory per block that a buffer occupies."""
     elements = buffer.size // cluster if buffer.space == "cluster" else buffer.size
     return -(-elements * size_of(buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _shared_alignment(kernel: Kernel) -> int:
+    """Bytes to which shared memory is aligned as a whole."""
+    return max((s.buffer.alignment for s in statements(kernel.body) if isinstance(s, Allocate)), default=_ALIGNMENT)
 
 
 def dynamic_shared_bytes(kernel: Kernel) -> int:
@@ -192,6 +201,7 @@ _BUILTIN: Mapping[str, Helper] = {
 }""",
         ("float8",),
     ),
+    "tw_tensor_map": Helper(f"struct __align__(64) tw_tensor_map {{ unsigned char bytes[{MAP_BYTES}]; }};"),
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
@@ -370,7 +380,7 @@ class CudaPrinter(Printer):
             self.line(f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.placed[buffer.name]});")
         elif buffer.space in ("shared", "cluster"):
             size = buffer.size // self.cluster if buffer.space == "cluster" else buffer.size
-            self.line(f"__shared__ __align__({_ALIGNMENT}) {kind} {name}[{size}];")
+            self.line(f"__shared__ __align__({buffer.alignment}) {kind} {name}[{size}];")
         elif buffer.size == buffer.lanes:
             self.line(f"{kind} {name};")
         else:
@@ -504,6 +514,11 @@ class CudaPrinter(Printer):
             name = self.declare_buffer(buffer)
             arguments.append(f"{'' if buffer.writable else 'const '}{CUDA_TYPES[buffer.dtype]} *__restrict__ {name}")
         arguments += [f"{self.index_type} {self.declare(scalar)}" for scalar in kernel.scalars]
+        self.named = {}
+        for described in kernel.maps:
+            name = self.fresh(described.name)
+            arguments.append(f"const __grid_constant__ {self.need('tw_tensor_map')} {name}")
+            self.named[described.name] = f"&{name}"
         cluster = f" __cluster_dims__({kernel.cluster}, 1, 1)" if kernel.cluster > 1 else ""
         self.line(f'extern "C" __global__ void{cluster} __launch_bounds__({bounds})')
         self.line(f"{identifier_of(kernel)}({', '.join(arguments)}) {{")
@@ -511,7 +526,7 @@ class CudaPrinter(Printer):
         if self.placed:
             dynamic = dynamic_shared_bytes(kernel)
             size = "" if dynamic else str(shared_bytes(kernel))
-            self.line(f"{'extern ' if dynamic else ''}__shared__ __align__({_ALIGNMENT}) unsigned char shared_memory[{size}];")
+            self.line(f"{'extern ' if dynamic else ''}__shared__ __align__({_shared_alignment(kernel)}) unsigned char shared_memory[{size}];")
         self.used = used = used_variables(kernel.body)
         for kind, source in (("block", "blockIdx"), ("thread", "threadIdx")):
             for axis in "xyz":

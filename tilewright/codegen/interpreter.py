@@ -11,6 +11,9 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach a different number of times, and warp instructions that some lanes do not reach;
 - barriers of a grid whose counter is not the number of arrivals that is awaited;
+- barriers in memory: a wait that never ends (instead of hanging); bytes that were copied and not expected; accesses of what engines copy or multiply
+  that no wait orders (races), and engines' accesses of what threads wrote without publishing it;
+- accesses of sums that tensor cores may not have written yet;
 - stores to parameters that are not writable.
 
 Indices out of range for which a kernel checks are not its faults: they are stored to its parameter FAULTS, as on the real machine.
@@ -37,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import settings
-from tilewright.codegen.checked import CheckedPrinter
+from tilewright.codegen.checked import CheckedPrinter, barriers_of
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.intrinsic import LANES, Intrinsic
@@ -48,7 +51,10 @@ from tilewright.system.programs import ProgramHung, run_program
 
 _FLAGS = ("-O0", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
-_KINDS = ("out of bounds", "uninitialised", "race", "race between blocks", "misaligned", "barrier divergence", "read-only")
+_KINDS = (
+    "out of bounds", "uninitialised", "race", "race between blocks", "misaligned", "barrier divergence", "read-only", "deadlock", "not awaited",
+    "not published", "bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,9 @@ def _apply(intrinsic: Intrinsic, addresses: Sequence[int], lanes: int) -> None:
     arrays = []
     for operand, address in zip(intrinsic.operands, addresses, strict=True):
         kind = np.dtype(_array_type(operand.dtype))
-        memory = (ctypes.c_uint8 * (lanes * operand.size * kind.itemsize)).from_address(address)
-        arrays.append(np.ctypeslib.as_array(memory).view(kind).reshape(lanes, *operand.shape)[: operand.lanes or lanes])
+        count = operand.lanes or lanes
+        memory = (ctypes.c_uint8 * (count * operand.size * kind.itemsize)).from_address(address)
+        arrays.append(np.ctypeslib.as_array(memory).view(kind).reshape(count, *operand.shape))
     assert intrinsic.meaning is not None
     result = intrinsic.meaning(*(array.copy() for operand, array in zip(intrinsic.operands, arrays, strict=True) if operand.reads))
     next(array for operand, array in zip(intrinsic.operands, arrays, strict=True) if operand.writes)[...] = result
@@ -210,13 +217,22 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
     if _KINDS[kind] == "barrier divergence":
         first, meeting = ("thread 0", "a barrier") if lanes == _threads(kernel) else ("the first of its group", f"what {lanes} threads do together")
         return f"{kernel.name}: barrier divergence: {who} decides for {offset}, {first} for {other}, on the way to {meeting}"
+    if _KINDS[kind] == "bytes":
+        return f"{kernel.name}: bytes: {_agent(kernel, _threads(kernel) + offset)} were {-other} more than the phases expected"
+    if _KINDS[kind] == "deadlock" and number < 0:
+        return f"{kernel.name}: deadlock: {who} waits at a barrier of the block that others do not reach"
     buffer = buffers[number]
+    if _KINDS[kind] == "deadlock":
+        rest = f"{lanes} arrivals and {other} bytes are missing"
+        return f"{kernel.name}: deadlock: {who} waits for a phase of parity {writes} of barrier {buffer.name}[{offset}], of which {rest}"
     deed = "writes" if writes else "reads"
     where = f"{buffer.space} buffer {buffer.name} ({buffer.size} elements) at offset {offset}" + (f", {lanes} lanes" if lanes > 1 else "")
     text = f"{kernel.name}: {_KINDS[kind]}: {who} {deed} {where}"
     if _KINDS[kind] == "race":
-        doer = "several threads touch" if other < -1 else f"{_person(kernel)} {other} touches"
+        doer = "several threads touch" if other < -1 else f"{_agent(kernel, other)} {'touch' if other >= _threads(kernel) else 'touches'}"
         return f"{text}, which {doer} without a barrier between"
+    if _KINDS[kind] == "not published":
+        return f"{text} through an engine, which {_agent(kernel, other)} wrote and did not publish"
     if _KINDS[kind] == "race between blocks":
         doer = "several blocks touch" if other < -1 else f"block {other} touches"
         return f"{text}, which {doer} in the same launch"
@@ -228,8 +244,15 @@ def _threads(kernel: Kernel) -> int:
     return prod(kernel.launch.block) * kernel.cluster if kernel.launch else 1
 
 
-def _person(kernel: Kernel) -> str:
-    return "thread" if kernel.is_gpu else "iteration"
+def _agent(kernel: Kernel, number: int) -> str:
+    """A thread, or an engine of those that follow the threads (interpreter_runtime.h)."""
+    if not kernel.is_gpu or number < _threads(kernel):
+        return f"{'thread' if kernel.is_gpu else 'iteration'} {number}"
+    number -= _threads(kernel)
+    for name, (first, count) in barriers_of(kernel).items():
+        if number < first + count:
+            return f"copies that complete on barrier {name}[{number - first}]"
+    return "products of tensor cores"
 
 
 def _who(kernel: Kernel, block: int, thread: int) -> str:

@@ -530,8 +530,11 @@ class Printer(ABC):
         self.line(text.line.format(**parts))
 
     def guarded_places(self, root: Invoke) -> list[tuple[Operand, Place]]:
-        """The places of an instruction's operands, at offset 0 if a guard prevents the read."""
-        return [(operand, Place(place.buffer, select(root.guard(operand), place.offset, 0))) for operand, place in root.places]
+        """The places of an instruction's operands, of those that it only reads at offset 0 if a guard prevents that."""
+        return [
+            (operand, Place(place.buffer, select(root.guard(operand), place.offset, 0)) if operand.access == "read" else place)
+            for operand, place in root.places
+        ]
 
     def address(self, place: Place) -> str:
         """A place in a buffer, as it appears in the text of an instruction."""

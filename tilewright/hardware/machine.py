@@ -147,7 +147,10 @@ class Machine:
         return int(digits[:-1]), int(digits[-1])
 
     def has(self, feature: str) -> bool:
-        """Whether the machine has an instruction set ("amx_tile"), or is a GPU of at least an architecture ("sm_80")."""
+        """Whether the machine has an instruction set ("amx_tile"), or is a GPU of at least an architecture ("sm_80"), or exactly of one
+        ("sm_90a")."""
+        if feature.startswith("sm_") and not feature[-1].isdigit():
+            return self.architecture == feature
         if feature.startswith("sm_"):
             return self.is_gpu and self.compute_capability >= (int(feature[3:-1]), int(feature[-1]))
         return feature in self.isa

@@ -1,7 +1,7 @@
 """Instructions as data: machine operations beyond scalar and vector arithmetic, and their meaning.
 
-    Intrinsic   = name, scope, operands, meaning, text (by language), key, requires, order
-    Operand     = name, storage, access, dtype, shape, strides, lanes, guard
+    Intrinsic   = name, scope, operands, meaning, text (by language), key, requires, order, engine
+    Operand     = name, storage, access, dtype, shape, strides, lanes, guard, swizzle
     Text        = line, function, source
     Context     = name, text (by language)
     ContextText = enter, leave, names, source
@@ -31,20 +31,26 @@ bfloat16 is represented by its bits, as uint16."""
 LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "warpgroup": 128})
 """Threads that perform an instruction together, by scope. The other scopes, "block", "cluster" and "grid", are only for barriers."""
 
-STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value"})
+STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value", "barrier", "map"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin", "address"})
-ORDER: Final = frozenset({"", "commit", "await", "arrive", "barrier"})
+ORDER: Final = frozenset({"", "commit", "await", "arrive", "barrier", "initialise", "signal", "wait", "publish"})
+ENGINES: Final = frozenset({"", "copies", "products"})
+
+SWIZZLES: Final = (0, 32, 64, 128)
+"""Bytes of shared memory among which pieces of 16 are permuted: the 1, 2 or 3 bits of a byte's address above its lowest four are XORed with those
+three places higher (PTX ISA, "Swizzling Modes")."""
 
 
 @dataclass(frozen=True)
 class Operand:
     """What one lane passes to an instruction or receives from it.
 
-    `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything with an address, on a CPU) or "value" (an
-    expression). `access`: "read", "write", "update" (both), "begin" (written at some time before the thread's group of copies has been awaited) or
-    "address" (neither read nor written: it may lie beyond the buffer). `shape` is that of the elements (empty for a scalar; at most two dimensions);
-    they are stored at multiples of `strides` from the place's offset, and the last stride is 1. Without strides they are dense. `lanes`: how many
-    lanes of the scope, from the first, give an address (0: all); the places of the others are not touched. `guard`: name of the operand that is the
+    `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything with an address, on a CPU), "barrier" (in shared
+    memory, see `codegen.intrinsics.mbarrier`), "map" (a tensor map, `ir.tensor_map`) or "value" (an expression). `access`: "read", "write", "update"
+    (both), "begin" (written at some time before the thread's group of copies has been awaited) or "address" (neither read nor written: it may lie
+    beyond the buffer). `shape` is that of the elements (empty for a scalar); they are stored at multiples of `strides` from the place's offset.
+    Without strides they are dense, in at most two dimensions. `swizzle`: how they are permuted in shared memory (`SWIZZLES`). `lanes`: how many lanes
+    of the scope, from the first, give an address (0: all); the places of the others are not touched. `guard`: name of the operand that is the
     condition; if it is false, nothing is read and the elements are zeros.
     """
 
@@ -56,10 +62,11 @@ class Operand:
     strides: tuple[int, ...] = ()
     lanes: int = 0
     guard: str = ""
+    swizzle: int = 0
 
     def __post_init__(self) -> None:
-        assert self.storage in STORAGE and self.access in ACCESS and len(self.shape) <= 2, self
-        assert not self.strides or len(self.strides) == len(self.shape) and self.strides[-1] == 1, self
+        assert self.storage in STORAGE and self.access in ACCESS and (self.strides or len(self.shape) <= 2), self
+        assert len(self.strides) in (0, len(self.shape)) and self.swizzle in SWIZZLES, self
 
     @property
     def reads(self) -> bool:
@@ -107,7 +114,13 @@ class Intrinsic:
     `Machine.isa` ("amx_tile") or the lowest architecture of a GPU ("sm_80"). `order`: its effect on the order of other instructions, "commit" (the
     thread's writes begun since the last commit form a group, which may be empty), "await" (until at most the youngest n groups are incomplete, where
     n is its first operand), "barrier" (all threads of the scope meet) or "arrive" (what precedes it is ordered before what follows the scope's next
-    barrier, and what is between them with neither).
+    barrier, and what is between them with neither). Of a barrier in memory, its operand: "initialise" (its first value is the number of arrivals of a
+    phase), "signal" (an arrival, before which its value, if any, is added to the bytes that the phase waits for) or "wait" (until the phase of the
+    parity that is its first value has completed). "publish": what the thread wrote before may be accessed by engines.
+
+    `engine`: "" if its threads perform it themselves. "copies": the copy engine accesses the operands at some time until the phase of its barrier
+    operand, to which it reports the bytes, has completed. "products": tensor cores access them at some time until the group that a commit of its
+    scope makes of the instructions before it was awaited; those of one scope run in order.
     """
 
     name: str
@@ -118,9 +131,10 @@ class Intrinsic:
     key: str = field(default="", compare=False)
     requires: tuple[str, ...] = field(default=(), compare=False)
     order: str = field(default="", compare=False)
+    engine: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        assert self.order in ORDER and (self.scope in LANES) == (self.order not in ("arrive", "barrier")), self
+        assert self.order in ORDER and self.engine in ENGINES and (self.scope in LANES or self.order in ("arrive", "barrier")), self
         assert (self.meaning is None) == (not any(operand.writes for operand in self.operands)), self
 
 

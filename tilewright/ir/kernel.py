@@ -2,7 +2,7 @@
 
 Grammar::
 
-    Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
+    Kernel    = name, parameters (global buffers), scalars, maps (of tensors), launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Comment(text)
               | AtomicAdd(buffer, offset, value) | Invoke(intrinsic, operands) | With(context, buffers, body)
@@ -31,6 +31,7 @@ from typing import TypeAlias
 
 from tilewright.ir.expr import TRUE, Expr, Load, Var, floordiv, substitute
 from tilewright.ir.intrinsic import Context, Intrinsic, Operand
+from tilewright.ir.tensor_map import TensorMap
 
 FAULTS = "faults"
 """Name of the parameter where kernels report indices that are out of range."""
@@ -43,7 +44,7 @@ class Buffer:
     """Storage of `size` scalars. space: "global", "shared" (of a GPU block), "cluster" (in equal parts in the shared memory of the blocks of a
     cluster, in their order; a `Store` is to the block's own part) or "register" (locals of one thread). `lanes` > 1 (register only): an array of
     size/lanes vectors, or in a context a register of size/lanes rows. `writable` applies to global parameters, and so does `growth`: the scalars by
-    which each of the kernel's `trips` but the first adds to `size`."""
+    which each of the kernel's `trips` but the first adds to `size`. `alignment` (shared only): of its first element, in bytes; 16 at least."""
 
     name: str
     dtype: str
@@ -52,6 +53,7 @@ class Buffer:
     lanes: int = 1
     writable: bool = False
     growth: int = 0
+    alignment: int = 16
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,9 @@ class Kernel:
     the same time and can access one another's shared memory (compute capability 9.0 or higher; 8 is the largest portable size).
 
     `trips`: the iterations along the outermost dimension of its result, an argument that follows the scalars, so that the code is that of every
-    number of them. The body begins with Let(TRIPS, trips), and its parameters have the sizes for them. 0: it has no such argument."""
+    number of them. The body begins with Let(TRIPS, trips), and its parameters have the sizes for them. 0: it has no such argument.
+
+    `maps`: descriptions of parameters for the copy engine; the last arguments of the call."""
 
     name: str
     parameters: tuple[Buffer, ...]
@@ -204,6 +208,7 @@ class Kernel:
     blocks_per_processor: int = 0
     cluster: int = 1
     trips: int = 0
+    maps: tuple[TensorMap, ...] = ()
 
     @property
     def is_gpu(self) -> bool:

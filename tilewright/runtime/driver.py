@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from tilewright.errors import KernelFailed, TargetNotPresent
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.tensor_map import TensorMap
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
@@ -21,6 +23,14 @@ LAUNCH_COOPERATIVE = 2
 """CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
 SET_CAPTURE_DEPENDENCIES = 1
 """CU_STREAM_SET_CAPTURE_DEPENDENCIES."""
+MAP_TYPES = {
+    "u8": 0, "i8": 0, "bool": 0, "u16": 1, "i16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9,
+}  # fmt: skip
+"""CUtensorMapDataType."""
+MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+"""CUtensorMapSwizzle."""
+MAP_L2_PROMOTION = 2
+"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B."""
 
 
 class KernelNodeParams(ctypes.Structure):
@@ -71,6 +81,8 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuGraphLaunch": [c_void_p, c_void_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
     "cuLaunchCooperativeKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p)],
+    "cuTensorMapEncodeTiled": [c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4],
+    "cuTensorMapEncodeIm2col": [c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, c_uint, c_uint, c_void_p, *[c_int] * 4],
     "cuMemcpyDtoDAsync_v2": [c_ulonglong, c_ulonglong, c_size_t, c_void_p],
     "cuEventCreate": [POINTER(c_void_p), c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
@@ -208,6 +220,20 @@ class Driver:
             self("cuLaunchCooperativeKernel", *launch)
         else:
             self("cuLaunchKernel", *launch, None)
+
+    def encode_map(self, target: int, described: TensorMap, address: int) -> None:
+        """Writes the encoded map, MAP_BYTES at `target` in host memory (aligned to 64), of a tensor in the buffer at the address."""
+        size = size_of(described.dtype)
+        extents = (c_ulonglong * len(described.extents))(*described.extents)
+        strides = (c_ulonglong * max(len(described.strides) - 1, 1))(*(stride * size for stride in described.strides[1:]))
+        steps = (c_uint * len(described.extents))(*([1, *described.steps, 1] if described.corners else [1] * len(described.extents)))
+        tensor = (target, MAP_TYPES[described.dtype], len(described.extents), address + described.offset * size, extents, strides)
+        tail = (steps, 0, MAP_SWIZZLES[described.swizzle], MAP_L2_PROMOTION, 0)
+        if described.corners:
+            lower, upper = ((c_int * len(side))(*side) for side in zip(*described.corners, strict=True))
+            self("cuTensorMapEncodeIm2col", *tensor, lower, upper, *described.box, *tail)
+        else:
+            self("cuTensorMapEncodeTiled", *tensor, (c_uint * len(described.box))(*described.box), *tail)
 
     def copy(self, target: int, source: int, count: int, stream: int) -> None:
         """Copies bytes from device memory to device memory, in stream order."""

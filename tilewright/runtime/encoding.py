@@ -18,10 +18,12 @@ from tilewright.errors import InvalidArtifact
 from tilewright.hardware import Cache, Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, LibraryCall, View
 from tilewright.ir.region import KINDS, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
+from tilewright.ir.tensor_map import MOST_PIXELS, MOST_STEP, TensorMap
 from tilewright.runtime.fields import CONTROL, Field
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
 
@@ -32,6 +34,7 @@ MOST_RANK = 32
 MOST_REPEATS = 1 << 20
 """Limit on the steps of a loop."""
 MOST_SCALARS = 16
+MOST_PARAMETERS = 1 << 12
 LARGEST_MATRIX = 64
 """Limit on the rows or columns of a matrix applied to a constant; Winograd's have at most 36."""
 
@@ -311,7 +314,30 @@ def _decode_region(data: Field) -> LoadableRegion:
     )
 
 
-def _decode_kernel(data: Field) -> LoadableKernel:
+def _decode_corners(data: Field) -> tuple[int, int]:
+    low, high = data.exactly(2)
+    return low.integer(-MOST_ELEMENTS, MOST_ELEMENTS), high.integer(-MOST_ELEMENTS, MOST_ELEMENTS)
+
+
+def _decode_map(data: Field) -> tuple[int, TensorMap]:
+    position, described = data.exactly(2)
+    described.only(*(spec.name for spec in fields(TensorMap)))
+    found = TensorMap(
+        described["name"].name(),
+        described["buffer"].name(),
+        described["dtype"].choice(*ELEMENT_TYPES),
+        described["extents"].integers(1, MOST_ELEMENTS),
+        described["strides"].integers(1, MOST_ELEMENTS),
+        described["box"].integers(1, MOST_PIXELS),
+        described["swizzle"].choice(*SWIZZLES),
+        described["offset"].integer(0, MOST_ELEMENTS),
+        tuple(_decode_corners(pair) for pair in described["corners"].items()),
+        described["steps"].integers(1, MOST_STEP),
+    )
+    return position.integer(0, MOST_PARAMETERS), found
+
+
+def decode_kernel(data: Field) -> LoadableKernel:
     data.only(*(spec.name for spec in fields(LoadableKernel)))
     grid, block = (data[key].exactly(3) for key in ("grid", "block"))
     return LoadableKernel(
@@ -328,6 +354,7 @@ def _decode_kernel(data: Field) -> LoadableKernel:
         data["cooperative"].flag(),
         data["trips"].integer(0, MOST_ELEMENTS),
         data["growths"].integers(0, 8 * MOST_ELEMENTS),
+        tuple(map(_decode_map, data["maps"].items())),
     )
 
 
@@ -342,7 +369,7 @@ def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> Loadable
         decode_graph(data["graph"], "", weights),
         data["target"].name(),
         tuple(map(_decode_region, data["regions"].items())),
-        _by_name(data["kernels"], map(_decode_kernel, data["kernels"].items())),
+        _by_name(data["kernels"], map(decode_kernel, data["kernels"].items())),
         MappingProxyType({name: _decode_storage(entry) for name, entry in data["storage"].entries()}),
         MappingProxyType({name: root.name() for name, root in data["aliases"].entries()}),
         MappingProxyType({name: tuple(map(_decode_check, checks.items())) for name, checks in data["faults"].entries()}),

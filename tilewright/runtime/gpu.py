@@ -29,6 +29,7 @@ import torch
 from tilewright.errors import KernelFailed
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call
+from tilewright.ir.tensor_map import MAP_BYTES, TensorMap
 from tilewright.runtime.buffers import Buffers, Extent, SharedConstants, torch_dtype
 from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.cpu import Compiled
@@ -81,12 +82,14 @@ def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) 
 class ParameterBlock:
     """The parameters of one kernel node: an array of pointers to values, some of which are slots shared with other nodes."""
 
-    def __init__(self, slots: Sequence[int], fixed: Sequence[int], scalars: Sequence[int], scalar_bytes: int) -> None:
-        """`slots` are addresses of shared slots, or 0 if the parameter is the next one of the `fixed` values."""
+    def __init__(
+        self, slots: Sequence[int], fixed: Sequence[int], scalars: Sequence[int], scalar_bytes: int, maps: Sequence[tuple[int, TensorMap]] = ()
+    ) -> None:
+        """`slots` are addresses of shared slots, or 0 if the parameter is the next one of the `fixed` values. `maps` are not encoded yet."""
         self.values = (ctypes.c_uint64 * max(len(fixed), 1))(*fixed)
         scalar_type = ctypes.c_int64 if scalar_bytes == 8 else ctypes.c_int32
         self.scalars = (scalar_type * max(len(scalars), 1))(*scalars)
-        self.pointers = (ctypes.c_void_p * max(len(slots) + len(scalars), 1))()
+        self.pointers = (ctypes.c_void_p * max(len(slots) + len(scalars) + len(maps), 1))()
         cursor = 0
         for i, slot in enumerate(slots):
             if slot:
@@ -96,6 +99,24 @@ class ParameterBlock:
                 cursor += 1
         for i in range(len(scalars)):
             self.pointers[len(slots) + i] = ctypes.addressof(self.scalars) + scalar_bytes * i
+        self.maps = maps
+        self._encoded = (ctypes.c_char * (MAP_BYTES * (len(maps) + 1)))()
+        first = -(-ctypes.addressof(self._encoded) // MAP_BYTES) * MAP_BYTES
+        for i in range(len(maps)):
+            self.pointers[len(slots) + len(scalars) + i] = first + MAP_BYTES * i
+
+    def encode(self, driver: Driver) -> None:
+        """Encodes the tensor maps for the addresses that the parameters have now."""
+        for place, (position, described) in zip(self.pointers[len(self.pointers) - len(self.maps) :], self.maps, strict=True):
+            address = ctypes.c_uint64.from_address(self.pointers[position] or 0).value
+            driver.encode_map(place or 0, described, address)
+
+
+def parameter_block(driver: Driver, kernel: LoadableKernel, slots: Sequence[int], fixed: Sequence[int], step: int) -> ParameterBlock:
+    """The parameters of a kernel, for one step of its region."""
+    block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes, kernel.maps)
+    block.encode(driver)
+    return block
 
 
 def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock) -> KernelNodeParams:
@@ -179,6 +200,7 @@ class _Node:
 
     def enqueue(self, driver: Driver, stream: int) -> None:
         """Adds the node to the capture that is under way on the stream."""
+        self.block.encode(driver)
         driver.launch_kernel(self.params, stream, self.cooperative)
 
 
@@ -225,7 +247,7 @@ class _Segment:
                 else:
                     slots.append(ctypes.addressof(engine.externals) + 8 * slot)
                     touched.add(slot)
-            block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes)
+            block = parameter_block(driver, kernel, slots, fixed, step)
             params = node_params(engine.library.functions[call.kernel], kernel, block)
             handle = driver.add_kernel_node(graph, [nodes[i].handle for i in before], params, kernel.cooperative)
             node = _Node(handle, params, block, ctypes.byref(params), kernel.cooperative)
@@ -418,6 +440,8 @@ class GpuEngine:
         changed = [nodes for slot, nodes in segment.touching.items() if segment.seen[slot] != self._pointers[slot]]
         segment.seen = self._pointers
         for node in changed[0] if len(changed) == 1 else dict.fromkeys(node for nodes in changed for node in nodes):
+            if node.block.maps:
+                node.block.encode(self._driver)
             status = self._set_params(segment.executable, node.handle, node.pointer)
             if status:
                 segment.seen = [0] * len(segment.seen)

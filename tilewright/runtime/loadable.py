@@ -22,6 +22,7 @@ from tilewright.ir.layout import Box
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, IndexCheck, MergeDecision, Program, Storage
 from tilewright.ir.space import Comparison, SpaceCounts
+from tilewright.ir.tensor_map import TensorMap
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class LoadableKernel:
 
     `grid`, `block`, `shared_bytes` (dynamic shared memory per block) and `scalar_bytes` (size of each of the `scalars` that follow the buffers) are
     for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers. `cooperative`: all blocks must be resident at once.
+    `maps`: the tensor maps that follow the scalars, each with the position of the parameter that it describes.
     """
 
     name: str
@@ -47,6 +49,7 @@ class LoadableKernel:
     cooperative: bool = False
     trips: int = 0
     growths: tuple[int, ...] = ()
+    maps: tuple[tuple[int, TensorMap], ...] = ()
 
     def touched(self, trips: int) -> tuple[int, ...]:
         """The extents for so many trips."""
@@ -161,15 +164,22 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         return touched
     launch = kernel.launch
     shared, scalar = dynamic_shared_bytes(kernel), size_of(index_dtype(kernel))
+    positions = {buffer.name: position for position, buffer in enumerate(kernel.parameters)}
     return replace(
-        touched, grid=launch.grid, block=launch.block, shared_bytes=shared, scalar_bytes=scalar, cooperative=kernel.cooperative
+        touched,
+        grid=launch.grid,
+        block=launch.block,
+        shared_bytes=shared,
+        scalar_bytes=scalar,
+        cooperative=kernel.cooperative,
+        maps=tuple((positions[described.buffer], described) for described in kernel.maps),
     )
 
 
 def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     """The name of a symbol that encodes all of this. A kernel's binary contains it, so that no other file can claim anything else about that binary:
     `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second; with `r3072p1024` 1,024 bytes more for each trip
-    after the first. For CPU code the name also contains the digest of
+    after the first. A digest stands for tensor maps. For CPU code the name also contains the digest of
     the instruction sets (`Machine.isa`) that it may use, such as `_isa0123456789abcdef`, and then the features that it requires."""
     growths = [f"p{growth}" for growth in kernel.growths] if kernel.trips else [""] * len(kernel.writes)
     parts = zip(kernel.writes, kernel.touched(1), growths, strict=True)
@@ -178,9 +188,10 @@ def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
     together = "_together" if kernel.cooperative else ""
     launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape)) + together
+    maps = f"_maps{hashlib.sha256(repr(kernel.maps).encode()).hexdigest()[:16]}" if kernel.maps else ""
     digest = hashlib.sha256(" ".join(machine.isa).encode()).hexdigest()[:16]
     needs = "" if machine.is_gpu else "_".join((f"_isa{digest}", *kernel.requires))
-    return f"{kernel.name}{touched}{scalars}{launch}{needs}"
+    return f"{kernel.name}{touched}{scalars}{launch}{maps}{needs}"
 
 
 def loadable(program: Program) -> LoadableProgram:

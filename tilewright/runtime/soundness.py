@@ -265,9 +265,12 @@ def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
     for feature in kernel.requires:
         if not machine.has(feature):
             raise ValueError(f"kernel {kernel.name} requires {feature}, which {machine.name} does not have")
+    for position, described in kernel.maps:
+        if position >= len(kernel.extents) or described.end * size_of(described.dtype) > kernel.extents[position]:
+            raise ValueError(f"kernel {kernel.name} has the tensor map {described.name} of more than its parameter")
     block = prod(kernel.block)
     if not machine.is_gpu:
-        if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0) or kernel.cooperative:
+        if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0) or kernel.cooperative or kernel.maps:
             raise ValueError(f"kernel {kernel.name} is for a CPU, and has a grid")
     elif block > machine.threads_per_block or kernel.shared_bytes > machine.shared_bytes_per_block:
         raise ValueError(f"kernel {kernel.name} asks for {block} threads and {kernel.shared_bytes} B of shared memory, more than {machine.name} has")

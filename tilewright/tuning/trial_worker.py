@@ -41,7 +41,9 @@ from tilewright.ir.region import Storage
 from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.driver import Driver, system_driver
-from tilewright.runtime.gpu import ParameterBlock, node_params
+from tilewright.runtime.encoding import decode_kernel
+from tilewright.runtime.fields import Field
+from tilewright.runtime.gpu import ParameterBlock, node_params, parameter_block
 from tilewright.runtime.library import prepared as prepared_call
 from tilewright.runtime.library import viewed
 from tilewright.runtime.loadable import LoadableKernel
@@ -113,7 +115,7 @@ class Replay:
             for kernel_name, addresses in loaded.calls:
                 kernel = loaded.kernels[kernel_name]
                 arguments = addresses[number % sets]
-                block = ParameterBlock([0] * len(arguments), arguments, [0] * kernel.scalars, kernel.scalar_bytes)
+                block = parameter_block(driver, kernel, [0] * len(arguments), arguments, 0)
                 self._blocks.append(block)
                 function = loaded.functions[number % len(loaded.functions)][kernel_name]
                 before = [driver.add_kernel_node(self._graph, before, node_params(function, kernel, block))]
@@ -282,7 +284,7 @@ class Server:
         """Loads a candidate's binary, determines the addresses of its arguments for the mode, and poisons its workspaces and first outputs."""
         assert self.problem is not None
         program, rows = self.buffers(data)
-        kernels = {name: LoadableKernel(**_tuples(facts)) for name, facts in data["kernels"].items()}
+        kernels = {name: decode_kernel(Field(facts, name)) for name, facts in data["kernels"].items()}
         image = Path(data["binary"]).read_bytes() if kernels else b""
         modules = [self.driver.load_module(image) for _ in range(CODE_COPIES if mode == "network" else 1)] if kernels else []
         functions = [{name: self.driver.function(module, name) for name in kernels} for module in modules]
@@ -404,10 +406,6 @@ class Server:
         after.synchronize()
         milliseconds: float = before.elapsed_time(after)
         return milliseconds / 1e3
-
-
-def _tuples(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(item) if isinstance(item, list) else item for name, item in facts.items()}
 
 
 def main() -> None:

@@ -132,7 +132,7 @@ def _mma(kind: str) -> Intrinsic:
 }}"""
 
     def meaning(sums: Array, a: Array, b: Array) -> Array:
-        left, right = shape.a.matrix(_exact(a, kind)), shape.b.matrix(_exact(b, kind))
+        left, right = shape.a.matrix(exact(a, kind)), shape.b.matrix(exact(b, kind))
         with np.errstate(all="ignore"):
             return shape.sums.of((shape.sums.matrix(sums).astype(np.float64) + left @ right).astype(np.float32))
 
@@ -197,7 +197,7 @@ _ROUND = Intrinsic(
 )
 
 
-def _exact(held: Array, kind: str) -> Array:
+def exact(held: Array, kind: str) -> Array:
     """The factors as the machine reads them, in float64."""
     if kind == "tf32":
         return (held.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)

@@ -1,0 +1,61 @@
+"""Copies of boxes of tensors from global to shared memory by the copy engine (PTX: cp.async.bulk.tensor, compute capability 9.0).
+
+One thread starts a copy, whose bytes count for the phase of a barrier (`mbarrier`); who waited for that phase may read the box. Before a box is
+overwritten, all that read it have arrived at another barrier, for which the thread waits. The map (`ir.tensor_map`) says what a box is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+from tilewright.codegen.intrinsics.mbarrier import BARRIER, REQUIRES, shared_address
+from tilewright.ir.expr import Expr, index_const
+from tilewright.ir.intrinsic import Intrinsic, Operand, Text, moved
+from tilewright.ir.kernel import Invoke, Place
+from tilewright.ir.tensor_map import TensorMap
+
+
+@lru_cache(maxsize=256)
+def _copying(described: TensorMap) -> Intrinsic:
+    rank, offsets = len(described.extents), len(described.corners)
+    kind = "column" if offsets else "box"
+    function = f"tw_copy_{kind}_{rank}"
+    at = [f"at{i}" for i in range(rank)] + [f"filter{i}" for i in range(offsets)]
+    given = ", ".join(f"int {name}" for name in at)
+    coordinates = ", ".join(f"%{3 + i}" for i in range(rank))
+    inputs = "".join(f', "r"({name})' for name in at[:rank]) + "".join(f', "h"((unsigned short){name})' for name in at[rank:])
+    filters = f", {{{', '.join(f'%{3 + rank + i}' for i in range(offsets))}}}" if offsets else ""
+    mode = "im2col" if offsets else "tile"
+    source = f"""static __device__ __forceinline__ void {function}(void *target, const void *map, unsigned long long *barrier, {given}) {{
+    asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.{mode}.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {{{coordinates}}}], [%2]{filters};"
+                 :: "r"({shared_address("target")}), "l"(map), "r"({shared_address("barrier")}){inputs} : "memory");
+}}"""
+    operands = (
+        Operand("target", "shared", "begin", described.dtype, (prod(described.box),), swizzle=described.swizzle),
+        Operand("map", "map", "address", described.dtype),
+        Operand("barrier", "barrier", "address", BARRIER),
+        *(Operand(name, "value", dtype="i64") for name in at),
+    )
+    line = f"{function}({{target}}, {{map}}, {{barrier}}, {', '.join(f'{{{name}}}' for name in at)});"
+    return Intrinsic(
+        f"copy of a {kind} of {described.name}",
+        "thread",
+        operands,
+        moved,
+        {"CUDA": Text(line, function, source)},
+        "cp.async.bulk.tensor",
+        REQUIRES,
+        engine="copies",
+    )
+
+
+def copy_box(target: Place, described: TensorMap, barrier: Place, coordinates: Sequence[Expr], filters: Sequence[Expr] = ()) -> Invoke:
+    """Starts to copy a box to shared memory (aligned to 128 bytes, with a swizzle to 8 times its bytes). `coordinates`: of the first element,
+    innermost dimension first; may lie outside of the tensor. `filters`: for columns of pixels the offsets of the filter, innermost dimension first,
+    from 0."""
+    if len(coordinates) != len(described.extents) or len(filters) != len(described.corners):
+        raise ValueError(f"{described.name} has {len(described.extents)} coordinates and {len(described.corners)} offsets of a filter")
+    return Invoke(_copying(described), (target, Place(described.name, index_const(0)), barrier, *coordinates, *filters))
