@@ -15,14 +15,15 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
-from tilewright.codegen.intrinsics import amx, async_copy, barriers, mma, shuffle
+from tilewright.codegen.intrinsics import amx, async_copy, barriers, launching, mbarrier, mma, shuffle, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.prefetch import prefetch
+from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Load, Var, compare, const, select
 from tilewright.ir.expr import index_const as at
-from tilewright.ir.intrinsic import Context, ContextText, Intrinsic, Operand, Text, moved
+from tilewright.ir.intrinsic import LANES, Context, ContextText, Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import (
     Allocate,
     Buffer,
@@ -39,6 +40,7 @@ from tilewright.ir.kernel import (
     thread_variable,
     written_by,
 )
+from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.registry import require_instructions
 
 WARP = Launch((1, 1, 1), (32, 1, 1))
@@ -55,6 +57,14 @@ def described() -> list[Intrinsic]:
         *(mma.mma(kind, place, place, place) for kind in mma.SHAPES),
         *(mma.ldmatrix(dtype, count, place, place) for dtype in ("f32", "f16", "bf16") for count in (1, 2, 4)),
         *(mma.ldmatrix("f16", count, place, place, True) for count in (1, 2, 4)),
+        mbarrier.initialise(place, 1), mbarrier.arrive(place), mbarrier.expect(place, 16), mbarrier.publish(), mbarrier.group_barrier(at(1)),
+        *(mbarrier.wait(place, at(0), scope) for scope in ("thread", "warp", "warpgroup")),
+        wgmma.fence(), wgmma.commit(), wgmma.await_groups(1),
+        *(wgmma.multiply(kind, 24, place, place, place, at(0), (wgmma.Tile(128), wgmma.Tile(64))) for kind in wgmma.DEPTHS),
+        wgmma.multiply("f16", 64, place, place, place, at(0), (wgmma.Tile(64, False, 512), wgmma.Tile(128, False))),
+        copy_box(place, TensorMap("tiled", "x", "f16", (8, 8), (1, 8), (8, 8)), place, [at(0), at(0)]),
+        copy_box(place, TensorMap("image", "x", "f16", (8, 8, 8), (1, 8, 64), (8, 8), corners=((0, 0),), steps=(1,)), place, [at(0)] * 3, [at(0)]),
+        launching.more_registers(232), launching.fewer_registers(40), launching.wait_for_earlier_kernels(), launching.launch_dependents(),
     ]  # fmt: skip
     return [*(statement.intrinsic for statement in invoked), *(async_copy.copying("f32", n, guarded) for n in (1, 2, 4) for guarded in (False, True))]
 
@@ -64,11 +74,12 @@ def test_descriptions_agree_with_themselves_and_with_the_tables() -> None:
     assert len({intrinsic.name for intrinsic in every}) == len(every)
     features = {name for target in catalogue().values() for name in target.isa}
     capabilities = {f"sm_{major}{minor}" for target in catalogue().values() for major, minor in [target.compute_capability]}
+    capabilities |= {target.architecture for target in catalogue().values()}
     for intrinsic in every:
         assert intrinsic.text and intrinsic.key, intrinsic
         assert set(intrinsic.requires) <= features | capabilities, intrinsic
         if intrinsic.meaning is not None and intrinsic.meaning is not moved:
-            lanes = {"thread": 1, "warp": 32}[intrinsic.scope]
+            lanes = LANES[intrinsic.scope]
             given = [np.zeros((operand.lanes or lanes, *operand.shape), stored(np.zeros(1), operand.dtype).dtype) for operand in intrinsic.operands if operand.reads]
             (target,) = [operand for operand in intrinsic.operands if operand.writes]
             assert intrinsic.meaning(*given).shape == (lanes, *target.shape), intrinsic

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,24 @@ from hypothesis import strategies as st
 
 from tests.instruction_values import stored
 from tests.on_device import cuda_binary, launch
+from tests.test_gpu_runtime import FakeLibrary
 from tilewright.codegen.assemble import block
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics import mbarrier
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
+from tilewright.hardware import machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Load, Var, compare, index_const
 from tilewright.ir.expr import index_const as at
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Launch, Place, Statement, Store, thread_variable
 from tilewright.ir.tensor_map import TensorMap
+from tilewright.runtime.driver import MAP_L2_PROMOTION, MAP_SWIZZLES, MAP_TYPES, Driver
+from tilewright.runtime.encoding import decode_kernel
+from tilewright.runtime.fields import Field
+from tilewright.runtime.gpu import parameter_block
+from tilewright.runtime.loadable import facts_symbol, loadable_kernel
 
 WARP = Launch((1, 1, 1), (32, 1, 1))
 LANE = thread_variable(WARP)
@@ -268,3 +277,61 @@ def test_columns_of_pixels_on_the_gpu(name: str) -> None:
     out = np.zeros(described.bytes // x.itemsize, x.dtype)
     launch(copying(described, coordinates, filters), [x, out])
     np.testing.assert_array_equal(out, columns_of(described, x, coordinates, filters))
+
+
+# --- the host's side --------------------------------------------------------------------------------------------------
+
+
+def test_descriptions_survive_json() -> None:
+    for described, coordinates, filters in (*((*case, ()) for case in TILES.values()), *COLUMNS.values()):
+        kernel = loadable_kernel(copying(described, coordinates, filters))
+        assert kernel.maps == ((0, described),)
+        assert decode_kernel(Field(json.loads(json.dumps(asdict(kernel))), "kernel")) == kernel
+    broken = asdict(kernel)
+    broken["maps"][0][1]["strides"] = [1, 3]
+    with pytest.raises(ValueError, match="strides"):
+        decode_kernel(Field(json.loads(json.dumps(broken)), "kernel"))
+
+
+def test_the_name_of_what_is_called_tells_maps_apart() -> None:
+    described, coordinates = TILES["f16, 128"]
+    first, second = (loadable_kernel(copying(replace(described, extents=(wide, 40)), coordinates)) for wide in (200, 192))
+    assert facts_symbol(first, machine("h100")) != facts_symbol(replace(first, maps=second.maps), machine("h100"))
+
+
+def numbers(pointer: Any, count: int) -> list[int]:
+    return [pointer[i] for i in range(count)]
+
+
+def test_maps_are_encoded_for_the_addresses_of_a_launch() -> None:
+    """What the driver is asked for, and where: aligned, behind the buffers, again when a buffer moves."""
+    library = FakeLibrary()
+    driver = Driver(library)
+    described, coordinates, filters = COLUMNS["3x3, stride"]
+    kernel = loadable_kernel(copying(described, coordinates, filters))
+    slots = (ctypes.c_uint64 * 1)(1 << 20)
+    block = parameter_block(driver, kernel, [ctypes.addressof(slots), 0], [1 << 30], 0)
+    slots[0] = 1 << 21
+    block.encode(driver)
+    calls = [arguments for name, arguments in library.calls if name == "cuTensorMapEncodeIm2col"]
+    assert [arguments[3] for arguments in calls] == [1 << 20, 1 << 21]
+    target, kind, rank, _, extents, strides, lower, upper, channels, pixels, steps, *rest = calls[0]
+    assert target == block.pointers[2] and target % 64 == 0
+    assert (kind, rank, channels, pixels) == (6, 4, 32, 48) and rest == [0, 2, 2, 0]
+    assert numbers(extents, 4) == [32, 8, 9, 3] and numbers(strides, 3) == [64, 512, 4608]
+    assert numbers(lower, 2) == [-1, -1] and numbers(upper, 2) == [-1, -1] and numbers(steps, 4) == [1, 2, 2, 1]
+    described, coordinates = TILES["3 dimensions"]
+    parameter_block(driver, loadable_kernel(copying(described, coordinates)), [0, 0], [1 << 20, 1 << 30], 0)
+    name, (_, kind, rank, address, extents, strides, box, steps, *rest) = library.calls[-1]
+    assert name == "cuTensorMapEncodeTiled" and (kind, rank, address) == (6, 3, (1 << 20) + 16) and rest == [0, 2, 2, 0]
+    assert numbers(extents, 3) == [40, 7, 5] and numbers(strides, 2) == [96, 800] and numbers(box, 3) == [32, 4, 3] and numbers(steps, 3) == [1, 1, 1]
+
+
+def test_the_drivers_numbers() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    types = {"u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "i32": "INT32", "u64": "UINT64", "i64": "INT64", "f16": "FLOAT16", "bf16": "BFLOAT16"}
+    for name, found in (types | {"f32": "FLOAT32", "f64": "FLOAT64"}).items():
+        assert int(getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{found}")) == MAP_TYPES[name]
+    for count, number in MAP_SWIZZLES.items():
+        assert int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{count}B' if count else 'NONE'}")) == number
+    assert int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B) == MAP_L2_PROMOTION

@@ -45,6 +45,7 @@ from tilewright.ir.kernel import (
 )
 
 _SHADOW_BYTES = 56  # sizeof(tw_shadow)
+_CLOCKED = frozenset({"initialise", "signal", "wait", "publish"})
 COPY_ALIGNMENT = 128
 """Of what the copy engine writes in shared memory, in bytes."""
 
@@ -83,7 +84,7 @@ class CheckedPrinter(CPrinter):
     def strand_of(self, kernel: Kernel) -> int:
         """Threads of a strand; 0 if all threads meet at the kernel's barriers."""
         invoked = [s.intrinsic for s in statements(kernel.body) if isinstance(s, Invoke)]
-        if not self.barriers and not any(intrinsic.order == "barrier" and intrinsic.scope in LANES for intrinsic in invoked):
+        if not any(one.engine or one.order in _CLOCKED or one.order == "barrier" and one.scope in LANES for one in invoked):
             return 0
         if self.cluster > 1 or shares_places(kernel):
             raise ValueError(f"{kernel.name} has barriers in memory, and clusters or shared buffers in one place: the interpreter has no such model")
