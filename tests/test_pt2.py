@@ -367,7 +367,6 @@ TRUSTING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         x[:, :, :1, :1], x, [2, 2], [2, 2], [0, 0], [1, 1], False, i
     ),
     "a number of elements that is believed": lambda x, i: torch.ops.aten.repeat_interleave.Tensor(i.flatten(), output_size=1),
-    "strides": lambda x, i: torch.ops.aten.as_strided.default(x, [2, 2], [1, 1], 0).sin(),
 }
 """Operators that read or write at unchecked positions given by values."""
 

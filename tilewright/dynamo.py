@@ -261,9 +261,10 @@ class _CompiledGraph:
             with torch.no_grad():
                 return executable(*(inputs[i] for i in free))
         except InvalidInput as error:
-            if isinstance(executable, Executable):
+            if isinstance(executable, Executable) and all(leaf.strides is None for leaf in executable.signature.inputs):
                 raise
-            self._tell(_Eager(error.cause, "call torch.compile with dynamic=False"), "a call of the graph")
+            remedy = error.remedy if isinstance(executable, Executable) else "call torch.compile with dynamic=False"
+            self._tell(_Eager(error.cause, remedy), "a call of the graph")
             return self._eager(*inputs)
 
     def _holds(self, inputs: Inputs) -> bool:

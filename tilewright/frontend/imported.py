@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -67,7 +68,8 @@ class UnsupportedNode:
 @dataclass(frozen=True)
 class Imported:
     """A model read by a front end. `leaves` are flattened (args, kwargs): for each, the number of its graph input, or None if it was specialised to
-    the Python value or the tensor in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it)."""
+    the Python value or the tensor in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it). `strides` has for
+    leaves on whose strides the model depends those that calls have to repeat, and the storage offset if it depends on that too."""
 
     graph: Graph
     in_spec: pytree.TreeSpec
@@ -78,6 +80,7 @@ class Imported:
     mutations: tuple[tuple[int, int], ...] = ()
     states: tuple[State, ...] = ()
     parameters: tuple[Parameter, ...] = ()
+    strides: Mapping[int, tuple[tuple[int, ...], int | None]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InvalidModel
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape
 from tilewright.frontend.fan_out import FanOut
-from tilewright.frontend.functional import check_writes, is_readable, trains
+from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
 from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
@@ -38,8 +38,6 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
 
 FILE = "tilewright.file"
 """Key in a program's metadata for the file from which it was read."""
-_TRACED = "tilewright.traced"
-"""Key in a program's metadata that says that it was traced in this process."""
 
 
 @cache
@@ -145,7 +143,7 @@ def exported(
                 given = pytree.tree_unflatten([free.get(leaf) for leaf in range(len(leaves))], tree)
                 shapes = by_parameter(module, *given)
             program = torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=False)
-            program.graph_module.meta[_TRACED] = True
+            program.graph_module.meta[TRACED] = True
             return program
     except InvalidModel:
         raise
@@ -212,7 +210,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without writes to tensors that others see, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch
     cannot, or would make another program of it."""
     check_writes(program)
-    if program.graph_module.meta.get(_TRACED) and is_readable(program, HANDLERS.keys()):
+    if program.graph_module.meta.get(TRACED) and is_readable(program, HANDLERS.keys()):
         return program
     file = program.graph_module.meta.get(FILE)
     again = "export the module again with this PyTorch release"

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from tilewright.frontend.torch_export import FILE, HANDLERS, exported, functiona
 from tilewright.frontend.torch_indices import checked_arguments
 from tilewright.frontend.torch_operators import permitted_operator
 from tilewright.frontend.torch_outputs import OutputReader
+from tilewright.frontend.torch_strides import STRIDED, fixed, gathered
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
@@ -104,6 +106,7 @@ class _Importer:
         self.leaf_of: dict[torch.fx.Node, int] = {}
         self.state_inputs: dict[str, int] = {}
         self.named: dict[torch.fx.Node, str] = {}
+        self.strides: dict[int, tuple[tuple[int, ...], int | None]] = {}
 
     def run(self) -> Imported:
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
@@ -188,6 +191,8 @@ class _Importer:
         target = str(called).removeprefix("aten.")
         if target.startswith(STATEMENTS):
             return None
+        if called in STRIDED:
+            return self._strided(node)
         expected = self._expected(node)
         values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
         handler = HANDLERS.get(target)
@@ -202,6 +207,18 @@ class _Importer:
                     return result
                 del self.builder.nodes[marks:]
             return self._through_torch(node, called, values, reason or "")
+
+    def _strided(self, node: torch.fx.Node) -> Value:
+        base, positions = gathered(node, self.sizes)
+        self.strides.update(fixed(base, node, self.leaf_of, self.sizes))
+        x = self.environment[base]
+        with self.builder.at(node.name, place_of(node)):
+            index = self.builder.constant(positions, "positions")
+            if x.dtype in COMPUTED:
+                return self.builder.op("index_select", self.builder.reshape(x, (-1,)), index, axis=0)
+            reason = _uncomputed(x, ())
+            result: Value = self._through_torch(node, torch.ops.aten.take.default, ((x, index), {}), reason or "")
+            return result
 
     def _through_torch(self, node: torch.fx.Node, called: torch._ops.OpOverload, values: Any, reason: str) -> Any:
         if self.file:
@@ -253,6 +270,7 @@ class _Importer:
             tuple(results.mutations),
             tuple(self._state(name, output) for name, output in results.states),
             tuple(self.parameters),
+            MappingProxyType(self.strides),
         )
 
     def _state(self, name: str, output: int) -> State:

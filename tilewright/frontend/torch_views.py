@@ -26,13 +26,13 @@ Calls = tuple[tuple[str, tuple[Any, ...]], ...]
 def view_of(node: torch.fx.Node, sizes: Sizes, ends: Collection[torch.fx.Node] = ()) -> tuple[torch.fx.Node, Calls]:
     """The node that holds the memory of a node's result, or the nearest one of `ends`, and the calls that make the result of that node's."""
     calls: list[tuple[str, tuple[Any, ...]]] = []
-    while node not in ends and (step := _step(node, sizes)) is not None:
-        node, call = step
+    while node not in ends and (made := step(node, sizes)) is not None:
+        node, call = made
         calls.insert(0, call)
     return node, tuple(calls)
 
 
-def _step(node: torch.fx.Node, sizes: Sizes) -> tuple[torch.fx.Node, tuple[str, tuple[Any, ...]]] | None:
+def step(node: torch.fx.Node, sizes: Sizes) -> tuple[torch.fx.Node, tuple[str, tuple[Any, ...]]] | None:
     """The node of which this one is a view, and the call that makes it; None if it has memory of its own."""
     source, *rest = node.args if node.op == "call_function" and node.args else (None,)
     if not isinstance(source, torch.fx.Node):
@@ -43,7 +43,7 @@ def _step(node: torch.fx.Node, sizes: Sizes) -> tuple[torch.fx.Node, tuple[str, 
         return None
     if storage_of(node.meta["val"]) != storage_of(source.meta["val"]):
         return None  # a copy, as torch.reshape may make
-    arguments = _plain(rest, sizes)
+    arguments = numbers(rest, sizes)
     if any(isinstance(leaf, torch.fx.Node) for leaf in pytree.tree_leaves(arguments)):
         return None  # select, for example, takes a tensor as its position
     # a view of a caller's tensor with other strides than the example's is a copy for some shapes, as of torch.reshape
@@ -64,8 +64,8 @@ def _piece(pieces: torch.fx.Node, number: int, sizes: Sizes) -> tuple[torch.fx.N
     return source, ("aten.slice.Tensor", (dim, *list(pairwise(ends))[number]))
 
 
-def _plain(arguments: Any, sizes: Sizes) -> Any:
-    """Arguments with numbers for symbolic ones, and names for element types; nodes of tensors stay."""
+def numbers(arguments: Any, sizes: Sizes) -> Any:
+    """Arguments of a call with numbers for symbolic ones, and names for element types; nodes of tensors stay."""
 
     def plain(argument: Any) -> Any:
         value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument

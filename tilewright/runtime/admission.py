@@ -37,6 +37,11 @@ class Admission:
         return not all(leaf.name for leaf in self.signature.inputs)
 
     @cached_property
+    def has_strides(self) -> bool:
+        """Whether the model depends on strides of the caller's inputs."""
+        return any(leaf.strides is not None for leaf in self.signature.inputs)
+
+    @cached_property
     def writes(self) -> bool:
         """Whether calls change inputs or states."""
         return bool(self.signature.mutations or self.states)
@@ -56,6 +61,8 @@ class Admission:
             self._check_constants(leaves)
         if self.writes:
             self._check_written(leaves)
+        if self.has_strides:
+            self._check_strides(leaves)
         for source, (shape, dtype) in zip(self.sources, self.expected, strict=True):
             tensor = leaves[source] if source >= 0 else self.states[-1 - source]
             if (
@@ -107,6 +114,14 @@ class Admission:
                     found += f" with the elements {value.flatten().tolist()}"
                 wanted = f"compiled for the constant {leaf.expected()}"
                 raise InvalidInput(f"input {leaf.place}: {wanted}, got {found}", "compile the model for this value")
+
+    def _check_strides(self, leaves: Sequence[Any]) -> None:
+        for leaf, value in zip(self.signature.inputs, leaves, strict=True):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided and tuple(value.shape) == leaf.shape and not leaf.lies_as(value):
+                at = "" if leaf.offset is None else f" and the storage offset {leaf.offset}"
+                got = f"strides {value.stride()}" + ("" if leaf.offset is None else f" and {value.storage_offset()}")
+                wanted = f"compiled for the strides {leaf.strides}{at}, on which as_strided depends"
+                raise InvalidInput(f"input {leaf.place}: {wanted}, got {got}", "pass a tensor with these strides, or compile the model for this one")
 
     def _check_written(self, leaves: Sequence[Any]) -> None:
         """Rejects inputs that share memory with an input or module buffer that the model writes: the model was compiled for separate inputs, and

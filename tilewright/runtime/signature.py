@@ -128,13 +128,16 @@ class InputLeaf:
     """One leaf of the arguments: the graph input `name`, or, if `name` is empty, a `constant` for which the model was compiled. With a `dtype` the
     constant is a tensor, whose elements `constant` lists in order.
 
-    `place` is the leaf in the caller's terms, such as "args[0]" or "kwargs['mask']"."""
+    `place` is the leaf in the caller's terms, such as "args[0]" or "kwargs['mask']". `strides`: those that a tensor has to have, with `offset` its
+    place in its storage, if the model depends on them (`as_strided`)."""
 
     place: str
     name: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     constant: Any = None
+    strides: tuple[int, ...] | None = None
+    offset: int | None = None
 
     @classmethod
     def of_constant(cls, place: str, value: Any) -> InputLeaf:
@@ -157,6 +160,13 @@ class InputLeaf:
         if tuple(value.shape) != self.shape or str(value.dtype).removeprefix("torch.") != ELEMENT_TYPES[self.dtype].torch:
             return False
         return all(map(_same, value.detach().flatten().tolist(), self.constant))
+
+    def lies_as(self, value: torch.Tensor) -> bool:
+        """Whether a tensor of the shape has the strides and the place that the model depends on."""
+        if self.strides is None:
+            return True
+        dims = [(own, stride) for own, stride, size in zip(self.strides, value.stride(), self.shape, strict=True) if size > 1]
+        return all(own == stride for own, stride in dims) and self.offset in (None, value.storage_offset())
 
     def expected(self) -> str:
         """The constant for a message, shortened."""
@@ -291,12 +301,13 @@ def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: M
     input_tree = tree_of(imported.in_spec)
     words = [*places(input_tree.children[0], "args"), *places(input_tree.children[1], "kwargs")]
     inputs = []
-    for word, number, literal in zip(words, imported.leaves, imported.literals, strict=True):
+    for leaf_number, (word, number, literal) in enumerate(zip(words, imported.leaves, imported.literals, strict=True)):
         if number is None:
             inputs.append(InputLeaf.of_constant(word, literal))
         else:
             value = graph.values[graph.inputs[number]]
-            inputs.append(InputLeaf(word, value.name, value.shape, value.dtype))
+            strides, offset = imported.strides.get(leaf_number, (None, None))
+            inputs.append(InputLeaf(word, value.name, value.shape, value.dtype, None, strides, offset))
     constants = {parameter.name: parameter.value for parameter in imported.parameters}
     numbers = {state.name: number for number, state in enumerate(imported.states)}
 
@@ -384,6 +395,8 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
                 "shape": list(leaf.shape),
                 "dtype": leaf.dtype,
                 "constant": encode_literal(leaf.constant),
+                "strides": encode_literal(leaf.strides),
+                "offset": leaf.offset,
             }
             for leaf in signature.inputs
         ],
@@ -405,9 +418,12 @@ def decode_signature(data: Field) -> Signature:
     data.only("inputs", "input_tree", "outputs", "output_tree", "mutations", "states", "parameters", "defaults")
     inputs = []
     for leaf in data["inputs"].items():
-        leaf.only("place", "name", "shape", "dtype", "constant")
+        leaf.only("place", "name", "shape", "dtype", "constant", "strides", "offset")
         shape = leaf["shape"].integers(0, 1 << 40)
-        inputs.append(InputLeaf(leaf["place"].name(), leaf["name"].name(), shape, leaf["dtype"].name(), decode_literal(leaf["constant"])))
+        strides = None if leaf["strides"].value is None else leaf["strides"].integers(0, 1 << 40)
+        offset = None if leaf["offset"].value is None else leaf["offset"].integer(0, 1 << 40)
+        constant = decode_literal(leaf["constant"])
+        inputs.append(InputLeaf(leaf["place"].name(), leaf["name"].name(), shape, leaf["dtype"].name(), constant, strides, offset))
     outputs = []
     for leaf in data["outputs"].items():
         leaf.only("kind", "index", "value", "calls")

@@ -418,6 +418,8 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
     for leaf in inputs:
         if leaf.name and (leaf.shape, leaf.dtype) != _typed(graph.values[leaf.name]):
             raise ValueError(f"input {leaf.place} is {leaf.dtype}{list(leaf.shape)}, and the graph says {graph.values[leaf.name]}")
+        if leaf.strides is not None and len(leaf.strides) != len(leaf.shape):
+            raise ValueError(f"input {leaf.place} has {len(leaf.strides)} strides and the shape {list(leaf.shape)}")
         if not leaf.name and leaf.dtype and not _is_tensor(leaf):
             raise ValueError(f"input {leaf.place} is no constant of type {leaf.dtype} and shape {list(leaf.shape)}")
     if {state.name for state in signature.states} != set(states) or len(signature.states) != len(states):
