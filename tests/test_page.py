@@ -20,11 +20,12 @@ from tests.browser import CHROMIUM, Browser
 from tests.runtime_programs import ProgramBuilder
 from tilewright.cli import main
 from tilewright.hardware import machine
-from tilewright.report.page.connections import Match, connections, matched
+from tilewright.report.page.connections import connections, matched
 from tilewright.report.page.data import Subject
 from tilewright.report.page.drawing import HEIGHT, RISE, WIDTH, drawn
 from tilewright.report.page.html import embedded, page
 from tilewright.report.tables import comparison_lines
+from tilewright.runtime.artifact import read
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.plan import plan_of
 
@@ -180,8 +181,9 @@ def test_regions_of_two_plans_match_by_operators() -> None:
         return replace(whole, rows=tuple(rows))
 
     first, second = plan([["a"], ["b", "c"], ["d"], []]), plan([["a", "b"], ["c"], ["e"], []])
-    assert matched(first, second) == (Match((1, 2), (1, 2)), Match((3,), ()), Match((4,), (4,)), Match((), (3,)))
-    assert matched(first, first) == tuple(Match((number,), (number,)) for number in (1, 2, 3, 4))
+    pairs = [(match.first, match.second) for match in matched(first, second)]
+    assert pairs == [((1, 2), (1, 2)), ((3,), ()), ((4,), (4,)), ((), (3,))]
+    assert [(match.first, match.second) for match in matched(first, first)] == [((number,), (number,)) for number in (1, 2, 3, 4)]
 
 
 def test_two_plans_compared_as_text() -> None:
@@ -200,10 +202,20 @@ def test_two_plans_compared_as_text() -> None:
     lines = list(comparison_lines(("a", plan(("b", 1e-6), ("cd", 3e-6), ("e", 5e-6))), ("z", plan(("b", 2e-6), ("c", 1e-6), ("d", 6e-6))), 80))
     assert lines[0] == "first a, 9 us; second z, 9 us; first / second 1.00"
     assert [line.split() for line in lines[2:]] == [
-        ["e", "3", "5", "us", "none", "-"],
-        ["c,", "d", "2", "2,", "3", "3", "us", "7", "us", "0.43"],
-        ["b", "1", "1", "1", "us", "2", "us", "0.50"],
+        ["e", "3", "5", "us", "none", "-", "predicted"],
+        ["c,", "d", "2", "2,", "3", "3", "us", "7", "us", "0.43", "predicted"],
+        ["b", "1", "1", "1", "us", "2", "us", "0.50", "predicted"],
     ]
+
+
+def test_measured_times_are_not_compared_with_predicted_ones(artifact: Path) -> None:
+    plan = plan_of(read(artifact).program, machine("native"))
+    second = plan.with_times({plan.rows[0].number: 7e-6})
+    both = plan.with_times({row.number: 1e-6 * row.number for row in plan.rows})
+    for match in matched(plan, second):
+        assert not match.measured and match.seconds[0] == match.seconds[1]  # the same program
+    measured = [match for match in matched(both, second) if match.measured]
+    assert [(match.first, match.seconds) for match in measured] == [((plan.rows[0].number,), (1e-6 * plan.rows[0].number, 7e-6))]
 
 
 # The command

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,6 +117,31 @@ def test_the_display_is_drawn_without_its_thread(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(cli_output, "REFRESH_SECONDS", 0.0)
         show("measuring in turns", 2, 20)
         assert "2/20" in screen.getvalue()
+
+
+LOADING = """
+import importlib.abc, io, os, sys
+from rich.console import Console
+from tilewright import cli, cli_output
+screen, made = io.StringIO(), cli_output.output_console
+cli_output.output_console = lambda error=False: Console(file=screen, force_terminal=True, width=80) if error else made()
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            os.write(1, b"shown" if screen.getvalue() else b"silent")  # `print` would go to the display
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+print("not imported", cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["compile zoo:lenet5", "compile zoo:lenet5 -o OUT.zip", "explain zoo:lenet5", "explain zoo:lenet5 --profile", "explain A.zip",
+                                     "profile A.zip", "verify A.zip", "verify A.zip --no-run", "digest A.zip", "bench zoo:lenet5", "tune zoo:lenet5", "records",
+                                     "batch zoo:lenet5 --targets native -o OUT", "train --target h200 --collect OUT.gz", "calibrate"])  # fmt: skip
+def test_no_command_loads_pytorch_in_silence(command: str, tmp_path: Path) -> None:
+    """Loading takes more than a second."""
+    done = subprocess.run([sys.executable, "-c", LOADING, *command.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "shown", (done.stdout, done.stderr)
 
 
 def test_artifacts_are_written_and_read_with_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

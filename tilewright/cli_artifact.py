@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tilewright.cli_options import path
-from tilewright.cli_output import reading
+from tilewright.cli_output import reading_artifact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_digest(options: argparse.Namespace, console: Console) -> int:
     """Prints only the digest, for scripts."""
-    with reading(options.path):
+    with reading_artifact(options.path):
         from tilewright.runtime.artifact import digest
 
         found = digest(options.path)
@@ -37,7 +37,7 @@ def inspect(location: str, console: Console) -> int:
     """
     from tilewright.text import number_of
 
-    with reading(location):
+    with reading_artifact(location):
         from tilewright.runtime.artifact import open_artifact
 
         opened = open_artifact(location)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilewright.cli_options import add_numerics, numerics_arguments, path, whole
+from tilewright.cli_output import progress_bar
 from tilewright.errors import UnsupportedOption
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from tilewright import settings
-    from tilewright.hardware import machine, planned_threads
-    from tilewright.partition.precision import check_precision
-    from tilewright.runtime.artifact import check_path
-    from tilewright.tuning.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
 
+    with progress_bar("loading PyTorch"):
+        from tilewright.hardware import machine, planned_threads
+        from tilewright.partition.precision import check_precision
+        from tilewright.runtime.artifact import check_path
+        from tilewright.tuning.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
     check_precision(options.precision or "fp32")
     targets = read_targets(options.targets, options.scheduler is not None)
     if options.workers is not None and options.scheduler:

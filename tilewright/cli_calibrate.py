@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tilewright.cli_options import amount, whole
+from tilewright.cli_output import progress_bar
 from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.settings import MOST_THREADS
 
@@ -77,7 +78,6 @@ def _gpu(target: str, absent: bool) -> Machine:
 
 
 def _run_cpu(machine: Machine, options: argparse.Namespace, console: Console) -> int:
-    from tilewright.hardware import planned_threads
     from tilewright.hardware.calibration_file import place, store
     from tilewright.hardware.measured_facts import stored
 
@@ -89,10 +89,14 @@ def _run_cpu(machine: Machine, options: argparse.Namespace, console: Console) ->
             return 0
     else:
         from tilewright.files import check_place
-        from tilewright.tuning.calibrate import calibrate
 
         check_place(place(machine))
-        calibration = calibrate(machine, planned_threads(machine, options.threads))
+        with progress_bar("loading PyTorch") as show:
+            from tilewright.hardware import planned_threads
+            from tilewright.tuning.calibrate import calibrate
+
+            show("measuring this CPU", 0, 0)
+            calibration = calibrate(machine, planned_threads(machine, options.threads))
         path = store(calibration, machine)
     _print_facts(machine, calibration, console)
     console.print(f"calibration {calibration.name} in {path}", soft_wrap=True)

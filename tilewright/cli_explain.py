@@ -71,13 +71,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def _subject(options: argparse.Namespace) -> Subject:
     """The program that the options name, measured if they say so."""
-    from tilewright.hardware import planned_threads
-    from tilewright.report.page.data import Subject
-
     if not options.profile:
-        image = image_of(options)
+        image = image_of(options)  # imports PyTorch, and shows it
+        from tilewright.hardware import planned_threads
+        from tilewright.report.page.data import Subject
+
         return Subject(options.model, image, planned_threads(image.machine, options.threads))
     executable, arguments, keywords = runnable(options)
+    from tilewright.report.page.data import Subject
+
     with progress_bar("measuring regions"):
         profile = executable.profile(*arguments, **keywords)
     return Subject(options.model, executable.image, executable.threads, profile)

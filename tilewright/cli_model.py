@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_options import add_numerics, whole
-from tilewright.cli_output import progress_bar, quiet, reading
+from tilewright.cli_output import progress_bar, quiet, reading_artifact
 from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.stages import Progress
 
@@ -124,7 +124,7 @@ def compiled(model: Model, options: argparse.Namespace, show: Progress) -> Execu
 def image_of(options: argparse.Namespace) -> Image:
     """The image of an artifact, or of a model that is compiled first."""
     if is_artifact(options.model):
-        with reading(options.model):
+        with reading_artifact(options.model):
             from tilewright.runtime.artifact import read
 
             return read(options.model)
@@ -138,7 +138,7 @@ def runnable(options: argparse.Namespace, seed: int = 1) -> tuple[Executable, tu
         TargetNotPresent: if it cannot run on this machine.
     """
     if is_artifact(options.model):
-        with reading(options.model):
+        with reading_artifact(options.model):
             from tilewright.runtime.artifact import load
 
             executable, model = load(options.model), None

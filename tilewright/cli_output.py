@@ -66,7 +66,7 @@ def progress_bar(description: str) -> Iterator[Progress]:
         yield show
 
 
-def reading(path: str) -> AbstractContextManager[Progress]:
+def reading_artifact(path: str) -> AbstractContextManager[Progress]:
     """Shows that an artifact is read."""
     return progress_bar(f"reading {Path(path).name}")
 

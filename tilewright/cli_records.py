@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from tilewright.cli_options import amount, path
+from tilewright.cli_output import progress_bar
 from tilewright.errors import UnsupportedOption
 from tilewright.text import aligned, number_of, seconds_text
 
@@ -41,8 +42,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         UnsupportedOption: for options without meaning, and `forget` without a condition.
         CacheError: for records that cannot be read or written.
     """
-    from tilewright.tuning.records import Records
-
+    with progress_bar("loading PyTorch"):
+        from tilewright.tuning.records import Records
     conditions = bool(options.machine or options.region or options.failed or options.older_than is not None)
     if options.action == "show" and (options.older_than is not None or options.failed or options.all):
         raise UnsupportedOption("--older-than, --failed and --all have no meaning with `records show`", "use them with `records forget`")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.cli_options import amount, path, seed, whole
+from tilewright.cli_output import progress_bar
 from tilewright.errors import InvalidInput
 from tilewright.files import check_output, reading
 
@@ -45,7 +46,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """
     if not options.files and options.collect is None:
         raise InvalidInput("nothing to train with", "give files of measured layers, or --collect FILE on a machine with the GPU")
-    outputs = _model_files(options.model) if options.model is not None else {}
+    with progress_bar("loading PyTorch"):
+        outputs = _model_files(options.model) if options.model is not None else {}
     if options.collect is not None:
         check_output(options.collect, *outputs.values(), options.favourites)
     for output in outputs.values():
@@ -71,12 +73,13 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
 
     from tilewright.cli_tune import read_devices
     from tilewright.hardware import identified_machine
-    from tilewright.selection.learned.hybrid import load
-    from tilewright.tuning import dataset
-    from tilewright.tuning.collecting import collect, favourites_of, sample_of
-    from tilewright.tuning.sampling import CLASSES, TRAINING, random_workloads
-    from tilewright.tuning.trials import Trials
 
+    with progress_bar("loading PyTorch"):
+        from tilewright.selection.learned.hybrid import load
+        from tilewright.tuning import dataset
+        from tilewright.tuning.collecting import collect, favourites_of, sample_of
+        from tilewright.tuning.sampling import CLASSES, TRAINING, random_workloads
+        from tilewright.tuning.trials import Trials
     machine = identified_machine(options.target)
     devices = read_devices(options.devices)
     path: Path = options.collect
@@ -113,10 +116,11 @@ def _train(files: list[Path], outputs: Mapping[str, Path], options: argparse.Nam
 
     from tilewright.hardware import identified_machine
     from tilewright.hardware.calibration import gpu_calibration
-    from tilewright.selection.learned.hybrid import train
-    from tilewright.tuning import dataset
-    from tilewright.tuning.training import RECIPES, TOPS, held_out, quality, samples_by_model, with_trees
 
+    with progress_bar("loading PyTorch"):
+        from tilewright.selection.learned.hybrid import train
+        from tilewright.tuning import dataset
+        from tilewright.tuning.training import RECIPES, TOPS, held_out, quality, samples_by_model, with_trees
     layers = dataset.read(*files)
     least = 2 * options.folds
     if len(layers) < least:

@@ -52,22 +52,22 @@ def outcome_lines(outcomes: Sequence[Outcome], title: str, width: int) -> Iterat
 
 
 def comparison_lines(first: tuple[str, Plan], second: tuple[str, Plan], width: int) -> Iterator[str]:
-    """Two plans, each after its name, region by region (`matched`), largest difference first: their times, measured where they are, and the first
-    over the second."""
+    """Two plans, each after its name, region by region (`matched`), largest difference first: their times, measured where those of both are, and the
+    first over the second."""
     (first_name, a), (second_name, b) = first, second
-    times = f"first {first_name}, {seconds_text(a.seconds)}; second {second_name}, {seconds_text(b.seconds)}"
-    yield f"{times}; first / second {_ratio(a.seconds, b.seconds)}"
+    matches = matched(a, b)
+    totals = [sum(match.seconds[side] for match in matches) for side in (0, 1)]
+    times = f"first {first_name}, {seconds_text(totals[0])}; second {second_name}, {seconds_text(totals[1])}"
+    yield f"{times}; first / second {_ratio(*totals)}"
     rows = []
-    for match in matched(a, b):
+    for match in sorted(matches, key=lambda match: -abs(match.seconds[0] - match.seconds[1])):
         sides = [a.rows[number - 1] for number in match.first], [b.rows[number - 1] for number in match.second]
-        seconds = [sum(row.seconds for row in side) for side in sides]
-        texts = (seconds_text(time) if side else "none" for side, time in zip(sides, seconds, strict=True))
+        texts = (seconds_text(time) if side else "none" for side, time in zip(sides, match.seconds, strict=True))
         numbers = (", ".join(str(row.number) for row in side) for side in sides)
         operators = "; ".join(operators_of(row) for row in sides[0] or sides[1])
-        rows.append((abs(seconds[0] - seconds[1]), (operators, *numbers, *texts, _ratio(*seconds))))
-    headings = ("operators", "regions", "of second", "first", "second", "first / second")
-    ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
-    yield from aligned(headings, ordered, ("operators",), width, {"operators": 1.0})
+        rows.append((operators, *numbers, *texts, _ratio(*match.seconds), "measured" if match.measured else "predicted"))
+    headings = ("operators", "regions", "of second", "first", "second", "ratio", "times")
+    yield from aligned(headings, rows, ("operators", "times"), width, {"operators": 1.0})
 
 
 def _ratio(first: float, second: float) -> str:

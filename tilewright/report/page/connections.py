@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.plan import Plan, PlanRow
@@ -79,10 +79,13 @@ def connections(program: LoadableProgram, plan: Plan) -> Connections:
 
 @dataclass(frozen=True)
 class Match:
-    """Regions of two plans, by number, that compute the same operators; one side may be empty."""
+    """Regions of two plans, by number, that compute the same operators; one side may be empty. `seconds`: of both sides, measured if every region of
+    both has a measured time (`measured`), otherwise predicted, so that like is compared with like."""
 
     first: tuple[int, ...]
     second: tuple[int, ...]
+    measured: bool = False
+    seconds: tuple[float, float] = (0.0, 0.0)
 
 
 def matched(first: Plan, second: Plan) -> tuple[Match, ...]:
@@ -101,13 +104,20 @@ def matched(first: Plan, second: Plan) -> tuple[Match, ...]:
     numbers: dict[int, tuple[list[int], list[int]]] = {}
     for side, row in rows:
         numbers.setdefault(group[side, row.number], ([], []))[side].append(row.number)
-    return tuple(Match(tuple(a), tuple(b)) for a, b in numbers.values())
+    return tuple(_match(tuple(a), tuple(b), first, second) for a, b in numbers.values())
+
+
+def _match(a: tuple[int, ...], b: tuple[int, ...], first: Plan, second: Plan) -> Match:
+    sides = [first.rows[number - 1] for number in a], [second.rows[number - 1] for number in b]
+    measured = all(row.measured_seconds is not None for side in sides for row in side)
+    times = (sum(row.seconds if measured else row.predicted_seconds for row in side) for side in sides)
+    return Match(a, b, measured, (next(times), next(times)))
 
 
 def _names(row: PlanRow) -> Sequence[str]:
     return [name for name, _, _ in row.nodes] or [f"region {row.name}"]
 
 
-def match_data(matches: Sequence[Match]) -> list[Mapping[str, Sequence[int]]]:
+def match_data(matches: Sequence[Match]) -> list[Mapping[str, object]]:
     """The matches as values of JSON."""
-    return [{"first": list(match.first), "second": list(match.second)} for match in matches]
+    return [asdict(match) for match in matches]

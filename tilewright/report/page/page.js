@@ -22,11 +22,11 @@ function sections(subject) {
     section("predictions", "Predicted and measured", subject.profile.map((line) => el("p", { class: "faint" }, line)), scatter(subject, open)),
     section("choices", "Choices", choices(subject)),
   ];
+  const totals = [0, 1].map((side) => data.matches.reduce((sum, match) => sum + match.seconds[side], 0));
   if (data.matches.length)
     found.unshift(section("comparison", "Comparison",
       el("p", {}, `First: ${data.subjects[0].title}`), el("p", {}, `Second: ${data.subjects[1].title}`),
-      figures([["first", time(data.subjects[0].seconds)], ["second", time(data.subjects[1].seconds)],
-        ["first / second", data.subjects[1].seconds ? (data.subjects[0].seconds / data.subjects[1].seconds).toFixed(2) : "-"]]),
+      figures([["first", time(totals[0])], ["second", time(totals[1])], ["first / second", totals[1] ? (totals[0] / totals[1]).toFixed(2) : "-"]]),
       comparisonTable(data.subjects, data.matches, open)));
   return found;
 }

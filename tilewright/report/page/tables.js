@@ -113,11 +113,12 @@ function comparisonTable(subjects, matches, open) {
   const [first, second] = subjects;
   const columns = [
     { name: "operators", words: true }, { name: "first" }, { name: "second" }, { name: "first / second", title: "above 1: the second is faster" },
-    { name: "difference" }, { name: "schedule of the first", words: true }, { name: "schedule of the second", words: true },
+    { name: "difference" }, { name: "times", words: true, title: "measured where those of both are, otherwise predicted" },
+    { name: "schedule of the first", words: true }, { name: "schedule of the second", words: true },
   ];
   const rows = matches.map((match) => {
     const sides = [match.first.map((number) => first.rows[number - 1]), match.second.map((number) => second.rows[number - 1])];
-    const [a, b] = sides.map((rows) => rows.reduce((sum, row) => sum + row.seconds, 0));
+    const [a, b] = match.seconds;
     const shown = sides[0].length ? 0 : 1;
     const cell = (side, seconds) => sides[side].length
       ? { node: link(time(seconds), () => open(sides[side][0].number, side), { title: `regions ${sides[side].map((row) => row.number).join(", ")}` }), key: seconds }
@@ -128,6 +129,7 @@ function comparisonTable(subjects, matches, open) {
       cell(1, b),
       { node: a && b ? (a / b).toFixed(2) : "-", key: a && b ? a / b : null },
       { node: time(b - a), key: b - a },
+      match.measured ? "measured" : "predicted",
       sides[0].map((row) => row.schedule).join("; ") || "-",
       sides[1].map((row) => row.schedule).join("; ") || "-",
     ];
