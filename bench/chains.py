@@ -1,8 +1,8 @@
 """Regions in one kernel, by strips, against separate kernels on this CPU: what the models predict of merging them, and what it gains.
 
-    python -m bench.chains --random 100 --seed 1 --threads 2 --name chains_fitted_2       what the constants are fitted to
+    python -m bench.chains --random 100 --seed 101 --threads 2 --name chains_fitted_2     what the constants are fitted to
     python -m bench.chains --fit bench/results/chains_fitted_1.json bench/results/chains_fitted_2.json
-    python -m bench.chains --random 200 --seed 2 --threads 2 --name chains_sealed_2       drawn after everything was frozen
+    python -m bench.chains --random 100 --seed 811780 --threads 2 --name chains_sealed_2  drawn after everything was frozen
     python -m bench.chains --threads 2 --name chains_2                                    the chains of networks in `LITERATURE`
 
 Each chain is compiled twice, as one kernel with the strips predicted fastest and as separate kernels, checked against PyTorch in float64, and timed

@@ -113,6 +113,25 @@ def test_one_graph_holds_ours_and_the_librarys(name: str, tmp_path: Path) -> Non
             agree(found, module, given)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_operators_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Convolutions with an epilogue and without one, and a linear layer, whose factors and products are all stored in 16 bits."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1, bias=False), nn.Flatten(), nn.Linear(144, 5)).eval().to(dtype)
+    x = torch.randn(2, 3, 6, 6).to(dtype)
+    executable = by_libraries(module, (x,), tmp_path / "records")
+    calls = calls_of(executable)
+    assert len(calls) == 3
+    storage = executable.image.program.storage
+    assert {storage[view.name].value.dtype for call in calls for view in call.views} == {"f16" if dtype is torch.float16 else "bf16"}
+    with torch.no_grad():
+        expected = copy.deepcopy(module).double()(x.double())
+    with emulated(executable):
+        found = executable(x)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2 * float(expected.abs().max()))
+
+
 def test_what_a_library_reads_or_writes_of_the_caller_is_copied(tmp_path: Path) -> None:
     """Also where PyTorch's operators read or write the same tensors."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -161,6 +162,23 @@ OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
     "groups": (nn.Conv2d(8, 12, 3, padding=1, groups=2), (1, 8, 6, 6), {"convolution"}),
     "linear": (nn.Linear(9, 7), (5, 9), {"matmul", "linear"}),
 }
+
+
+@pytest.mark.parametrize("name", OPERATORS_OF)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_operators_take_weights_of_16_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Weights are widened once where products are of float32; a depthwise convolution reads 16 bits, of which no operator makes transforms."""
+    module, shape, operators = OPERATORS_OF[name]
+    module, x = copy.deepcopy(module).to(dtype), torch.randn(shape).to(dtype)
+    with torch.no_grad():
+        expected = copy.deepcopy(module).double()(x.double())
+    for operator in operators - {"matmul", "fft_convolution" if name == "large depthwise" else ""}:
+        executable = compiled(module, (x,), tmp_path / operator, operator)
+        assert [call.operator for call in libraries(executable)] == [operator]
+        found = executable(x)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+        assert executable.verify(x).passed
 
 
 @pytest.mark.parametrize("name", OPERATORS_OF)

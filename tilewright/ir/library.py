@@ -5,8 +5,8 @@
     matmul           out[g, m, n] = sum over r of a[g, m, r] * b[g, r, n]
     linear           the same for a single g
 
-A convolution has no padding: what it would add is stored around `a`. The second factor is constant, except for matmul, so that it may be reordered or
-transformed once. All elements are float32.
+A convolution has no padding: what it would add is stored around `a`. The second factor is constant, except for matmul, so that it may be reordered,
+transformed or widened once. Elements are floats of 32 or 16 bits (`LibraryCall.check_types`), and results have the type of `a`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from tilewright.ir.dtypes import FLOAT32, computed_in
 
 OPERATORS = ("convolution", "matmul", "linear", "fft_convolution")
 """What `LibraryCall.operator` may be."""
@@ -73,6 +75,12 @@ class LibraryCall:
                 raise ValueError(f"{view} is no view of separate elements")
         if self.operator not in OPERATORS or self.out.sizes != self._result():
             raise ValueError(f"a library has no {self.operator!a} of {self.a.sizes} and {self.b.sizes} that makes {self.out.sizes}")
+
+    def check_types(self, a: str, b: str) -> None:
+        """Raises ValueError unless the operator takes factors of these types: the same, or a constant that is widened; transforms are of float32."""
+        fits = a == b or (self.reorders and (a, computed_in(b)) == (FLOAT32, FLOAT32))
+        if computed_in(a) != FLOAT32 or not fits or (self.operator == "fft_convolution" and a != FLOAT32):
+            raise ValueError(f"a library has no {self.operator} of {a} and {b}")
 
     def _result(self) -> tuple[int, ...]:
         """The shape of the result; empty if the operator is not defined for these arguments."""

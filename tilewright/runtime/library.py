@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from tilewright.ir.library import LibraryCall, View
-from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.buffers import Buffers, torch_dtype
 
 Run: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """Computes (a, b, out): stores the operator's result for a and b in out."""
@@ -26,24 +26,18 @@ def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
     return flat.as_strided(view.sizes, view.strides, flat.storage_offset() + base + view.offset)
 
 
-def prepared(call: LibraryCall, b: torch.Tensor | None) -> Run:
-    """What computes the call; if it may reorder `b`, which is constant then, the function knows it in this form."""
-    if call.operator == "convolution":
-        return _convolution(call, _given(b))
-    if call.operator == "linear" and torch.backends.mkl.is_available() and _given(b).device.type == "cpu":
-        return _linear(call, _given(b))
-    if call.operator == "fft_convolution":
-        return _fft_convolution(call, _given(b))
-    return _product if call.out.sizes[0] == 1 else _products
-
-
-def _given(b: torch.Tensor | None) -> torch.Tensor:
+def prepared(call: LibraryCall, dtype: torch.dtype, b: torch.Tensor | None) -> Run:
+    """What computes the call for `a` of this type; if it may reorder `b`, which is constant then, the function knows it in this form."""
+    if not call.reorders:
+        return _product if call.out.sizes[0] == 1 else _products
     assert b is not None, "soundness.check requires a constant"
-    return b
+    return {"convolution": _convolution, "linear": _linear, "fft_convolution": _fft_convolution}[call.operator](call, b.to(dtype))
 
 
 def _linear(call: LibraryCall, b: torch.Tensor) -> Run:
-    """The product with a matrix that MKL has packed for this number of rows."""
+    """The product with a matrix, which MKL has packed for this number of rows if it takes the type."""
+    if b.device.type != "cpu" or b.dtype != torch.float32 or not torch.backends.mkl.is_available():
+        return lambda a, _, out: _product(a, b, out)
     rows, matrix = call.a.sizes[1], b[0].t().contiguous()
     packed = torch.ops.mkl._mkl_reorder_linear_weight(matrix, rows)
 
@@ -87,7 +81,7 @@ def _fft_convolution(call: LibraryCall, b: torch.Tensor) -> Run:
 def _convolution(call: LibraryCall, b: torch.Tensor) -> Run:
     padding = (0,) * len(call.stride)
     order = torch.channels_last if len(padding) == 2 else torch.channels_last_3d
-    if b.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if b.device.type == "cpu" and _in_onednn(b.dtype):
         arguments = (padding, call.stride, call.dilation, call.groups)
         reordered = torch.ops.mkldnn._reorder_convolution_weight(b.contiguous(), *arguments, call.a.sizes)
 
@@ -112,6 +106,14 @@ def _convolution(call: LibraryCall, b: torch.Tensor) -> Run:
     return run_plain
 
 
+def _in_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has convolutions of this type on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    narrow = {torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported, torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported}
+    return bool(narrow[dtype]()) if dtype in narrow else dtype == torch.float32
+
+
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     torch.mm(a[0], b[0], out=out[0])
 
@@ -132,7 +134,8 @@ class BoundCall:
     def __init__(self, call: LibraryCall, buffers: Buffers, model: BoundCall | None = None) -> None:
         self._call, self._buffers = call, buffers
         self._fixed = {view: self._view(view, (), ()) for view in call.views if buffers.external(view.name) is None}
-        self._run: Run = model._run if model is not None else prepared(call, self._fixed.get(call.b))
+        dtype = torch_dtype(buffers.program.storage[call.a.name].value.dtype)
+        self._run: Run = model._run if model is not None else prepared(call, dtype, self._fixed.get(call.b))
 
     def _view(self, view: View, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = self._buffers.flat(view.name, inputs, outputs)

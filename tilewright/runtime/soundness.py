@@ -28,7 +28,7 @@ from tilewright.frontend.torch_operators import permitted_operator, replayed
 from tilewright.graph import onnx_call
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
-from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, computed_in, size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in, size_of
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
@@ -332,9 +332,11 @@ def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: 
     """A library's operator gets views of the shapes that it is defined for, within their buffers; factors that it reorders once are constant."""
     call.check()
     where = f"region {region.name} calls a library"
-    for view in call.views:
+    a, b, out = (program.storage[view.name].value.dtype for view in call.views)
+    call.check_types(a, b)
+    for view, dtype in zip(call.views, (a, b, a), strict=True):
         held = program.bytes_of(program.root(view.name)) - program.base_bytes(view.name)
-        if program.storage[view.name].value.dtype != FLOAT32 or held < view.end * size_of(FLOAT32):
+        if program.storage[view.name].value.dtype != dtype or held < view.end * size_of(dtype):
             raise ValueError(f"{where} with {view.end} elements of {view.name}, which holds {held} bytes of {program.storage[view.name].value.dtype}")
     out = program.root(call.out.name)
     if out in read_only or out in program.faults or any(accesses_overlap(program, call.out.name, view.name) for view in (call.a, call.b)):

@@ -329,7 +329,7 @@ class Server:
         if call is None:
             return []
         sets = [[viewed(self.row(rows, view.name, number, mode, program), view) for view in call.views] for number in range(self.problem.sets)]
-        runs = {b.data_ptr(): prepared_call(call, b) for _, b, _ in sets}
+        runs = {b.data_ptr(): prepared_call(call, a.dtype, b) for a, b, _ in sets}
         return [partial(runs[b.data_ptr()], a, b, out) for a, b, out in sets]
 
     def row(self, rows: Mapping[str, torch.Tensor], name: str, number: int, mode: str, program: Mapping[str, Any]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from tilewright.codegen.common import guarded_load
 from tilewright.graph.inline import inline_step
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Step
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, computed_in
 from tilewright.ir.expr import Apply, Expr, Load, Var, linear, loads, rewrite, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, permuted
@@ -92,9 +92,10 @@ def library_form(problem: Problem, operators: Sequence[str]) -> LibraryForm:
         if name not in operators:
             continue
         try:
-            target, product, epilogue = _result(problem, found.step, order)
+            target, product, epilogue = _result(problem, found, order)
             call = matching(problem, found, target)
             call.check()
+            call.check_types(*(problem.values[factor.buffer].dtype for factor in (found.a, found.b)))
             operations[name] = Operation(call, product, epilogue)
         except ValueError as reason:  # Unsuitable, or views whose elements overlap
             reasons.append(f"{name}: {reason}")
@@ -107,7 +108,7 @@ def _factors(problem: Problem) -> Factors:
     step, layouts = problem.region.steps[0], problem.layouts
     body = step.bodies[0]
     if step.combiner != "sum" or len(step.bodies) != 1 or not (isinstance(body, Apply) and body.operation == "mul") or body.dtype != FLOAT32:
-        raise Unsuitable("the region does not begin with a sum of products of float32")
+        raise Unsuitable("the region does not begin with a sum of products in float32")
     if len(problem.region.outputs) != 1 or not problem.is_whole:
         raise Unsuitable("the region has more than one result, or depends on a loop's step")
     first, second = body.args
@@ -135,8 +136,8 @@ def _factors(problem: Problem) -> Factors:
 def _address(factor: Expr, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> Address:
     """The address of a factor whose padding, if it has any, is stored."""
     guarded, flat = guarded_load(factor), flatten(factor, layouts)
-    if guarded is None or not isinstance(flat, Load) or flat.buffer not in layouts or values[flat.buffer].dtype != FLOAT32:
-        raise Unsuitable("a factor is computed, guarded or widened while it is read")
+    if guarded is None or not isinstance(flat, Load) or flat.buffer not in layouts or computed_in(values[flat.buffer].dtype) != FLOAT32:
+        raise Unsuitable("a factor is computed or guarded while it is read, or of a type that is not computed in float32")
     return _linear(flat.buffer, flat.index[0], guarded[1].index)
 
 
@@ -148,12 +149,13 @@ def _linear(buffer: str, offset: Expr, index: tuple[Expr, ...] = ()) -> Address:
     return Address(buffer, form.constant, strides, index)
 
 
-def _result(problem: Problem, step: Step, order: Sequence[Var]) -> tuple[Address, Storage | None, Problem | None]:
-    """Where the operator stores the sum: in place if nothing follows; otherwise in a buffer with the axes in this order, which the epilogue reads."""
-    region = problem.region
+def _result(problem: Problem, found: Factors, order: Sequence[Var]) -> tuple[Address, Storage | None, Problem | None]:
+    """Where the operator stores the sum, in the type of `a`: in place if nothing follows; otherwise in a buffer with the axes in this order, which
+    the epilogue reads."""
+    region, step, dtype = problem.region, found.step, problem.values[found.a.buffer].dtype
     if len(region.steps) == 1:
         target = _linear(region.outputs[0], problem.layouts[region.outputs[0]].offset(step.index))
-        if problem.values[region.outputs[0]].dtype != FLOAT32:
+        if problem.values[region.outputs[0]].dtype != dtype:
             raise Unsuitable("the result is stored in another type")
         return target, None, None
     if region.outputs[0] == step.name:
@@ -170,7 +172,7 @@ def _result(problem: Problem, step: Step, order: Sequence[Var]) -> tuple[Address
     shape = tuple(axis.extent or 0 for axis in step.axes)
     rest = [axis for axis in step.axes if axis not in order]
     layout = permuted(shape, [step.axes.index(axis) for axis in (*rest, *order)])
-    product = Storage(Value(name, shape, FLOAT32), layout)
+    product = Storage(Value(name, shape, dtype), layout)
     after = [replace(later, bodies=tuple(rewrite(body, renamed) for body in later.bodies)) for later in region.steps[1:]]
     maps = {later.name: later for later in after[:-1] if later.kind == "map"}
     steps = tuple(inline_step(later, maps) for later in after if later.name not in maps)
