@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.compiled import poison
 from tests.interpreted import run_program
 from tests.random_graphs import NOISE, RandomCase, _magnitude, _spread, random_case
 from tests.test_bf16_models import model_cases
-from tilewright import zoo
+from tilewright import NotCompiled, zoo
 from tilewright.frontend.imported import unsupported
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
@@ -164,6 +165,56 @@ def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     with torch.no_grad():
         assert_as_good_as_eager(module, inputs, torch.compile(module, backend="tilewright")(*inputs))
+
+
+class Scaled(nn.Module):
+    """Parameters of its own and of modules; a normalisation, whose result autocast leaves in float32, before a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.first, self.norm, self.last = nn.Parameter(torch.rand(32)), nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.last(nn.functional.gelu(self.norm(self.first(x * self.scale))))
+        return y, x + y
+
+
+@EACH_TYPE
+def test_autocast_around_a_model_keeps_its_types(dtype: torch.dtype) -> None:
+    module, inputs = Scaled().eval(), (torch.randn(64, 32),)
+    torch._dynamo.reset()
+    captured = torch.compile(module, backend="tilewright")
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype), warnings.catch_warnings():
+        warnings.simplefilter("error", NotCompiled)
+        executable = tilewright.compile(module, inputs)
+        sized = tilewright.compile(module, inputs, dynamic={"x": {0: "batch"}}, wait=True)
+        for run in (executable, sized, captured):
+            found, eager = run(*inputs), module(*inputs)
+            assert [value.dtype for value in found] == [value.dtype for value in eager] == [dtype, torch.float32]
+            assert_as_good_as_eager(module, inputs, found)
+    assert not torch.is_autocast_enabled("cpu") and "forward" not in vars(module)
+    assert executable(*inputs)[0].dtype == dtype  # the types are those of the compilation
+    for batch in (1, 7):  # with a batch of 1 the module is exported once more
+        x = torch.randn(batch, 32)
+        with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+            assert_as_good_as_eager(module, (x,), sized(x))
+        assert sized(x)[0].dtype == dtype
+    with torch.no_grad():
+        assert captured(*inputs)[0].dtype == torch.float32
+
+
+def test_autocast_around_a_call_changes_nothing() -> None:
+    class Convolution(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.conv_tbc(torch.relu(x), w, b)
+
+    inputs = torch.randn(5, 2, 8), torch.randn(3, 8, 4), torch.randn(4)
+    with pytest.warns(NotCompiled, match="conv_tbc"):
+        executable = tilewright.compile(Convolution(), inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = executable(*inputs)
+    torch.testing.assert_close(found, Convolution()(*inputs))
+
 
 
 def unaffected(case: RandomCase) -> bool:

@@ -13,6 +13,7 @@ from tilewright.errors import InvalidInput, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.symbolic import NUMBER, SymbolicProgram
 from tilewright.frontend.torch_export import by_parameter, exported, tensors_of
+from tilewright.system.autocast import autocast_types
 
 Key = tuple[int, ...]
 _HINTS = (torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC)
@@ -78,7 +79,8 @@ class ModuleModel:
         self._free, names = free_sizes(module, *arguments, dynamic)
         positional, named = _enlarged(arguments, self._free)
         self._names = names
-        self._base = SymbolicProgram(exported(module, positional, named, self._free), tensors_of(module), names, small=False)
+        self._casts = autocast_types()
+        self._base = SymbolicProgram(exported(module, positional, named, self._free, self._casts), tensors_of(module), names, small=False)
         self._special: dict[frozenset[tuple[int, int]], SymbolicProgram] = {}
 
     @property
@@ -141,7 +143,7 @@ class ModuleModel:
         twin = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors_of(self._module).values()})
         names = {place: name for place, name in self._names.items() if place not in fixed}
         tensors = tensors_of(self._module)
-        return SymbolicProgram(exported(twin, inputs, keywords, free), tensors, names, small=False, like=self._base)
+        return SymbolicProgram(exported(twin, inputs, keywords, free, self._casts), tensors, names, small=False, like=self._base)
 
 
 def free_sizes(

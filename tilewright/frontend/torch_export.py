@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from copy import copy
+from functools import cache, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +28,7 @@ from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION
+from tilewright.system.autocast import autocast, autocast_types
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {
@@ -121,13 +123,34 @@ def _copies_kept() -> AbstractContextManager[None]:
     return _replaced(torch.export.exported_program, "_remove_unnecessary_copy_op_pass", lambda original: lambda *program: program)
 
 
+@contextmanager
+def _autocast_as_region(module: torch.nn.Module, types: Mapping[str, torch.dtype]) -> Iterator[torch.nn.Module]:
+    """The module, to be exported while this lasts, with autocast to these types inside `forward`, and off around it: an export records the casts of
+    regions in the model, but not those of a region around it."""
+    if not types:
+        yield module
+        return
+    whole = copy(module)  # shares parameters, buffers and modules
+    forward = whole.forward
+
+    @wraps(forward)
+    def cast(*arguments: Any, **keywords: Any) -> Any:
+        with autocast(types):
+            return forward(*arguments, **keywords)
+
+    whole.forward = cast
+    with autocast(types, False):
+        yield whole
+
+
 def exported(
     module: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_keywords: Mapping[str, Any] | None = None,
     free: Mapping[int, Any] | None = None,
+    casts: Mapping[str, torch.dtype] | None = None,
 ) -> ExportedProgram:
-    """The program of a module, called as module(*example_inputs, **example_keywords).
+    """The program of a module, called as module(*example_inputs, **example_keywords), under autocast to the types `casts` by device (None: as here).
 
     `free` says which sizes are symbolic: for leaves of (inputs, keywords) a `torch.export` dimension or hint for each such dimension of a tensor,
     or one for a Python number.
@@ -142,7 +165,8 @@ def exported(
                 leaves, tree = pytree.tree_flatten((arguments, keywords))
                 given = pytree.tree_unflatten([free.get(leaf) for leaf in range(len(leaves))], tree)
                 shapes = by_parameter(module, *given)
-            program = torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=False)
+            with _autocast_as_region(module, autocast_types() if casts is None else casts) as whole:
+                program = torch.export.export(whole, arguments, keywords, dynamic_shapes=shapes, strict=False)
             program.graph_module.meta[TRACED] = True
             return program
     except InvalidModel:

@@ -20,6 +20,7 @@ from tilewright.ir.graph import Graph, Node
 from tilewright.runtime.buffers import Buffers, torch_dtype
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.packing import unpack, write
+from tilewright.system.autocast import autocast, autocast_types
 
 
 def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
@@ -45,10 +46,10 @@ def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], devic
 
 
 def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The tensors that a `torch` node returns."""
+    """The tensors that a `torch` node returns. Where autocast casts, its graph says so itself."""
     operator = resolve_operator(node.attributes["target"])
     arguments, keywords = node.attributes["call"]
-    with torch.no_grad():
+    with torch.no_grad(), autocast(autocast_types(), False):
         results = checked_call(
             operator,
             [make_argument(recipe, inputs, device) for recipe in arguments],
