@@ -475,6 +475,9 @@ class CudaPrinter(Printer):
         return self.gathered([self.text(node)] * lanes, node.dtype)
 
     def gathered(self, lanes: Sequence[str], dtype: str) -> Code:
+        if len(lanes) == 8 and dtype in NARROW_FLOATS:  # pairs of 16-bit numbers
+            lanes = [f"({low}) | (unsigned)({high}) << 16" for low, high in zip(lanes[::2], lanes[1::2], strict=True)]
+            return Code(f"make_uint4({', '.join(lanes)})")
         return Code(f"make_{self.type_name(dtype, len(lanes))}({', '.join(lanes)})")
 
     def call(self, operation: str, dtype: str, args: Sequence[Expr], lanes: int, result: str) -> Code:

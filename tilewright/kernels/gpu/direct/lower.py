@@ -40,7 +40,7 @@ from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, Threa
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.space import PLAIN
 from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps, staged_tile
-from tilewright.kernels.gpu.gemm.tile import Tile, loader
+from tilewright.kernels.gpu.gemm.tile import Tile
 from tilewright.kernels.gpu.split import in_one_or_two
 
 WARP = 32
@@ -120,12 +120,9 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     tile = _filter_tile(form, schedule, bind, size_k)
     staged: list[Staged] = [staged_patch]
     if schedule.filters == SHARED:
-        setup, load = loader(tile, tile_k * size_k, product, thread, part * (steps_each * schedule.channels * taps), tile.depth)
+        setup, filters = staged_tile(tile, tile_k * size_k, product, thread, part * (steps_each * schedule.channels * taps), buffers)
         root += setup
-        if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
-        root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
-        staged.append(staged_tile(tile, load, thread))
+        staged.append(filters)
     sums = schedule.register_k * schedule.register_y * schedule.register_x
     root.append(Allocate(Buffer("acc", product.dtype, sums, "register")))
     at = Var("at", sums)

@@ -55,14 +55,20 @@ class BlockResult:
 
 @dataclass(frozen=True)
 class ThreadSums:
-    """A thread's rows x columns sums, [row][column] in the registers `acc`, and their places in the tile. Runs of `width` columns of a thread are
-    adjacent in the tile."""
+    """A thread's rows x columns sums and their places in the tile. Runs of `width` columns of a thread are adjacent in the tile and in the registers
+    `acc`, whose order is [row][column], or the one that `register` gives."""
 
     rows: int
     columns: int
     row: Callable[[Expr], Expr]
     column: Callable[[Expr], Expr]
     width: int = 4
+    register: Callable[[Expr, Expr], Expr] | None = None
+
+    def held(self, row: Expr, column: Expr, dtype: str, lanes: int) -> Load:
+        """`lanes` adjacent sums."""
+        place = row * self.columns + column if self.register is None else self.register(row, column)
+        return Load("acc", (place,), dtype, lanes)
 
     def lanes(self, most: int) -> int:
         """The widest vector of columns, up to `most`."""
@@ -74,8 +80,7 @@ def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> l
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
-    held = Load("acc", (i * sums.columns + j * lanes,), result.form.dtype, lanes)
-    element = replace_loads(element, {result.form.step.name: held})
+    element = replace_loads(element, {result.form.step.name: sums.held(i, j * lanes, result.form.dtype, lanes)})
 
     def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
         inner = block(result.store(element, offset, sums.column(j * lanes), mapping, atomic))
@@ -90,7 +95,7 @@ def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> li
     lanes = sums.lanes(4)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     place = part * size + sums.row(i) * result.columns + sums.column(j * lanes)
-    put = Store(PARTS, place, Load("acc", (i * sums.columns + j * lanes,), result.form.dtype, lanes))
+    put = Store(PARTS, place, sums.held(i, j * lanes, result.form.dtype, lanes))
     return [
         Allocate(Buffer(PARTS, result.form.dtype, split * size, "cluster")),
         For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll"),

@@ -161,7 +161,8 @@ def _without_index(element: Expr, step: Step) -> Expr:
 
 
 def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Storage]]:
-    """The second factor as a load of a constant packed as [batch, r, n], with n padded to whole vectors; unchanged if it cannot be packed."""
+    """The second factor as a load of a constant packed as [batch, r, n], with n padded to whole vectors of 16 bytes; unchanged if it cannot be
+    packed."""
     load = found.b
     if load.buffer not in problem.constants:
         return load, {}
@@ -172,7 +173,8 @@ def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Stora
     extents = view[0]
     last = len(extents) - 1
     order = tuple((dim, 0) for dim in range(len(extents)))
-    layout = Layout(extents, (*order, (last, 4))) if extents[last] % 4 else row_major(extents)
+    lanes = WIDEST_BYTES // size_of(problem.values[load.buffer].dtype)
+    layout = Layout(extents, (*order, (last, lanes))) if extents[last] % lanes else row_major(extents)
     name = f"{load.buffer}@{problem.region.name}"
     storage = Storage(Value(name, extents, problem.values[load.buffer].dtype), layout, load.buffer, view)
     return Load(name, axes, load.dtype), {name: storage}
@@ -202,6 +204,7 @@ def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:
     """The axis with the extent to which elements are stored, which exceeds its own if a packed operand is padded along it."""
     if isinstance(expr, Load) and expr.buffer in layouts and coefficient(expr.index[0], axis) == 1:
         layout = layouts[expr.buffer]
-        if layout.order and layout.order[-1] == (len(layout.shape) - 1, 4) and layout.shape[-1] == axis.extent:
-            return Var(axis.name, -(-layout.shape[-1] // 4) * 4, INDEX)
+        dim, lanes = layout.order[-1] if layout.order else (0, 0)
+        if lanes and dim == len(layout.shape) - 1 and layout.shape[-1] == axis.extent:
+            return Var(axis.name, -(-layout.shape[-1] // lanes) * lanes, INDEX)
     return axis

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import below, decode, named
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import (
     Const,
     Expr,
     Load,
     Var,
-    binary,
     compare,
     index_const,
     substitute,
@@ -39,13 +36,12 @@ from tilewright.ir.kernel import (
     Let,
     Statement,
     Store,
-    block_variable,
-    thread_variable,
 )
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.block_result import ThreadSums, meeting, store_shares, store_sums
 from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.gemm.offsets import OffsetTable, offsets_along
 from tilewright.kernels.gpu.gemm.row_epilogue import TILE, RowBlock, row_epilogue
 from tilewright.kernels.gpu.gemm.space import (
@@ -59,7 +55,7 @@ from tilewright.kernels.gpu.gemm.space import (
     table_entries,
 )
 from tilewright.kernels.gpu.gemm.staging import buffers_of, staged_steps, staged_tile
-from tilewright.kernels.gpu.gemm.tile import Tile, loader
+from tilewright.kernels.gpu.gemm.tile import Tile
 from tilewright.kernels.gpu.split import in_one_or_two
 
 UNROLLED_PRODUCTS = 1024
@@ -86,78 +82,43 @@ def lower_contraction(problem: Problem, form: ProductForm, schedule: Contraction
 
 def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Launch]:
     """The body of the tiled kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
-    facts = form.facts
     bm, bn, bk = schedule.block_m, schedule.block_n, schedule.block_k
     tm, tn = schedule.thread_m, schedule.thread_n
-    steps_in_all = -(-facts.r // bk)
-    steps_each = -(-steps_in_all // schedule.split)
-    counts = (schedule.split, facts.batch, -(-facts.m // bm), -(-facts.n // bn))
-    if schedule.cluster and steps_in_all % schedule.split:
-        raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
-    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
-    thread = thread_variable(launch)
-    part, batch = Var("part", counts[0]), Var("batch", counts[1])
-    tile_m, tile_n = Var("tile_m", counts[2]), Var("tile_n", counts[3])
-    # the blocks of a cluster are adjacent
-    order = (batch, tile_m, tile_n, part) if schedule.cluster else (part, batch, tile_m, tile_n)
-    lets, where = named(decode(block_variable(launch), order))
-    root: list[Statement] = list(lets)
-    part_, batch_, tile_m_, tile_n_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n))
-    batch_lets, batch_values = named(decode(batch_, form.batch))
-    root += batch_lets
-    bind = {**batch_values, **({part: part_} if part in where else {})}
-    _require(schedule, facts)
+    frame = block_frame(form, (bm, bn, bk), schedule.threads, schedule.split, bool(schedule.cluster))
+    thread, bind, first, first_r, steps_each = frame.thread, frame.bind, frame.first, frame.first_r, frame.steps_each
+    root: list[Statement] = list(frame.statements)
+    _require(schedule, form.facts)
     layout, copies, plain = schedule.layout, schedule.copies, schedule.loop == PLAIN
-    a = Tile("a", substitute(form.a, bind), form.m, _fetched(facts.a, schedule), bm, bk, schedule.threads, copies, form.stored(form.a), layout)
-    b = Tile("b", substitute(form.b, bind), form.b_n, _fetched(facts.b, schedule), bn, bk, schedule.threads, copies, form.stored(form.b), layout)
+    fetched_a, fetched_b = (_fetched(operand, schedule) for operand in (form.facts.a, form.facts.b))
+    a = Tile("a", substitute(form.a, bind), form.m, fetched_a, bm, bk, schedule.threads, copies, form.stored(form.a), layout)
+    b = Tile("b", substitute(form.b, bind), form.b_n, fetched_b, bn, bk, schedule.threads, copies, form.stored(form.b), layout)
     stages = schedule.stages if copies else 1
-    buffers = buffers_of(stages, steps_each, plain)
-    first = tile_m_ * bm, tile_n_ * bn
-    first_r = part_ * (steps_each * bk)
     table = _table(form, schedule, a, first_r)
     root += table.filled(thread, schedule.threads) if table is not None else []
     staged = []
     for tile, start, its in zip((a, b), first, (table, None), strict=True):
-        setup, load = loader(tile, start, form, thread, first_r, bk, its)
-        root += setup
-        if not copies:
-            root.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
-        root.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
-        staged.append(staged_tile(tile, load, thread))
+        statements, ready = staged_tile(tile, start, form, thread, first_r, buffers_of(stages, steps_each, plain), its)
+        root += statements
+        staged.append(ready)
     root.append(Allocate(Buffer("acc", form.dtype, tm * tn, "register")))
     at = Var("at", tm * tn)
     root.append(For(at, index_const(tm * tn), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
     thread_m, thread_n, ids = _thread_grid(thread, bm // tm, bn // tn)
     root += ids
-    if schedule.split > 1 and steps_in_all % steps_each:
-        steps: Expr = Var("steps", steps_each + 1)
-        left = steps_in_all - part_ * steps_each
-        root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
-    else:
-        steps = index_const(steps_each)
     # a single step is straight-line code, and the assembler would hoist all its fragment loads
     limit = UNROLLED_PRODUCTS // 8 if steps_each == 1 else UNROLLED_PRODUCTS
     inner = lambda buffers, step: _inner_product(a, b, form.dtype, schedule, thread_m, thread_n, buffers, limit)  # noqa: E731
-    root += staged_steps(staged, stages, steps, steps_each, inner, plain)
-
-    def at_row(row: Expr, body: RowBody) -> list[Statement]:
-        def inside(m: Var) -> list[Statement]:
-            lets, mapping = named(decode(m, form.m))
-            return [*lets, *body(mapping)]
-
-        return below(first[0] + row, facts.m, "m", inside)
-
-    result = BlockResult(form, bind, bm, bn, first[1], at_row)
+    root += staged_steps(staged, stages, frame.steps, steps_each, inner, plain)
     width = 1 if b.deep else min(4, tn)
     sums = ThreadSums(tm, tn, lambda i: a.spread(i, thread_m, tm), lambda j: b.spread(j, thread_n, tn), width)
     if form.row_stages:
         root += _whole_rows(form, schedule, bind, first, (a, b), thread, thread_m, thread_n)
     elif schedule.cluster:
-        root += meeting(result, sums, part_, schedule.split)
-        root += store_shares(result, part_, schedule.split, thread, schedule.threads)
+        root += meeting(frame.result, sums, frame.part, schedule.split)
+        root += store_shares(frame.result, frame.part, schedule.split, thread, schedule.threads)
     else:
-        root += store_sums(result, sums, bool(schedule.atomics and schedule.split > 1))
-    return block(root), launch
+        root += store_sums(frame.result, sums, bool(schedule.atomics and schedule.split > 1))
+    return block(root), frame.launch
 
 
 def _require(schedule: ContractionSchedule, facts: ContractionFacts) -> None:

@@ -17,8 +17,9 @@ from tilewright.kernels.columns import Columns, product_of, reject
 
 PADDING = 4
 """Padding in elements between the rows of a transposed tile in shared memory: four keeps vectors aligned and halves bank conflicts."""
-PADDED, SWIZZLED, TRANSPOSED = 0, 1, 2
-"""Values of `layout`: how a factor that is read along r is stored in shared memory (see `ContractionSchedule`)."""
+PADDED, SWIZZLED, TRANSPOSED, MATRICES = 0, 1, 2, 3
+"""Values of `layout`: how a factor that is read along r is stored in shared memory (see `ContractionSchedule`). MATRICES, of tensor cores, is no
+value of that schedule."""
 AHEAD, PREFETCHED, PLAIN = 0, 1, 2
 """Values of `loop`: how the tiles of the next step are fetched (see `ContractionSchedule`)."""
 

@@ -10,8 +10,10 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.async_copy import await_groups, commit
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.expr import TRUE, Expr, Load, Var, compare, index_const
-from tilewright.ir.kernel import For, If, Let, Statement, Store
-from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.offsets import OffsetTable
+from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile, loader
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,16 @@ class Staged:
     put: Callable[[Expr], list[Statement]]
 
 
-def staged_tile(tile: Tile, load: Loader, thread: Var) -> Staged:
-    """A factor's tile with its loader."""
-    return Staged(tile.elements, load, lambda buffer: _to_shared(tile, thread, buffer))
+def staged_tile(
+    tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, buffers: int, table: OffsetTable | None = None
+) -> tuple[list[Statement], Staged]:
+    """A factor's tile with its loader, and the statements before the loop, which allocate `buffers` of it; `start` and `first_r`: where the tile of
+    the first step begins."""
+    setup, load = loader(tile, start, form, thread, first_r, tile.depth, table)
+    if not tile.copies:
+        setup.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
+    setup.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
+    return setup, Staged(tile.elements, load, lambda buffer: _to_shared(tile, thread, buffer))
 
 
 Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
@@ -100,15 +109,16 @@ def buffers_of(stages: int, steps_each: int, plain: bool = False) -> int:
 
 
 def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
-    """Stores the fetched elements to one of the two buffers, [k][m] or [k][n]."""
+    """Stores the fetched elements to one of the two buffers: a vector along r of a tile that is [k][m] or [k][n] one by one."""
     run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
     base = buffer * tile.elements
+    dtype = tile.held if tile.held == tile.fetched else tile.dtype
     statements: list[Statement] = []
     for number in range(tile.passes):
-        lanes = 1 if tile.along_r else tile.vector_width
+        lanes = 1 if tile.along_r and not tile.deep else tile.vector_width
         inner: list[Statement] = []
         for lane in range(0, tile.vector_width, lanes):
-            value = Load(tile.stage, (index_const(number * tile.vector_width + lane),), tile.dtype, lanes)
+            value = Load(tile.stage, (index_const(number * tile.vector_width + lane),), dtype, lanes)
             inner.append(Store(tile.tile, base + tile.at(*tile.own_and_k(run, line, number, lane)), value))
         statements += in_tile(tile, line, number, block(inner))
     return statements

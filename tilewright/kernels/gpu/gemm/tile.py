@@ -6,18 +6,22 @@ every bank once. TRANSPOSED copies single elements instead, to [k][m].
 
 Rows of factors along r are padded by four elements, or SWIZZLED: group g of four elements is at g XOR a number that depends on the row, so that the
 same eight rows, or the stores of a warp that transposes, access every bank once without the padding.
+
+Tiles of tensor cores are MATRICES: always in the direction of memory and in its type, in rows without padding whose groups of 16 bytes are swizzled,
+so that eight adjacent rows of one group, which `ldmatrix` reads at once, access every bank once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import decode, guarded_load, named, vectors_fit
 from tilewright.codegen.intrinsics.async_copy import copy
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     TRUE,
     Const,
@@ -39,13 +43,16 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.kernel import If, Let, Statement, Store
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.offsets import OffsetTable
-from tilewright.kernels.gpu.gemm.space import PADDED, PADDING, SWIZZLED, TRANSPOSED, Operand
+from tilewright.kernels.gpu.gemm.space import MATRICES, PADDED, PADDING, SWIZZLED, TRANSPOSED, Operand
 
 GROUP = 4
 """Elements that stay adjacent in a swizzled row: those of the widest vector."""
 BANKS = 32
+GROUPS = 8
+"""Groups of 16 bytes that the banks hold at once."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,8 @@ class Tile:
 
     @property
     def held(self) -> str:
-        """The type of the elements in shared memory: as multiplied, or as they are in memory if they are copied."""
-        return self.stored if self.copies else self.dtype
+        """The type of the elements in shared memory: as multiplied, or as they are in memory if they are copied or read as matrices."""
+        return self.stored if self.copies or self.layout == MATRICES else self.dtype
 
     @property
     def fetched(self) -> str:
@@ -87,11 +94,11 @@ class Tile:
     @property
     def deep(self) -> bool:
         """Whether the tile is [m][k]: a row holds all of k."""
-        return self.along_r and self.copies and self.layout != TRANSPOSED
+        return self.along_r and (self.copies and self.layout != TRANSPOSED or self.layout == MATRICES)
 
     @property
     def ld(self) -> int:
-        return (self.depth if self.deep else self.size) + (PADDING if self.along_r and self.layout != SWIZZLED else 0)
+        return (self.depth if self.deep else self.size) + (PADDING if self.along_r and self.layout in (PADDED, TRANSPOSED) else 0)
 
     @property
     def elements(self) -> int:
@@ -101,7 +108,11 @@ class Tile:
     def at(self, own: Expr, k: Expr) -> Expr:
         """The offset within a buffer of the element at `own` (along m or n) and `k`, or of the vector that begins there."""
         row, column = (own, k) if self.deep else (k, own)
-        if self.along_r and self.layout == SWIZZLED:
+        if self.layout == MATRICES:
+            group = WIDEST_BYTES // size_of(self.stored)
+            together = gcd(self.ld // group, GROUPS)  # as rows are `together` groups apart, so many groups of a row can change places
+            column = _exclusive_or(column // group, row // (GROUPS // together) % together) * group + column % group
+        elif self.along_r and self.layout == SWIZZLED:
             # rows that the banks hold at once keep their places; a warp's stores of a transposed tile are already in that many different groups
             apart = max(1, BANKS // self.depth)
             turned = row // apart if self.deep else row // GROUP * apart

@@ -1,0 +1,81 @@
+"""What surrounds the products of a block of an implicit GEMM: its place in the grid, its share of the reduction, and where its results go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.codegen.common import below, decode, named
+from tilewright.ir.expr import Expr, Var, binary, index_const
+from tilewright.ir.kernel import Launch, Let, Statement, block_variable, thread_variable
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
+from tilewright.kernels.gpu.gemm.form import ProductForm
+
+
+@dataclass(frozen=True)
+class BlockFrame:
+    """A block that computes the tile of `rows` (of m) by `columns` (of n) elements from `first` on, in `steps` of `steps_each` at most.
+
+    `statements` come first in its body. `bind`: the values of the batch's axes and, if a form stores parts, of `part`; `part`: the block's number
+    among those that share the reduction; `first_r`: where its share begins."""
+
+    form: ProductForm
+    rows: int
+    columns: int
+    launch: Launch
+    thread: Var
+    statements: tuple[Statement, ...]
+    bind: Mapping[Var, Expr]
+    part: Expr
+    first: tuple[Expr, Expr]
+    first_r: Expr
+    steps: Expr
+    steps_each: int
+
+    @property
+    def threads(self) -> int:
+        return self.launch.block[0]
+
+    @property
+    def result(self) -> BlockResult:
+        """Where the block's sums go."""
+
+        def at_row(row: Expr, body: RowBody) -> list[Statement]:
+            def inside(m: Var) -> list[Statement]:
+                lets, mapping = named(decode(m, self.form.m))
+                return [*lets, *body(mapping)]
+
+            return below(self.first[0] + row, self.form.facts.m, "m", inside)
+
+        return BlockResult(self.form, self.bind, self.rows, self.columns, self.first[1], at_row)
+
+
+def block_frame(form: ProductForm, tile: tuple[int, int, int], threads: int, split: int, cluster: bool) -> BlockFrame:
+    """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
+
+    Raises:
+        Unsuitable: if a cluster does not divide the steps evenly.
+    """
+    facts = form.facts
+    bm, bn, bk = tile
+    steps_in_all = -(-facts.r // bk)
+    steps_each = -(-steps_in_all // split)
+    if cluster and steps_in_all % split:
+        raise Unsuitable(f"a cluster of {split} does not divide {steps_in_all} steps evenly")
+    counts = (split, facts.batch, -(-facts.m // bm), -(-facts.n // bn))
+    launch = Launch((prod(counts), 1, 1), (threads, 1, 1))
+    part, batch, tile_m, tile_n = (Var(name, count) for name, count in zip(("part", "batch", "tile_m", "tile_n"), counts, strict=True))
+    order = (batch, tile_m, tile_n, part) if cluster else (part, batch, tile_m, tile_n)
+    lets, where = named(decode(block_variable(launch), order))
+    part_, batch_, tile_m_, tile_n_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n))
+    batch_lets, batch_values = named(decode(batch_, form.batch))
+    bind = {**batch_values, **({part: part_} if part in where else {})}
+    statements: list[Statement] = [*lets, *batch_lets]
+    steps: Expr = index_const(steps_each)
+    if split > 1 and steps_in_all % steps_each:
+        steps = Var("steps", steps_each + 1)
+        statements.append(Let(steps, binary("min", steps_in_all - part_ * steps_each, index_const(steps_each))))
+    first, first_r = (tile_m_ * bm, tile_n_ * bn), part_ * (steps_each * bk)
+    return BlockFrame(form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, first, first_r, steps, steps_each)

@@ -1,0 +1,77 @@
+"""Sums of products whose factors tensor cores can multiply: loads of 16-bit floats without arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.codegen.common import guarded_load
+from tilewright.codegen.intrinsics.mma import SHAPES, Shape
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
+from tilewright.kernels.schema import Form, form_of
+
+
+@dataclass(frozen=True)
+class TensorCoreFacts:
+    """The sizes of a product, whose factors are read in vectors of up to 16 bytes, and the type of its factors, a key of `mma.SHAPES`."""
+
+    product: ContractionFacts
+    kind: str
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.kind]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of a factor."""
+        return size_of(self.shape.stored)
+
+    @property
+    def copies(self) -> bool:
+        """Whether asynchronous copies can bring both factors to shared memory."""
+        return self.product.a.plain and self.product.b.plain
+
+
+@dataclass(frozen=True)
+class TensorCoreForm:
+    """A product, and the type of its factors."""
+
+    product: ProductForm
+    facts: TensorCoreFacts
+
+
+def tensor_core_form(problem: Problem, machine: Machine) -> Form[TensorCoreFacts, TensorCoreForm]:
+    """The form of a region.
+
+    Raises:
+        Unsuitable: if the machine lacks the instructions, or the region is not a sum of products of such factors without row reductions after it.
+    """
+    found = form_of(GEMM, problem, machine)
+    if isinstance(found, Unsuitable):
+        raise Unsuitable(str(found))
+    product = found.parts
+    if not machine.has("sm_80"):
+        raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
+    if product.row_stages:
+        raise Unsuitable("rows of the result are reduced, which tiles of fragments do not hold")
+    stored = {product.stored(factor) for factor in (product.a, product.b)}
+    kind = stored.pop()
+    if stored or kind not in SHAPES or product.dtype != FLOAT32 or guarded_load(product.a) is None:
+        raise Unsuitable("the factors are not loads of one 16-bit floating-point type without arithmetic")
+    facts = TensorCoreFacts(with_wide_vectors(product.facts), kind)
+    return Form(facts, TensorCoreForm(product, facts))
+
+
+def with_wide_vectors(facts: ContractionFacts) -> ContractionFacts:
+    """The facts with factors that are read in the widest vectors, up to 16 bytes."""
+
+    def wide(operand: Operand) -> Operand:
+        return replace(operand, vector_width=operand.stream_width)
+
+    return replace(facts, a=wide(facts.a), b=wide(facts.b))

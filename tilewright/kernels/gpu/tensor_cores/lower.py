@@ -1,0 +1,170 @@
+"""Lowering of the `tensor cores` schema: implicit GEMM with tiles of both factors in shared memory, multiplied by warps on tensor cores.
+
+Tiles are filled as those of the CUDA cores' implicit GEMM are (`gemm/staging.py`), and so are parts added and results stored
+(`gemm/block_result.py`). Tiles keep the direction in which memory is read: of [m][k] and [n][k] plain `ldmatrix` loads fragments, of [k][m] and
+[k][n] its transposed form. A warp loads the fragments of the next 16 (of TF32 8) elements along k while it multiplies those of the current ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.codegen.assemble import block
+from tilewright.codegen.intrinsics.mma import ROW_BYTES, M, N, Shape, ldmatrix, mma
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Const, Expr, Var, index_const, substitute
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Place, Statement, Store
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.gpu.gemm.block_result import ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.frame import block_frame
+from tilewright.kernels.gpu.gemm.space import MATRICES
+from tilewright.kernels.gpu.gemm.staging import buffers_of, staged_steps, staged_tile
+from tilewright.kernels.gpu.gemm.tile import Tile
+from tilewright.kernels.gpu.split import in_one_or_two
+from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts, TensorCoreForm
+from tilewright.kernels.gpu.tensor_cores.space import WARP, TensorCoreSchedule, blocks_to_ask_for
+
+
+def lower_tensor_cores(problem: Problem, form: TensorCoreForm, schedule: TensorCoreSchedule, machine: Machine) -> Lowered:
+    """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage."""
+    return in_one_or_two(
+        problem,
+        form.product,
+        schedule,
+        machine,
+        lambda product: tiles(product, form.facts, schedule),
+        occupancy=lambda product: blocks_to_ask_for(schedule, form.facts, machine),
+        split=schedule.split,
+        cluster=bool(schedule.cluster),
+    )
+
+
+@dataclass(frozen=True)
+class WarpTile:
+    """A warp's part of the block's tile: `rows` matrices of 16 rows from row `first_row` on, `columns` matrices of 8 columns from `first_column` on.
+    `lane`: the thread's place in the warp."""
+
+    shape: Shape
+    rows: int
+    columns: int
+    first_row: Expr
+    first_column: Expr
+    lane: Expr
+
+    def register(self, row: Expr, column: Expr) -> Expr:
+        """The register of the thread's sum in its row and column of sums: fragments one after another, each [half][column]."""
+        return ((row // 2 * self.columns + column // 2) * 2 + row % 2) * 2 + column % 2
+
+    @property
+    def sums(self) -> ThreadSums:
+        """A thread has the rows lane / 4 and 8 + lane / 4 of each fragment, and two adjacent columns."""
+        return ThreadSums(
+            2 * self.rows,
+            2 * self.columns,
+            lambda i: self.first_row + i // 2 * M + i % 2 * (M // 2) + self.lane // 4,
+            lambda j: self.first_column + j // 2 * N + self.lane % 4 * 2 + j % 2,
+            2,
+            self.register,
+        )
+
+    def load(self, tile: Tile, name: str, own: Expr, number: Expr | int, k: Expr, buffer: Expr, count: int = 4) -> Statement:
+        """Loads the fragment (for the second factor: up to two, of 8 columns each) of the elements from `own` and `k` on to the registers `name` from
+        `number` on."""
+        vector = ROW_BYTES // size_of(self.shape.stored)
+        # lane 8 i + j gives the address of row j of matrix i; the order of the matrices is that of the fragment's registers
+        matrix, row = self.lane // 8, self.lane % 8
+        along_own, along_k = (matrix % 2, matrix // 2) if name.startswith("a") else (matrix // 2, matrix % 2)
+        if tile.deep:
+            place = tile.at(own + along_own * 8 + row, k + along_k * vector)
+        else:
+            place = tile.at(own + along_own * 8, k + along_k * vector + row)
+        number = index_const(number) if isinstance(number, int) else number
+        return ldmatrix(self.shape.stored, count, Place(name, number), Place(tile.tile, buffer + place), not tile.deep)
+
+    def fragments(self, a: Tile, b: Tile, turn: int, k: Expr, buffers: Sequence[Expr]) -> list[Statement]:
+        """Loads all fragments of the elements from `k` on to one of the two sets of registers."""
+        size_a, size_b = self.shape.a.size, self.shape.b.size
+        i, j = Var("i", self.rows), Var("j", self.columns // 2)
+        first = self.load(a, f"a{turn}", self.first_row + i * M, i * size_a, k, buffers[0])
+        loads: list[Statement] = [For(i, index_const(self.rows), first, "unroll")]
+        if self.columns > 1:
+            own, number = self.first_column + j * (2 * N), j * (2 * size_b)
+            loads.append(For(j, index_const(self.columns // 2), self.load(b, f"b{turn}", own, number, k, buffers[1]), "unroll"))
+        if self.columns % 2:
+            last = self.columns - 1
+            loads.append(self.load(b, f"b{turn}", self.first_column + last * N, last * size_b, k, buffers[1], 2))
+        return loads
+
+    def products(self, kind: str, turn: int) -> Statement:
+        """sums += a b for every pair of fragments."""
+        i, j = Var("i", self.rows), Var("j", self.columns)
+        sums = Place("acc", (i * self.columns + j) * self.shape.sums.size)
+        product = mma(kind, sums, Place(f"a{turn}", i * self.shape.a.size), Place(f"b{turn}", j * self.shape.b.size))
+        return For(i, index_const(self.rows), For(j, index_const(self.columns), product, "unroll"), "unroll")
+
+
+def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedule) -> tuple[Block, Launch]:
+    """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
+    if schedule.stages > 1 and not facts.copies:
+        raise Unsuitable("elements of a factor are too narrow to be copied asynchronously, or computed while they are read")
+    size = schedule.block_m, schedule.block_n, schedule.block_k
+    if schedule.block_m % (M * schedule.warps_m) or schedule.block_n % (N * schedule.warps_n) or schedule.block_k % facts.shape.depth:
+        raise Unsuitable(f"the tile of a warp of {schedule} has no whole matrices")
+    frame = block_frame(form, size, schedule.threads, schedule.split, bool(schedule.cluster))
+    root: list[Statement] = list(frame.statements)
+    product, copies = facts.product, schedule.stages > 1
+    pair = [
+        Tile(name, substitute(factor, frame.bind), own, operand, extent, schedule.block_k, schedule.threads, copies, form.stored(factor), MATRICES)
+        for name, factor, own, operand, extent in (
+            ("a", form.a, form.m, product.a, schedule.block_m),
+            ("b", form.b, form.b_n, product.b, schedule.block_n),
+        )
+    ]
+    buffers = buffers_of(schedule.stages, frame.steps_each)
+    staged = []
+    for tile, start in zip(pair, frame.first, strict=True):
+        statements, ready = staged_tile(tile, start, form, frame.thread, frame.first_r, buffers)
+        root += statements
+        staged.append(ready)
+    rows, columns = schedule.block_m // schedule.warps_m, schedule.block_n // schedule.warps_n
+    lane, warp = Var("lane", WARP), Var("warp", schedule.threads // WARP)
+    warp_m, warp_n = warp // schedule.warps_n, warp % schedule.warps_n
+    mine = WarpTile(facts.shape, rows // M, columns // N, warp_m * rows, warp_n * columns, lane)
+    count = mine.rows * mine.columns * facts.shape.sums.size
+    at = Var("at", count)
+    root += [
+        Let(lane, frame.thread % WARP),
+        Let(warp, frame.thread // WARP),
+        Allocate(Buffer("acc", form.dtype, count, "register")),
+        For(at, index_const(count), Store("acc", at, Const(0.0, form.dtype)), "unroll"),
+    ]
+    inner = lambda where, step: _step(mine, pair, facts, schedule.block_k, where)  # noqa: E731
+    root += staged_steps(staged, schedule.stages, frame.steps, frame.steps_each, inner)
+    if schedule.cluster:
+        root += meeting(frame.result, mine.sums, frame.part, schedule.split)
+        root += store_shares(frame.result, frame.part, schedule.split, frame.thread, schedule.threads)
+    else:
+        root += store_sums(frame.result, mine.sums)
+    return block(root), frame.launch
+
+
+def _step(mine: WarpTile, pair: Sequence[Tile], facts: TensorCoreFacts, block_k: int, buffers: Sequence[Expr]) -> list[Statement]:
+    """The warp's products of the tiles that start at the offsets `buffers`."""
+    shape = facts.shape
+    packed = 4 // size_of(shape.stored)
+    statements: list[Statement] = []
+    turns = block_k // shape.depth
+    for turn in range(min(turns, 2)):
+        statements.append(Allocate(Buffer(f"a{turn}", shape.stored, mine.rows * shape.a.size, "register", packed)))
+        statements.append(Allocate(Buffer(f"b{turn}", shape.stored, mine.columns * shape.b.size, "register", packed)))
+    a, b = pair
+    statements += mine.fragments(a, b, 0, index_const(0), buffers)
+    for turn in range(turns):
+        if turn + 1 < turns:
+            statements += mine.fragments(a, b, (turn + 1) % 2, index_const((turn + 1) * shape.depth), buffers)
+        statements.append(mine.products(facts.kind, turn % 2))
+    return statements
