@@ -47,7 +47,7 @@ def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Ou
 
     check_options(options)
     from tilewright.models import resolve
-    from tilewright.runtime.verify import TOLERANCES
+    from tilewright.runtime.verify import AS_TF32, TOLERANCES
     from tilewright.tuning.measure import Contender, compare, seconds_of_call, seconds_of_device_call
     from tilewright.tuning.peers import PEERS, on_device
 
@@ -75,7 +75,7 @@ def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Ou
 
     contenders = [Contender("tilewright", ours), *(on_device(PEERS[name], "cuda" if on_gpu else "cpu") for name in names)]
     examples, fresh = (inputs_on_target(model, options, seed) for seed in (0, 1))
-    usual = TOLERANCES["bf16"] if options.precision == "bf16" else 1e-3
+    usual = {"bf16": TOLERANCES["bf16"], "fp16": TOLERANCES["f16"], "tf32": TOLERANCES[AS_TF32]}.get(options.precision, 1e-3)
     tolerance = options.tolerance if options.tolerance is not None else usual
     outcomes = compare(
         options.model, module, examples, fresh, contenders, tolerance, options.rounds, options.seconds,

@@ -32,11 +32,13 @@ class Numerics:
     atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU).
     winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block; so do those of
     libraries' Fourier transforms, whose block is an image.
-    vendor: sums may be computed by library kernels, in the order and with the algorithms that the library chooses."""
+    vendor: sums may be computed by library kernels, in the order and with the algorithms that the library chooses.
+    tf32: float32 factors of sums of products may be rounded to TF32, with 10 bits of mantissa, for tensor cores (on a GPU)."""
 
     atomics: bool = False
     winograd: bool = True
     vendor: bool = False
+    tf32: bool = False
 
 
 USUAL = Numerics()

@@ -23,7 +23,7 @@ from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
 from tilewright.partition.canonical import canonical, key_of
-from tilewright.partition.precision import AS_COMPUTED, Precision, factors
+from tilewright.partition.precision import AS_COMPUTED, Precision
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Choice, Ranking
 
@@ -189,7 +189,8 @@ class RowJudge:
         read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         region = Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))
         layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        wanted = {name: replace(values[name], dtype=self.precision.stored(region, values[name])) for name in factors(region, self.constants)}
+        factors = self.precision.factors(region, self.constants)
+        wanted = {name: replace(values[name], dtype=self.precision.stored(region, values[name])) for name in factors}
         return Problem(region, layouts, {**values, **wanted}, self.constants)
 
 

@@ -1,9 +1,9 @@
 """Types in which values are stored between kernels, decided by a precision for each value before it gets a layout.
 
-Inputs and outputs of the model, constants, and values that PyTorch nodes and loops read or write keep their types. Kernels compute in float32 where
-values are 16-bit floats: a load from a narrow buffer is widened, and a store to it is rounded. Loops of products load their factors one element at a
-time, again for each panel of channels, so that widening there costs more than the traffic that it saves: unless products have instructions for a
-16-bit type, their factors are stored in float32.
+Inputs and outputs of the model, and values that PyTorch nodes and loops read or write keep their types, and so do constants, except for the weights
+of products on GPUs. Kernels compute in float32 where values are 16-bit floats: a load from a narrow buffer is widened, and a store to it is rounded.
+On CPUs loops of products load their factors one element at a time, again for each panel of channels, so that widening there costs more than the
+traffic that it saves: unless products have instructions for a 16-bit type, their factors are stored in float32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import TypeAlias
 
 from tilewright.codegen.intrinsics.amx import FACTOR
@@ -35,19 +36,33 @@ of products, keys or values of attention. The given value has its type in the gr
 class Precision:
     """stored: the type of each value between kernels; where all readers of a factor want another type than the region that stores it, theirs.
     whole_rows: row reductions may join the contraction before them; False for tile registers, which cannot hold whole rows.
-    attention: products with a softmax between them may become one region, whose products are in float32."""
+    attention: products with a softmax between them may become one region, whose products are in float32.
+    both: second factors of products are stored as `stored` says too, float32 constants among them; otherwise kernels read them as they are."""
 
     stored: ElementTypes
     whole_rows: bool = True
     attention: bool = True
+    both: bool = False
+
+    def factors(self, region: Region, constants: frozenset[str]) -> tuple[str, ...]:
+        """The values that the region wants in a type of its own: those that its products load one element at a time, not the keys and values of few
+        queries, which are loaded as vectors."""
+        read: Sequence[Load] = ()
+        if region.kind == "contraction" and (product := anchor(region.steps, constants)) is not None:
+            read = (*loads(product.a), product.b) if self.both else loads(product.a)
+        elif region.kind == "attention" and (found := attention(region.steps)) is not None:
+            if prod(axis.extent or 0 for axis in found.m) <= MOST_QUERIES:
+                return ()
+            read = (*loads(found.k), *loads(found.v))
+        return tuple(dict.fromkeys(load.buffer for load in read if self.both or load.buffer not in constants))
 
 
 def _as_computed(region: Region, value: Value) -> str:
     return value.dtype
 
 
-def _in_bfloat16(region: Region, value: Value) -> str:
-    return "bf16" if value.dtype == FLOAT32 else value.dtype
+def _in(dtype: str) -> ElementTypes:
+    return lambda region, value: dtype if value.dtype == FLOAT32 else value.dtype
 
 
 def _multiplied_in_float32(region: Region, value: Value) -> str:
@@ -59,15 +74,18 @@ def _multiplied_in_bfloat16(region: Region, value: Value) -> str:
 
 
 AS_COMPUTED = Precision(_as_computed)
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+NARROW = MappingProxyType({"fp16": "f16", "bf16": "bf16"})
+"""The types in which values are stored, by precision."""
+FP32 = 'use precision="fp32"'
 BFLOAT16_ISA = ("amx_tile", "amx_bf16", "avx512_bf16")
 
 
 def precision_of(name: str, graph: Graph, machine: Machine) -> Precision:
     """The precision of this name for a graph. Raises UnsupportedOption like `check_precision`."""
     check_precision(name, machine)
-    if name == "bf16":
-        return Precision(_in_bfloat16, whole_rows=False, attention=False)
+    if name in NARROW:
+        return Precision(_in(NARROW[name]), both=True) if machine.is_gpu else Precision(_in(NARROW[name]), whole_rows=False, attention=False)
     stored = {value.dtype for value in graph.values.values()}
     if machine.is_gpu or not stored & NARROW_FLOATS:
         return AS_COMPUTED
@@ -79,13 +97,18 @@ def precision_of(name: str, graph: Graph, machine: Machine) -> Precision:
 def check_precision(precision: str, machine: Machine | None = None) -> None:
     """Raises UnsupportedOption if there is no such precision, or the machine has no instructions for it."""
     if precision not in PRECISIONS:
-        raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32", or "bf16" on a CPU with AMX')
+        raise UnsupportedOption(f"precision {precision!r} is not supported", f"use one of {', '.join(PRECISIONS)}")
     if machine is None or precision == "fp32":
         return
+    if machine.is_gpu:
+        if precision == "tf32" and not machine.has("sm_80"):
+            raise UnsupportedOption(f"precision 'tf32' needs the tensor cores of sm_80 or newer, and {machine.name} is {machine.architecture}", FP32)
+        return
+    if precision != "bf16":
+        raise UnsupportedOption(f"precision {precision!r} is for GPUs, and {machine.name} is a CPU", FP32)
     missing = [name for name in BFLOAT16_ISA if name not in machine.isa]
     if missing:
-        what = "a GPU, and only kernels for CPUs are made in it" if machine.is_gpu else f"a CPU without {', '.join(missing)}"
-        raise UnsupportedOption(f"precision 'bf16' needs AMX, and {machine.name} is {what}", 'use precision="fp32"')
+        raise UnsupportedOption(f"precision 'bf16' needs AMX, and {machine.name} is a CPU without {', '.join(missing)}", FP32)
 
 
 def with_types(
@@ -93,12 +116,16 @@ def with_types(
 ) -> tuple[list[Region], dict[str, Value], dict[str, Layout]]:
     """The regions, the values with the types in which they are stored, and the layouts of copies. `fixed` values keep their types. A region that has
     a factor stored in another type than it wants reads a copy; the copy's region comes before it, and that of a first factor is contiguous along the
-    summed dimension."""
+    summed dimension. A constant is stored in the type that products want instead, unless a node of PyTorch's or a loop reads it too."""
     wanted: dict[str, set[str]] = {}
     for region in regions:
-        for name in factors(region, constants):
+        for name in precision.factors(region, constants):
             wanted.setdefault(name, set()).add(precision.stored(region, values[name]))
     typed, result = dict(values), list[Region]()
+    outside = {name for region in regions if region.kind in ("torch", "loop") for name in region.inputs}
+    for name, types in wanted.items():
+        if name in constants - outside and len(types) == 1:
+            typed[name] = replace(typed[name], dtype=next(iter(types)))
     layouts: dict[str, Layout] = {}
 
     def copy_of(name: str, dtype: str, region: Region) -> str:
@@ -115,7 +142,7 @@ def with_types(
         return copy
 
     for region in regions:
-        for name in factors(region, constants):
+        for name in precision.factors(region, constants):
             own = precision.stored(region, values[name])
             if own != typed[name].dtype:
                 region = reading(region, name, copy_of(name, own, region))
@@ -127,23 +154,14 @@ def with_types(
     return result, typed, layouts
 
 
-def factors(region: Region, constants: frozenset[str]) -> tuple[str, ...]:
-    """The values that the region's products load one element at a time: not the keys and values of few queries, which are loaded as vectors."""
-    read: Sequence[Load] = ()
-    if region.kind == "contraction" and (product := anchor(region.steps, constants)) is not None:
-        read = loads(product.a)
-    elif region.kind == "attention" and (found := attention(region.steps)) is not None:
-        if prod(axis.extent or 0 for axis in found.m) <= MOST_QUERIES:
-            return ()
-        read = (*loads(found.k), *loads(found.v))
-    return tuple(dict.fromkeys(load.buffer for load in read if load.buffer not in constants))
-
-
 def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset[str]) -> Layout:
-    """The layout of the value with the dimension that the region sums over innermost; the largest if there are several."""
+    """The layout of the value with the dimension that the region sums over innermost, the largest if there are several; row-major for a second
+    factor."""
     found = anchor(region.steps, constants)
     assert found is not None
-    load = next(load for load in loads(found.a) if load.buffer == name)
+    load = next((load for load in loads(found.a) if load.buffer == name), None)
+    if load is None:
+        return row_major(value.shape)
     dims = range(len(value.shape))
     summed = max((dim for dim in dims if load.index[dim] in found.r), key=lambda dim: value.shape[dim], default=dims[-1])
     return permuted(value.shape, [*(dim for dim in dims if dim != summed), summed])

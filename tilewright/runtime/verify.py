@@ -24,6 +24,10 @@ TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, 
 """Largest error that passes, as a fraction of the value's largest magnitude; integers and booleans must be equal."""
 
 
+AS_TF32 = "f16"
+"""The type with as many bits of mantissa as TF32, whose tolerance results of products of TF32 have."""
+
+
 def narrow_tolerance(types: Iterable[str]) -> float:
     """The tolerance of values that are computed from values of these types, as far as some are 16-bit floats; 0 if none is."""
     return max((TOLERANCES[dtype] for dtype in NARROW_FLOATS.intersection(types)), default=0.0)

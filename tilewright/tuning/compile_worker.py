@@ -15,6 +15,7 @@ from typing import Any
 from tilewright import settings
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
+from tilewright.codegen.intrinsics.mma import rounds_to_tf32
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
@@ -38,6 +39,7 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
         "calls": [[call.kernel, list(call.arguments), call.trips] for call in lowered.calls],
         "storage": serialisation.encode(dict(sorted(lowered.storage.items()))),
         "library": serialisation.encode(lowered.library),
+        "tf32": any(map(rounds_to_tf32, lowered.kernels)),
     }
 
 

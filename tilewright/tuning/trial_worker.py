@@ -48,7 +48,7 @@ from tilewright.runtime.library import prepared as prepared_call
 from tilewright.runtime.library import viewed
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
-from tilewright.runtime.verify import TOLERANCES, errors, narrow_tolerance
+from tilewright.runtime.verify import AS_TF32, TOLERANCES, errors, narrow_tolerance
 from tilewright.tuning import serialisation
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.workers import Fatal, Message, serve
@@ -243,7 +243,8 @@ class Server:
         loaded = self.load(message["program"], message["mode"])
         tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
         # tile products round packed constants too
-        tolerance = max(tolerance, narrow_tolerance(value.dtype for value in self.problem.values.values()))
+        narrow = {value.dtype for value in self.problem.values.values()} | ({AS_TF32} if message["program"]["tf32"] else set())
+        tolerance = max(tolerance, narrow_tolerance(narrow))
         try:
             self.once(loaded)
             error = self.error(0)

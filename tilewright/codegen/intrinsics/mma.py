@@ -22,7 +22,7 @@ import numpy as np
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, size_of
 from tilewright.ir.expr import Expr
 from tilewright.ir.intrinsic import LANES, Array, Intrinsic, Operand, Text
-from tilewright.ir.kernel import Invoke, Place
+from tilewright.ir.kernel import Invoke, Kernel, Place, statements
 
 M, N = 16, 8
 ROW_BYTES = 16
@@ -106,6 +106,11 @@ def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: b
 def round_to_tf32(target: Place, value: Expr) -> Invoke:
     """target = a float32 rounded to the nearest TF32."""
     return Invoke(_ROUND, (target, value))
+
+
+def rounds_to_tf32(kernel: Kernel) -> bool:
+    """Whether the kernel rounds float32 values to TF32."""
+    return any(isinstance(statement, Invoke) and statement.intrinsic == _ROUND for statement in statements(kernel.body))
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,8 @@ Rows of factors along r are padded by four elements, or SWIZZLED: group g of fou
 same eight rows, or the stores of a warp that transposes, access every bank once without the padding.
 
 Tiles of tensor cores are MATRICES: always in the direction of memory and in its type, in rows without padding whose groups of 16 bytes are swizzled,
-so that eight adjacent rows of one group, which `ldmatrix` reads at once, access every bank once.
+so that eight adjacent rows of one group, which `ldmatrix` reads at once, access every bank once; of float32 in rows along m or n, which it cannot
+transpose, four adjacent rows of two groups do so, which the lanes of a warp read one by one.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class Tile:
         if self.layout == MATRICES:
             group = WIDEST_BYTES // size_of(self.stored)
             together = gcd(self.ld // group, GROUPS)  # as rows are `together` groups apart, so many groups of a row can change places
-            column = _exclusive_or(column // group, row // (GROUPS // together) % together) * group + column % group
+            read = 1 if self.deep or size_of(self.stored) == 2 else 2
+            turned = row // (GROUPS // together) % (together // read) * read
+            column = _exclusive_or(column // group, turned) * group + column % group
         elif self.along_r and self.layout == SWIZZLED:
             # rows that the banks hold at once keep their places; a warp's stores of a transposed tile are already in that many different groups
             apart = max(1, BANKS // self.depth)

@@ -1,4 +1,4 @@
-"""Sums of products whose factors tensor cores can multiply: loads of 16-bit floats without arithmetic."""
+"""Sums of products whose factors tensor cores can multiply: loads without arithmetic, of 16-bit floats, or of float32 rounded to TF32."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def tensor_core_form(problem: Problem, machine: Machine) -> Form[TensorCoreFacts
     if product.row_stages:
         raise Unsuitable("rows of the result are reduced, which tiles of fragments do not hold")
     stored = {product.stored(factor) for factor in (product.a, product.b)}
-    kind = stored.pop()
-    if stored or kind not in SHAPES or product.dtype != FLOAT32 or guarded_load(product.a) is None:
-        raise Unsuitable("the factors are not loads of one 16-bit floating-point type without arithmetic")
+    kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == stored), None)
+    if kind is None or product.dtype != FLOAT32 or guarded_load(product.a) is None:
+        raise Unsuitable("the factors are not loads of one type, float32 or of 16 bits, without arithmetic")
     facts = TensorCoreFacts(with_wide_vectors(product.facts), kind)
     return Form(facts, TensorCoreForm(product, facts))
 

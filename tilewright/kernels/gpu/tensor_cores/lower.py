@@ -2,7 +2,8 @@
 
 Tiles are filled as those of the CUDA cores' implicit GEMM are (`gemm/staging.py`), and so are parts added and results stored
 (`gemm/block_result.py`). Tiles keep the direction in which memory is read: of [m][k] and [n][k] plain `ldmatrix` loads fragments, of [k][m] and
-[k][n] its transposed form. A warp loads the fragments of the next 16 (of TF32 8) elements along k while it multiplies those of the current ones.
+[k][n] its transposed form, or of float32 loads of single elements. A warp loads the fragments of the next 16 (of TF32 8) elements along k while it
+multiplies those of the current ones. float32 is rounded to the nearest TF32 in the fragments.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.intrinsics.mma import ROW_BYTES, M, N, Shape, ldmatrix, mma
+from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, ROW_BYTES, Fragment, M, N, Shape, ldmatrix, mma, round_to_tf32
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import Const, Expr, Var, index_const, substitute
+from tilewright.ir.expr import Const, Expr, Load, Var, index_const, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
@@ -71,32 +72,41 @@ class WarpTile:
             self.register,
         )
 
-    def load(self, tile: Tile, name: str, own: Expr, number: Expr | int, k: Expr, buffer: Expr, count: int = 4) -> Statement:
-        """Loads the fragment (for the second factor: up to two, of 8 columns each) of the elements from `own` and `k` on to the registers `name` from
-        `number` on."""
-        vector = ROW_BYTES // size_of(self.shape.stored)
-        # lane 8 i + j gives the address of row j of matrix i; the order of the matrices is that of the fragment's registers
-        matrix, row = self.lane // 8, self.lane % 8
-        along_own, along_k = (matrix % 2, matrix // 2) if name.startswith("a") else (matrix // 2, matrix % 2)
-        if tile.deep:
-            place = tile.at(own + along_own * 8 + row, k + along_k * vector)
+    def load(self, tile: Tile, name: str, own: Expr, first: Expr, k: Expr, buffer: Expr, fragment: Fragment, count: int) -> list[Statement]:
+        """Loads `count` fragments, one after another along m or n from `own` on, of the elements from `k` on to the registers `name` from `first`
+        on. The second factor's have 8 columns each, the first one's (a single one) 16 rows."""
+        stored, size = self.shape.stored, count * fragment.size
+        is_a = fragment is self.shape.a
+        if size_of(stored) == 2 or tile.deep:
+            vector = ROW_BYTES // size_of(stored)
+            # lane 8 i + j gives the address of row j of matrix i; the order of the matrices is that of the fragment's registers
+            matrix, row = self.lane // 8, self.lane % 8
+            along_own, along_k = (matrix % 2 * 8, matrix // 2 * vector) if is_a else (matrix // 2 * 8, matrix % 2 * vector)
+            own, k = (own + along_own + row, k + along_k) if tile.deep else (own + along_own, k + along_k + row)
+            matrices = size * size_of(stored) // REGISTER_BYTES
+            loads: list[Statement] = [ldmatrix(stored, matrices, Place(name, first), Place(tile.tile, buffer + tile.at(own, k)), not tile.deep)]
+            values = [Load(name, (first + number,), stored) for number in range(size)]
         else:
-            place = tile.at(own + along_own * 8, k + along_k * vector + row)
-        number = index_const(number) if isinstance(number, int) else number
-        return ldmatrix(self.shape.stored, count, Place(name, number), Place(tile.tile, buffer + place), not tile.deep)
+            loads = []
+            rows, columns = self.lane // 4, self.lane % 4
+            places = [(number % 2 * 8, number // 2 * 4) if is_a else (number // 2 * 8, number % 2 * 4) for number in range(size)]
+            values = [Load(tile.tile, (buffer + tile.at(own + rows + along_own, k + columns + along_k),), stored) for along_own, along_k in places]
+        if size_of(stored) == 4:
+            loads += [round_to_tf32(Place(name, first + number), value) for number, value in enumerate(values)]
+        return loads
 
     def fragments(self, a: Tile, b: Tile, turn: int, k: Expr, buffers: Sequence[Expr]) -> list[Statement]:
         """Loads all fragments of the elements from `k` on to one of the two sets of registers."""
-        size_a, size_b = self.shape.a.size, self.shape.b.size
+        of_a, of_b = self.shape.a, self.shape.b
         i, j = Var("i", self.rows), Var("j", self.columns // 2)
-        first = self.load(a, f"a{turn}", self.first_row + i * M, i * size_a, k, buffers[0])
-        loads: list[Statement] = [For(i, index_const(self.rows), first, "unroll")]
+        first = self.load(a, f"a{turn}", self.first_row + i * M, i * of_a.size, k, buffers[0], of_a, 1)
+        loads: list[Statement] = [For(i, index_const(self.rows), block(first), "unroll")]
         if self.columns > 1:
-            own, number = self.first_column + j * (2 * N), j * (2 * size_b)
-            loads.append(For(j, index_const(self.columns // 2), self.load(b, f"b{turn}", own, number, k, buffers[1]), "unroll"))
+            second = self.load(b, f"b{turn}", self.first_column + j * (2 * N), j * (2 * of_b.size), k, buffers[1], of_b, 2)
+            loads.append(For(j, index_const(self.columns // 2), block(second), "unroll"))
         if self.columns % 2:
             last = self.columns - 1
-            loads.append(self.load(b, f"b{turn}", self.first_column + last * N, last * size_b, k, buffers[1], 2))
+            loads += self.load(b, f"b{turn}", self.first_column + last * N, index_const(last * of_b.size), k, buffers[1], of_b, 1)
         return loads
 
     def products(self, kind: str, turn: int) -> Statement:
@@ -155,7 +165,7 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
 def _step(mine: WarpTile, pair: Sequence[Tile], facts: TensorCoreFacts, block_k: int, buffers: Sequence[Expr]) -> list[Statement]:
     """The warp's products of the tiles that start at the offsets `buffers`."""
     shape = facts.shape
-    packed = 4 // size_of(shape.stored)
+    packed = REGISTER_BYTES // size_of(shape.stored)
     statements: list[Statement] = []
     turns = block_k // shape.depth
     for turn in range(min(turns, 2)):

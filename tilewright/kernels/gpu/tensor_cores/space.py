@@ -58,8 +58,11 @@ MOST_SUMS = 128
 """Sums that a thread holds at most: beside them there are two sets of fragments, and addresses."""
 
 
-def tensor_core_space(facts: TensorCoreFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The candidates, and the number rejected for each reason (a rejected tile counts once for each split and stage)."""
+def tensor_core_space(facts: TensorCoreFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The candidates, and the number rejected for each reason (a rejected tile counts once for each split and stage). `tf32`: whether float32 factors
+    may be rounded to TF32."""
+    if facts.kind == "tf32" and not tf32:
+        return {entry.name: np.zeros(0, np.int64) for entry in fields(TensorCoreSchedule)}, {"float32 may not be rounded to TF32": 1}
     rest = product_of({"stages": STAGES if facts.copies else (1,), "split": SPLITS, "cluster": (0, 1)})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
     rest = {name: column[possible] for name, column in rest.items()}
