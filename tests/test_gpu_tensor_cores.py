@@ -181,13 +181,16 @@ def test_what_is_no_product_of_stored_values_is_refused() -> None:
         problems.extend([problem] * (problem.region.kind == "contraction"))
         return choose(problem, machine, threads)
 
+    types = {"value0": "f16"}
+    layer = convolution_problem(16, 16, 8, 8, 3)
+    mixed = replace(layer, values={name: replace(value, dtype=types.get(name, value.dtype)) for name, value in layer.values.items()})
     planned(nn.Sequential(nn.Linear(24, 16), nn.Softmax(-1)).half(), (torch.zeros(19, 24).half(),), H200, chooser)
     with pytest.raises(Unsuitable, match="rows of the result are reduced"):
         TENSOR_CORES.match(problems[-1], H200)
     with pytest.raises(Unsuitable, match="needs sm_80"):
         TENSOR_CORES.match(problems[-1], V100)
-    with pytest.raises(Unsuitable, match="not loads of one 16-bit"):
-        TENSOR_CORES.match(convolution_problem(16, 16, 8, 8, 3), H200)
+    with pytest.raises(Unsuitable, match="not loads of one type"):
+        TENSOR_CORES.match(mixed, H200)
     narrow = planned(nn.Conv2d(3, 16, 3).half(), (torch.zeros(1, 3, 9, 9).half(),), H200, chooser)
     assert narrow.regions
     with pytest.raises(Unsuitable, match="too narrow"):
