@@ -15,7 +15,7 @@ import tilewright
 from tests.interpreted import returned, run_program
 from tests.test_bf16_models import model_cases
 from tilewright.errors import UnsupportedOption
-from tilewright.frontend.torch_export import import_module
+from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Invoke, statements
