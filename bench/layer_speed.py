@@ -31,10 +31,11 @@ from bench.common import relative_error, write_results
 from bench.cudnn import ALGORITHMS, FEWER_MULTIPLICATIONS, Convolution, Unsupported
 from bench.layers import LAYERS, NETWORKS, layer
 from tilewright.hardware import identified_machine
-from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Ranking
 from tilewright.tuning import compile_worker, dataset, serialisation, trial_worker
 
 ROTATED_BYTES = 250e6
@@ -113,7 +114,12 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
 
 
 def compare(
-    calls: Mapping[str, Call], expected: torch.Tensor, sets: int, rounds: int, checked: Mapping[str, tuple[Callable[[], float], float]]
+    calls: Mapping[str, Call],
+    expected: torch.Tensor,
+    sets: int,
+    rounds: int,
+    checked: Mapping[str, tuple[Callable[[], float], float]],
+    tolerance: float = TOLERANCE,
 ) -> list[dict[str, Any]]:
     """Errors, and times of the contenders that are right: medians and quartiles over interleaved rounds. `checked` holds timers and errors of
     contenders that were already found right."""
@@ -125,7 +131,7 @@ def compare(
         with torch.no_grad():
             error = relative_error([call(0)], [expected])
         entry["relative_error"] = error
-        if not error < TOLERANCE:
+        if not error < tolerance:
             entry["rejected"] = "wrong result"
             continue
         try:
@@ -158,12 +164,11 @@ def is_plain(name: str) -> bool:
 
 
 class Ours:
-    """Our candidates of one layer, compiled and measured in this process."""
+    """Our candidates of one problem, compiled (into the folder) and measured in this process."""
 
-    def __init__(self, name: str, machine: Machine, server: trial_worker.Server, compiler: compile_worker.Server, folder: Path) -> None:
-        self.problem = dataset.layer_problem(layer(name))
-        self.ranking = rank(self.problem, machine)
-        self._server, self._compiler, self._folder = server, compiler, folder / name
+    def __init__(self, problem: Problem, ranking: Ranking, server: trial_worker.Server, compiler: compile_worker.Server, folder: Path) -> None:
+        self.problem, self.ranking = problem, ranking
+        self._server, self._compiler, self._folder = server, compiler, folder
         data = serialisation.encode(self.problem)
         self._server({"do": "problem", "problem": data, "seed": 0})
         self._compiler({"do": "problem", "problem": data})
@@ -322,7 +327,8 @@ def main() -> None:
     settings = {**vars(options), "known": str(options.known), "cudnn": torch.backends.cudnn.version(), "rotated_bytes": ROTATED_BYTES}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.layers.split(","):
-            ours = Ours(name, machine, server, compiler, Path(folder))
+            problem = dataset.layer_problem(layer(name))
+            ours = Ours(problem, rank(problem, machine), server, compiler, Path(folder) / name)
             result = measure_layer(name, ours, options.trials, known.get(name, {}), options.rounds)
             result["summary"] = summary(result, options.trials)
             results.append(result)

@@ -130,8 +130,11 @@ SCHEDULES = (
     TensorCoreSchedule(64, 32, 16, 2, 4, 2, 3),
     TensorCoreSchedule(32, 64, 16, 2, 2, 2, 4, 1),
     TensorCoreSchedule(64, 64, 16, 2, 1, 4, 2, 1),
+    TensorCoreSchedule(32, 32, 16, 1, 2, 2, staged=1),
+    TensorCoreSchedule(64, 128, 16, 4, 2, 2, staged=1),
 )
-"""Each number of stages, warps along each direction, an odd number of matrices along n, parts of a sum in two kernels and in a cluster."""
+"""Each number of stages, warps along each direction, an odd number of matrices along n, parts of a sum in two kernels and in a cluster, and results
+through shared memory that exceed the tiles, or not."""
 
 
 @EACH_TYPE

@@ -1,4 +1,5 @@
-"""Stores of the sums in a block's registers: each thread stores its own, or the blocks of a cluster combine theirs through shared memory."""
+"""Stores of the sums in a block's registers: each thread stores its own; or they go through shared memory, where the blocks of a cluster combine
+theirs, and from which adjacent threads store adjacent vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TypeAlias
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named, vectors_fit
-from tilewright.codegen.intrinsics.barriers import cluster_barrier
+from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
 from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.form import ProductForm
@@ -22,7 +23,8 @@ RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 @dataclass(frozen=True)
 class BlockResult:
     """The tile of `rows` (of m) by `columns` (of n, from `first_n` on) that a block computes. `at_row` emits a body with the values of the axes of m
-    at a row of the tile, guarded if the row may be outside the result; `bind` holds the values of all other axes."""
+    at a row of the tile, guarded if the row may be outside the result; `bind` holds the values of all other axes. `padding`: elements between the
+    rows of the tile in shared memory."""
 
     form: ProductForm
     bind: Mapping[Var, Expr]
@@ -30,6 +32,12 @@ class BlockResult:
     columns: int
     first_n: Expr
     at_row: Callable[[Expr, RowBody], list[Statement]]
+    padding: int = 0
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row to the next in shared memory."""
+        return self.columns + self.padding
 
     def parts(self, lanes: int) -> tuple[Expr, Expr]:
         """The stored element, `lanes` wide, and its offset, over the axes of m and n."""
@@ -90,41 +98,42 @@ def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> l
 
 
 def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> list[Statement]:
-    """Stores the thread's sums in the block's part of `parts` [part, m, n], and synchronises the cluster."""
-    size = result.rows * result.columns
+    """Stores the thread's sums in the block's part of `parts` [part, m, n], and synchronises the cluster, or without a split the block."""
+    size = result.rows * result.pitch
     lanes = sums.lanes(4)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
-    place = part * size + sums.row(i) * result.columns + sums.column(j * lanes)
+    place = part * size + sums.row(i) * result.pitch + sums.column(j * lanes)
     put = Store(PARTS, place, sums.held(i, j * lanes, result.form.dtype, lanes))
     return [
-        Allocate(Buffer(PARTS, result.form.dtype, split * size, "cluster")),
+        Allocate(Buffer(PARTS, result.form.dtype, split * size, "cluster" if split > 1 else "shared")),
         For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll"),
-        cluster_barrier(),
+        cluster_barrier() if split > 1 else block_barrier(),
     ]
 
 
 def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
-    """Each block of the cluster adds up and stores its share of the tile, in vectors along n if the output allows it."""
-    size = result.rows * result.columns
+    """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it."""
+    size = result.rows * result.pitch
     lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.facts.store_vector and result.columns % lanes == 0)
-    share = size // (split * lanes)
+    share = result.rows * result.columns // (split * lanes)
     element, offset = result.parts(lanes)
     turn = Var("turn", -(-share // threads))
 
     def vector(at: Var) -> list[Statement]:
-        place = Var("place", size)
-        mine = part * share + at
+        number = Var("number", result.rows * result.columns)
+        row, column = number // result.columns, number % result.columns
+        place = row * result.pitch + column
         total: Expr = Load(PARTS, (place,), result.form.dtype, lanes)
         for other in range(1, split):
             total = total + Load(PARTS, (place + other * size,), result.form.dtype, lanes)
         held = Var("sum", None, result.form.dtype, lanes)
         value = replace_loads(element, {result.form.step.name: held})
 
-        def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
-            return result.store(value, offset, place % result.columns, mapping)
+        def in_row(mapping: Mapping[Var, Expr]) -> list[Statement]:
+            return result.store(value, offset, column, mapping)
 
-        return [Let(place, mine * lanes), Let(held, total), *result.at_row(place // result.columns, row)]
+        return [Let(number, (part * share + at) * lanes), Let(held, total), *result.at_row(row, in_row)]
 
     body = block(below(turn * threads + thread, share, "at", vector))
     # no block may exit while others read its sums
-    return [For(turn, index_const(turn.extent or 1), body, "unroll"), cluster_barrier()]
+    return [For(turn, index_const(turn.extent or 1), body, "unroll"), *([cluster_barrier()] if split > 1 else [])]

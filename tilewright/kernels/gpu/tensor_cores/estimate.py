@@ -16,6 +16,11 @@ from tilewright.kernels.gpu.tensor_cores.counts import fill_wavefronts, product_
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.gpu.tensor_cores.space import matrices_of
 
+LINE_BYTES = 128
+FRAGMENT_ROWS = 8
+"""Rows of the result of which a warp holds elements in one of its registers."""
+STORE_INSTRUCTIONS = 4
+"""Instructions for the addresses and the conversion of a vector of results."""
 TURNING = 2
 """Instructions for the place of a swizzled row: an exclusive or and an addition."""
 
@@ -64,7 +69,9 @@ def tensor_core_estimate(facts: TensorCoreFacts, candidates: Columns, counts: Ti
     chain = cache1.latency_cycles + turns * np.maximum(TENSOR_CORES[machine.compute_capability].latency_cycles, rows * columns * one)
     least = np.maximum(chain, latency / np.maximum(candidates["stages"] - 1, 1))
     step = BlockStep(tensor, issue, shared, level2, least, barrier, latencies.overlap)
-    ends = latencies.end_latencies * machine.memory_latency_cycles + counts.store_instructions * (2 + product.epilogue_flops / product_results(facts))
+    storing, barriers = storing_cycles(facts, candidates, counts, machine)
+    together = np.minimum(counts.resident, -(-counts.blocks // machine.processors))
+    ends = latencies.end_latencies * machine.memory_latency_cycles + barriers * barrier + together * storing
     work = on_processors(step, counts, ends, candidates["cluster"], machine)
     none = np.zeros(len(threads))
     results = product.batch * product.m * product.n
@@ -79,5 +86,22 @@ def tensor_core_estimate(facts: TensorCoreFacts, candidates: Columns, counts: Ti
     return Estimate(terms, overlapped=("compute", "memory"))
 
 
-def product_results(facts: TensorCoreFacts) -> int:
-    return facts.product.batch * facts.product.m * facts.product.n
+def storing_cycles(facts: TensorCoreFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarray]:
+    """Cycles of a processor in which a block stores its results, and barriers that it waits for before.
+
+    An access of a warp takes a cycle of level 1 for each line of 128 bytes that it touches. From registers it has pairs of elements of eight rows;
+    staged it has vectors of up to four adjacent elements in as few rows as possible, after a store of pairs to shared memory and a load. Operands of
+    the epilogue that are as large as the result are read in the same way."""
+    product = facts.product
+    results = product.batch * product.m * product.n
+    element_bytes = product.bytes_written / results
+    staged = (candidates["staged"] | candidates["cluster"]) > 0
+    width = np.where(staged, product.store_vector, min(product.store_vector, 2))
+    touched = machine.warp_size * width * element_bytes / LINE_BYTES
+    rows = machine.warp_size * width / candidates["block_n"]
+    lines = np.where(staged, np.maximum(np.maximum(touched, rows), 1), FRAGMENT_ROWS)
+    accesses = 1 + product.epilogue_bytes / product.bytes_written
+    elements = counts.warps * counts.accumulators
+    issue = elements / width * (accesses + STORE_INSTRUCTIONS) + elements * product.epilogue_flops
+    through = np.where(staged, elements * (product.element_bytes * machine.warp_size / machine.shared_bytes_per_cycle) * 2, 0)
+    return np.maximum(issue / machine.schedulers_per_processor, elements / width * accesses * lines + through), staged * 2

@@ -9,9 +9,10 @@ multiplies those of the current ones. float32 is rounded to the nearest TF32 in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.codegen.assemble import block
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, ROW_BYTES, Fragment, M, N, Shape, ldmatrix, mma, round_to_tf32
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
@@ -27,7 +28,7 @@ from tilewright.kernels.gpu.gemm.staging import buffers_of, staged_steps, staged
 from tilewright.kernels.gpu.gemm.tile import Tile
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts, TensorCoreForm
-from tilewright.kernels.gpu.tensor_cores.space import WARP, TensorCoreSchedule, blocks_to_ask_for
+from tilewright.kernels.gpu.tensor_cores.space import PARTS_PADDING, WARP, TensorCoreSchedule, blocks_to_ask_for
 
 
 def lower_tensor_cores(problem: Problem, form: TensorCoreForm, schedule: TensorCoreSchedule, machine: Machine) -> Lowered:
@@ -122,6 +123,8 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
     if schedule.stages > 1 and not facts.copies:
         raise Unsuitable("elements of a factor are too narrow to be copied asynchronously, or computed while they are read")
     size = schedule.block_m, schedule.block_n, schedule.block_k
+    if schedule.staged and schedule.split > 1:
+        raise Unsuitable("parts of a split are stored as they are, or meet in shared memory anyway")
     if schedule.block_m % (M * schedule.warps_m) or schedule.block_n % (N * schedule.warps_n) or schedule.block_k % facts.shape.depth:
         raise Unsuitable(f"the tile of a warp of {schedule} has no whole matrices")
     frame = block_frame(form, size, schedule.threads, schedule.split, bool(schedule.cluster))
@@ -135,10 +138,11 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
         )
     ]
     buffers = buffers_of(schedule.stages, frame.steps_each)
+    loop: list[Statement] = []
     staged = []
     for tile, start in zip(pair, frame.first, strict=True):
         statements, ready = staged_tile(tile, start, form, frame.thread, frame.first_r, buffers)
-        root += statements
+        loop += statements
         staged.append(ready)
     rows, columns = schedule.block_m // schedule.warps_m, schedule.block_n // schedule.warps_n
     lane, warp = Var("lane", WARP), Var("warp", schedule.threads // WARP)
@@ -153,13 +157,15 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
         For(at, index_const(count), Store("acc", at, Const(0.0, form.dtype)), "unroll"),
     ]
     inner = lambda where, step: _step(mine, pair, facts, schedule.block_k, where)  # noqa: E731
-    root += staged_steps(staged, schedule.stages, frame.steps, frame.steps_each, inner)
-    if schedule.cluster:
-        root += meeting(frame.result, mine.sums, frame.part, schedule.split)
-        root += store_shares(frame.result, frame.part, schedule.split, frame.thread, schedule.threads)
-    else:
-        root += store_sums(frame.result, mine.sums)
-    return block(root), frame.launch
+    loop += staged_steps(staged, schedule.stages, frame.steps, frame.steps_each, inner)
+    if not (schedule.cluster or schedule.staged):
+        return block(root, loop, store_sums(frame.result, mine.sums)), frame.launch
+    # the loop is a scope of its own, so that the sums have the places of the tiles, which other warps may still read
+    result, split = replace(frame.result, padding=PARTS_PADDING), schedule.split if schedule.cluster else 1
+    after = block(
+        block_barrier(), meeting(result, mine.sums, frame.part, split), store_shares(result, frame.part, split, frame.thread, schedule.threads)
+    )
+    return Block((*block(root).statements, block(loop), *after.statements)), frame.launch
 
 
 def _step(mine: WarpTile, pair: Sequence[Tile], facts: TensorCoreFacts, block_k: int, buffers: Sequence[Expr]) -> list[Statement]:

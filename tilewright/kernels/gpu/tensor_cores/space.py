@@ -23,7 +23,8 @@ WARP = 32
 class TensorCoreSchedule:
     """One candidate. `stages` > 1: number of buffers, filled by asynchronous copies that run `stages` - 1 steps ahead; 1: two buffers, filled through
     registers. `split` blocks share the reduction of one output tile; as a `cluster` (0 or 1) they add their parts through shared memory, otherwise a
-    second kernel adds them, both in order."""
+    second kernel adds them, both in order. `staged` (0 or 1): without a split, sums go through shared memory, so that adjacent threads store (and
+    read, in the epilogue) adjacent vectors; otherwise each thread stores pairs of adjacent elements from its registers."""
 
     block_m: int
     block_n: int
@@ -33,6 +34,7 @@ class TensorCoreSchedule:
     stages: int = 1
     split: int = 1
     cluster: int = 0
+    staged: int = 0
 
     @property
     def threads(self) -> int:
@@ -41,7 +43,7 @@ class TensorCoreSchedule:
     def __str__(self) -> str:
         return (
             f"tensor cores block={self.block_m}x{self.block_n}x{self.block_k} warps={self.warps_m}x{self.warps_n} "
-            f"stages={self.stages} split={self.split}" + " cluster" * self.cluster
+            f"stages={self.stages} split={self.split}" + " cluster" * self.cluster + " staged" * self.staged
         )
 
 
@@ -54,6 +56,8 @@ TILE_AXES = {
 }
 STAGES = (2, 3, 4)
 """Stages with asynchronous copies; 1 if a factor's elements are too narrow for them."""
+PARTS_PADDING = 8
+"""Elements between the rows of sums in shared memory, so that the pairs of eight rows that a warp stores do not conflict."""
 MOST_SUMS = 128
 """Sums that a thread holds at most: beside them there are two sets of fragments, and addresses."""
 
@@ -63,8 +67,9 @@ def tensor_core_space(facts: TensorCoreFacts, machine: Machine, tf32: bool) -> t
     may be rounded to TF32."""
     if facts.kind == "tf32" and not tf32:
         return {entry.name: np.zeros(0, np.int64) for entry in fields(TensorCoreSchedule)}, {"float32 may not be rounded to TF32": 1}
-    rest = product_of({"stages": STAGES if facts.copies else (1,), "split": SPLITS, "cluster": (0, 1)})
+    rest = product_of({"stages": STAGES if facts.copies else (1,), "split": SPLITS, "cluster": (0, 1), "staged": (0, 1)})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
+    possible &= (rest["staged"] == 0) | ((rest["split"] == 1) & (facts.product.store_vector > 1))
     rest = {name: column[possible] for name, column in rest.items()}
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)
@@ -136,11 +141,12 @@ def matrices_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_bytes_of(facts: TensorCoreFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: for both tiles one buffer per stage (at least two), but no more than there are steps; and the sums that a
-    cluster exchanges."""
+    """Bytes of shared memory per block: for both tiles one buffer per stage (at least two), but no more than there are steps; afterwards sums that a
+    cluster exchanges, or that are staged, are in their place."""
     bm, bn, bk = (candidates[name] for name in ("block_m", "block_n", "block_k"))
     buffers = np.minimum(np.maximum(candidates["stages"], 2), steps_of(facts.product, candidates)[1])
-    needed: np.ndarray = buffers * (bm + bn) * bk * facts.element_bytes + facts.product.element_bytes * candidates["cluster"] * bm * bn
+    sums = facts.product.element_bytes * bm * (bn + PARTS_PADDING) * (candidates["cluster"] | candidates["staged"])
+    needed: np.ndarray = np.maximum(buffers * (bm + bn) * bk * facts.element_bytes, sums)
     return needed
 
 
