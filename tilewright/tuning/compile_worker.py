@@ -7,6 +7,7 @@ measuring process, "schedule": readable text, "resources": those of each kernel}
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,10 +33,11 @@ COMPILER_SECONDS = 90.0
 
 
 def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
-    """The kernels, calls and extra buffers of a lowered region as plain values."""
+    """The kernels, calls and extra buffers of a lowered region as plain values, as JSON gives them."""
+    kernels = {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels}
     return {
         "binary": binary,
-        "kernels": {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels},
+        "kernels": json.loads(json.dumps(kernels)),
         "calls": [[call.kernel, list(call.arguments), call.trips] for call in lowered.calls],
         "storage": serialisation.encode(dict(sorted(lowered.storage.items()))),
         "library": serialisation.encode(lowered.library),
