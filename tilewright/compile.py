@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
@@ -56,6 +56,14 @@ from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
 
+@dataclass(frozen=True)
+class Family:
+    """What programs of one model for several sizes share, on one machine with the same options: constants, and what planning them found."""
+
+    constants: SharedConstants = field(default_factory=SharedConstants)
+    memory: Memory = field(default_factory=Memory)
+
+
 class Options(TypedDict, total=False):
     """The options of `compile` that do not change what it returns."""
 
@@ -73,6 +81,7 @@ class Options(TypedDict, total=False):
     progress: Progress | None
     wait: float | bool
     programs: int
+    family: Family | None
 
 
 Examples = Sequence[Any] | torch.Tensor | None
@@ -111,6 +120,7 @@ def compile(
     dynamic: Any = None,
     wait: float | bool = WAIT_SECONDS,
     programs: int = MOST_PROGRAMS,
+    family: Family | None = None,
 ) -> Executable | DynamicExecutable:
     """Compiles a model for a target, using performance models and earlier measurements.
 
@@ -142,6 +152,7 @@ def compile(
             leaves free; a file names its own.
         wait: seconds that a call with sizes not seen before waits for its program before it runs eager; True: as long as it takes.
         programs: the most programs that a `DynamicExecutable` keeps, those used last.
+        family: shared with earlier and later compilations of this model for other sizes, on the same machine with the same options.
 
     Raises:
         UnknownTarget, TargetNotPresent, UnknownModel, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with
@@ -166,10 +177,10 @@ def compile(
     if dynamic is None:
         with stages.stage("export"):
             imported = read(module, inputs, example_keywords)
-        return compiled(imported, request, stages)
+        return compiled(imported, request, stages, family)
     with stages.stage("export"):
         model = sized(module, inputs, example_keywords, dynamic)
-    shared, memory = SharedConstants(), Memory()
+    family = family or Family()
     examples = tree_leaves((inputs, dict(example_keywords or {})))
     if not examples and isinstance(module, torch.export.ExportedProgram):
         examples = tree_leaves(module.example_inputs or ())
@@ -186,11 +197,11 @@ def compile(
     def build(served: Served) -> Built:
         key, several = served
         bound, frame = ranges.bind(key) if several and ranges is not None else (model.bind(key), None)
-        return compiled(bound, later, None, shared, memory), frame
+        return compiled(bound, later, None, family), frame
 
     served = (key, False) if rounded is None else (rounded, True)
     bound, frame = (imported, None) if ranges is None or rounded is None else ranges.bind(rounded)
-    first = compiled(bound, request, stages, shared, memory), frame
+    first = compiled(bound, request, stages, family), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
     eager = module if isinstance(module, torch.nn.Module) else None
     return DynamicExecutable(model, ranges, build, signature, (served, first), eager, wait, programs)
@@ -232,10 +243,9 @@ class Request:
     by_code: bool
 
 
-def compiled(
-    imported: Imported, request: Request, stages: Stages | None = None, shared: SharedConstants | None = None, memory: Memory | None = None
-) -> Executable:
-    """The executable of a model that was read. `shared` holds the constants of the programs for other sizes, `memory` what planning them found."""
+def compiled(imported: Imported, request: Request, stages: Stages | None = None, family: Family | None = None) -> Executable:
+    """The executable of a model that was read. `family`: that of its programs for other sizes."""
+    shared, memory = (family.constants, family.memory) if family is not None else (None, None)
     machine, numerics, module, stages = request.machine, request.numerics, request.module, stages or Stages()
     with stages.stage("simplify"):
         graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)

@@ -19,8 +19,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from tilewright.compile import check_options, default_target
+from tilewright.compile import Family, check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
 from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOption, warn_not_compiled
@@ -302,6 +303,7 @@ class _CompiledGraph:
         options = {**self._options}
         if options.get("target") is None:
             options["target"] = default_target(inputs)
+        options["family"] = _family(next(iter(bound.values()), None), options)
         try:
             # outside inference mode: tensors made in it have no versions, and export rejects them
             with torch.inference_mode(False), torch.no_grad():
@@ -333,6 +335,18 @@ class _CompiledGraph:
         if why not in self._told:
             self._told.add(why)
             _warn(self._eager, what, why)
+
+
+_FAMILIES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""The families of graphs that Dynamo captured of one model, by their first parameter."""
+
+
+def _family(parameter: torch.Tensor | None, options: Mapping[str, Any]) -> Family | None:
+    """The family of a graph: Dynamo captures a graph of its own for the first sizes of a model and another one for all further sizes."""
+    if parameter is None:
+        return None
+    found: Family = _FAMILIES.setdefault(parameter, {}).setdefault(repr(sorted(options.items())), Family())
+    return found
 
 
 def _changes(graph_module: torch.fx.GraphModule, states: Sequence[str]) -> _Eager:

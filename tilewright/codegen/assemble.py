@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tilewright.codegen.describe import described, parameter
 from tilewright.codegen.lifting import lift_checks
 from tilewright.codegen.source import source_text
-from tilewright.codegen.trips import counted, given
+from tilewright.codegen.trips import counted, given, redefined
 from tilewright.ir.expr import INDEX, Expr, Load, checks, constants, loads, rewrite, variables
 from tilewright.ir.kernel import (
     FAULTS,
@@ -32,7 +32,7 @@ from tilewright.ir.kernel import (
     statements,
 )
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered
+from tilewright.ir.region import Call, Lowered, Unsuitable
 
 
 def assemble(
@@ -58,15 +58,20 @@ def assemble(
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}
     names |= {name: "out" if len(written) == 1 else f"out{i}" for i, name in enumerate(written)}
-    trips = 0
+    trips, sizes = 0, {name: layouts[name].size for name in arguments}
     if launch is None and (growths or any(layouts[name].shape[:1] > (1,) for name in written)):  # other loops gain from constant trip counts
-        sizes = {name: layouts[name].size for name in arguments}
         found = given(body, growths) if growths else counted(body, sizes, written)
         if found is not None:
             body, trips, growths = found.body, found.trips, found.growths
-    parameters = tuple(
-        Buffer(names[name], dtypes[name], layouts[name].size, "global", 1, name in written, growths.get(name, 0)) for name in arguments
-    )
+    if problem.one is not None:
+        trips, spare = trips - trips // 2, trips // 2
+        sizes = {name: size - spare * growths.get(name, 0) for name, size in sizes.items()}
+        layouts = {**layouts, **problem.one.layouts}
+        # so the first half of the trips is all of an image, and nothing else
+        if not trips or any(size != layouts[name].size for name, size in sizes.items()):
+            raise Unsuitable("its code or memory depends on the number of images")
+        body = redefined(body, trips)
+    parameters = tuple(Buffer(names[name], dtypes[name], sizes[name], "global", 1, name in written, growths.get(name, 0)) for name in arguments)
     sites = [site for check in checks(*expressions(body)) for site in constants(check.args[3:])]
     faults = (Buffer(FAULTS, INDEX, 1 + max(sites), writable=True),) if sites else ()
     body = map_expressions(body, _renaming(names), lambda name: names.get(name, name))

@@ -20,6 +20,7 @@ def extents(axes: Sequence[Var]) -> str:
 
 def described(problem: Problem) -> str:
     """One line: a contraction by its M, N and reduction extents (`m 56 x 56, n 64, r 3 x 3 x 64`), other steps by what they compute."""
+    problem = problem.one or problem
     region = problem.region
     found = anchor(region.steps, problem.constants) if region.kind == "contraction" else None
     if found is None:

@@ -46,6 +46,12 @@ def defined(body: Statement, trips: int) -> Block:
     return Block((Let(TRIPS, Const(trips, INDEX)), *(body.statements if isinstance(body, Block) else (body,))))
 
 
+def redefined(body: Statement, trips: int) -> Block:
+    """A body that defines TRIPS first, with another number of them."""
+    assert isinstance(body, Block) and isinstance(body.statements[0], Let) and body.statements[0].variable == TRIPS
+    return Block((Let(TRIPS, Const(trips, INDEX)), *body.statements[1:]))
+
+
 def given(body: Statement, growths: Mapping[str, int]) -> Counted | None:
     """A body that defines TRIPS first; None if it does not."""
     first = body.statements[0] if isinstance(body, Block) else body

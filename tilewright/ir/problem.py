@@ -21,6 +21,7 @@ class Problem:
     kernel.
     values: by name, shape and element type of the same values.
     constants: names of values that are known at compile time. Lowering may store a packed or transformed copy of them for this region.
+    one: the problem of one image, if this is that of two, for kernels of any number of images that are called for one (`kernels.images`).
 
     Compared and hashed by identity: `tuning.problems.key_of` digests the content."""
 
@@ -28,6 +29,7 @@ class Problem:
     layouts: Mapping[str, Layout]
     values: Mapping[str, Value]
     constants: frozenset[str] = frozenset()
+    one: Problem | None = None
     found: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
     """Results that one stage passes on to later ones, such as forms, keyed by the function that matched them (`kernels.schema.form_of`)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilewright.kernels.cpu.registry import LIBRARY as CPU_LIBRARY
 from tilewright.kernels.cpu.registry import SCHEMAS as CPU
 from tilewright.kernels.gpu.registry import LIBRARY as GPU_LIBRARY
 from tilewright.kernels.gpu.registry import SCHEMAS as GPU
+from tilewright.kernels.images import lowered_for_images
 from tilewright.kernels.schema import AnySchema, form_of
 
 _registered: dict[bool, tuple[AnySchema, ...]] = {False: (), True: ()}
@@ -93,6 +95,16 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
     for kernel in lowered.kernels:
         require_instructions(kernel, machine)
     return with_faults(lowered)
+
+
+def lower_for_images(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
+    """As `lower`; on a CPU the kernels of one image are those of any number of images where that is possible (`kernels.images`).
+
+    Raises:
+        Unsuitable: as `lower` does.
+    """
+    exact = partial(lower, schedule=schedule, machine=machine)
+    return exact(problem) if machine.is_gpu else lowered_for_images(problem, exact)
 
 
 def require_instructions(kernel: Kernel, machine: Machine) -> None:

@@ -41,7 +41,7 @@ def ways_of(chain: Problem, machine: Machine, threads: int, numerics: Numerics =
 
 
 def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
-    """Kernels, calls and extra storage of a canonical region or chain; see `kernels.registry.lower`.
+    """Kernels, calls and extra storage of a canonical region or chain; see `kernels.registry.lower_for_images`.
 
     Raises:
         Unsuitable: if the schedule does not fit the problem.
@@ -52,4 +52,4 @@ def lower(problem: Problem, schedule: object, machine: Machine) -> Lowered:
         return TileJudge(machine, USUAL).lower(problem, schedule)
     if problem.region.kind == "chain" and isinstance(schedule, Apart):
         return lower_apart(problem, schedule, machine)
-    return registry.lower(problem, schedule, machine)
+    return registry.lower_for_images(problem, schedule, machine)

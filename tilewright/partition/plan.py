@@ -19,7 +19,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, MergeDecision, Program, Region, Storage, Unsuitable
 from tilewright.ir.space import SpaceCounts
-from tilewright.kernels.registry import library, lower, schemas
+from tilewright.kernels.registry import library, lower_for_images, schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
@@ -310,7 +310,7 @@ def _lower(problem: Problem, context: _Context, results: tuple[str, ...]) -> Low
     with context.stages.stage("choice"):
         choice = _as_before(problem, context.choose(problem, context.machine, context.threads), context, results)
         context.stages.ranked(choice.space.generated)
-    lowered = lower(problem, choice.schedule, context.machine)
+    lowered = lower_for_images(problem, choice.schedule, context.machine)
     said = [prediction(choice.predicted, choice.terms, len(lowered.kernels))] if choice.predicted else [f"what follows {choice.schedule}"]
     if choice.measured_seconds is not None:
         said.append(f"measured {1e6 * choice.measured_seconds:.3g} us")

@@ -18,6 +18,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.cpu.rates import reread_bandwidth
+from tilewright.kernels.images import lowered_for_images
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, chain_of, lower_chain, strip
@@ -109,6 +110,9 @@ class StripJudge:
         Raises:
             Unsuitable: if it cannot be cut so, or one of its regions needs kernels or memory of its own.
         """
+        return lowered_for_images(problem, partial(self._lowered, schedule=schedule))
+
+    def _lowered(self, problem: Problem, schedule: StripSchedule) -> Lowered:
         if schedule.dim not in dims_of(problem):
             raise Unsuitable(f"its result cannot be cut along dimension {schedule.dim}")
         chain = chain_of(problem, schedule.dim)

@@ -25,7 +25,7 @@ from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.registry import lower
+from tilewright.kernels.registry import lower_for_images
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.selection.code_score import MODELS, code_terms, coefficients_of, linear
 from tilewright.selection.ranking import Choice, Ranking
@@ -115,7 +115,7 @@ def best(problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURIT
 
 def printed(problem: Problem, choice: Choice, machine: Machine) -> list[Kernel]:
     """The distinct kernels of a candidate, with the headers that they have in a plan."""
-    lowered = lower(problem, choice.schedule, machine)
+    lowered = lower_for_images(problem, choice.schedule, machine)
     said = prediction(choice.seconds, choice.terms, len(lowered.kernels))
     return [replace(kernel, header=f"{kernel.header}\n{said}") for kernel in {kernel.name: kernel for kernel in lowered.kernels}.values()]
 

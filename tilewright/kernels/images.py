@@ -1,0 +1,80 @@
+"""Kernels of one image that serve any number of images: they are lowered for two, and called for one.
+
+A kernel whose loop over images has its extent as an argument (`codegen.trips`) is the same for every number of images but one, for which that loop is
+left out: after a model was compiled for one image, the next batch would have all kernels compiled again. So a problem of one image is lowered as
+that of two, with the schedule for one. Its images are assumed to be the outermost dimension of all values that are computed. Where that is wrong no
+other size has the same kernel, but the kernel is right, since it is called for the first image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import ZERO, Expr, Load, Var, rewrite, substitute
+from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Region, Unsuitable
+
+
+def lowered_for_images(problem: Problem, lower: Callable[[Problem], Lowered]) -> Lowered:
+    """The lowering of a problem for a CPU; the kernels of one image are those of any number of images where that is possible.
+
+    Raises:
+        Unsuitable: as `lower` does.
+    """
+    try:
+        return replace(lower(of_two(problem)), region=problem.region)
+    except Unsuitable:
+        return lower(problem)
+
+
+def of_two(problem: Problem) -> Problem:
+    """The problem of two images, of which that of one image, `one`, is the first.
+
+    Raises:
+        Unsuitable: if the problem is not that of one image, or if images are not outermost.
+    """
+    images = frozenset(name for name, layout in problem.layouts.items() if name not in problem.constants and layout.shape[:1] == (1,))
+    images = frozenset(name for name in images if len(problem.layouts[name].shape) > 1)
+    if not images.issuperset(problem.region.outputs) or not all(_is_outermost(problem.layouts[name]) for name in images):
+        raise Unsuitable("it is not the problem of one image")
+    layouts = {name: replace(layout, shape=(2, *layout.shape[1:])) if name in images else layout for name, layout in problem.layouts.items()}
+    values = {name: replace(value, shape=layouts[name].shape) if name in images else value for name, value in problem.values.items()}
+    return Problem(_of_two(problem.region, images), layouts, values, problem.constants, problem)
+
+
+def _is_outermost(layout: Layout) -> bool:
+    """Whether all of an image lies together, so that the number of images affects no address inside of one."""
+    return layout.order[0] == (0, 0) and not any((*layout.halo[0], *layout.outside(0))) and all(dim for dim, _ in layout.order[1:])
+
+
+def _of_two(region: Region, images: Collection[str]) -> Region:
+    steps, known = [], set(images)
+    for step in region.steps:
+        steps.append(_step(step, known))
+        known.update(step.names)
+    numbers = iter(steps)
+    stages = tuple(replace(stage, steps=tuple(next(numbers) for _ in stage.steps)) for stage in region.stages)
+    return replace(region, steps=tuple(steps), stages=stages)
+
+
+def _step(step: Step, images: Collection[str]) -> Step:
+    """The step for two images."""
+    old = step.index[0] if step.index else None
+    if not isinstance(old, Var) or old.extent != 1 or old not in step.axes:
+        raise Unsuitable(f"{step.name} has no axis of images")
+    image = Var(old.name, 2)
+
+    def moved(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer not in images:
+            return node
+        if node.index[0] != ZERO:
+            raise Unsuitable(f"{step.name} does not read {node.buffer} image by image")
+        return replace(node, index=(image, *node.index[1:]))
+
+    bodies = tuple(rewrite(substitute(body, {old: ZERO}), moved) for body in step.bodies)
+    index = (image, *(substitute(position, {old: ZERO}) for position in step.index[1:]))
+    axes = tuple(image if axis == old else axis for axis in step.axes)
+    return replace(step, shape=(2, *step.shape[1:]), axes=axes, bodies=bodies, index=index)
