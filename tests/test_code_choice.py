@@ -184,7 +184,7 @@ def test_equal_kernels_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None
     ranking = rank(UNDECIDED, machine("x86-avx512"), threads=2)
     first = ranking.first()
     monkeypatch.setattr(code_choice, "compiled", never)
-    monkeypatch.setattr(code_choice, "lower", lambda problem, _, machine: lower(problem, first.schedule, machine))
+    monkeypatch.setattr(code_choice, "lower_for_images", lambda problem, _, machine: lower(problem, first.schedule, machine))
     assert best(UNDECIDED, ranking, 2) == (first, True)
 
 

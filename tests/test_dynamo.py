@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import sys
@@ -213,6 +214,30 @@ def test_sizes_that_change_are_compiled_once(dynamic: bool | None, compiled_call
     executable = compiled_calls[-1]
     assert isinstance(executable, DynamicExecutable)
     assert [tuple(sizes.values()) for sizes in executable.sizes] == ([(4,)] if dynamic else []) + [(7,), (2,), (5,)]
+
+
+def test_graphs_of_one_model_share_what_planning_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    families: list[Any] = []
+    packed: list[int] = []
+    original = compile_model
+
+    def recording(*arguments: Any, **keywords: Any) -> Any:
+        families.append(keywords["family"])
+        made = original(*arguments, **keywords)
+        packed.append(len(families[-1].constants._packed))
+        return made
+
+    monkeypatch.setattr(dynamo, "compile_model", recording)
+    network, other = Network().eval(), Network().eval()
+    with torch.no_grad():
+        for module, options in ((network, {}), (other, {}), (network, {"threads": 1})):
+            call = compiled(module, options={"wait": True, **options})
+            for batch in (40, 56, 72):
+                x = torch.randn(batch, 6)
+                close(call(x), copy.deepcopy(module).double()(x.double()))
+            torch._dynamo.reset()
+    assert len(families) == 6 and families[::2] == families[1::2] and len({id(family) for family in families}) == 3
+    assert packed[::2] == packed[1::2] and all(packed) and all(family.memory.schedules for family in families)
 
 
 def test_numbers_that_change_are_free(compiled_calls: list[Any]) -> None:

@@ -91,7 +91,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "pitch": (plan, "with_cache_padding"),
     "judging a join": (joining.RowJudge, "__call__"),
     "choosing": (plan, "choose"),
-    "lowering": (plan, "lower"),
+    "lowering": (plan, "lower_for_images"),
     "unfolding a loop": (plan, "unfold"),
     "printing": (pipeline, "kernel_source"),
     "simplifying": (pipeline, "simplify"),
@@ -139,7 +139,7 @@ def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [random_case(seed) for seed in range(60, 72)]
     module, inputs = together(cases)
     calls, lower = itertools.count(), registry.lower
-    monkeypatch.setattr(plan, "lower", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
+    monkeypatch.setattr(plan, "lower_for_images", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
     executable, said = warned(lambda: tilewright.compile(module, inputs, target="native", threads=1))
     assert len(said) > 5
     with executable:
@@ -157,10 +157,10 @@ def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Mod
 def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline.simplify(pipeline.read(model[0], (model[1],)).graph)[0]
     everything = {key_of(problem) for problem in distinct_problems(graph, machine("native"), 1)}
-    monkeypatch.setattr(plan, "lower", breaks_at(1, registry.lower))
+    monkeypatch.setattr(plan, "lower_for_images", breaks_at(1, registry.lower))
     _, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert len(said) == 1
-    monkeypatch.setattr(plan, "lower", broken)
+    monkeypatch.setattr(plan, "lower_for_images", broken)
     problems, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert said and {key_of(problem) for problem in problems} <= everything
 
@@ -180,7 +180,7 @@ def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.Monk
 
 def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     module, x = model
-    monkeypatch.setattr(plan, "lower", breaks_at(1, registry.lower))
+    monkeypatch.setattr(plan, "lower_for_images", breaks_at(1, registry.lower))
     executable, said = warned(lambda: tilewright.compile(module, (x,), target="native", threads=1))
     assert said
     executable.save(tmp_path / "a.zip")
@@ -201,7 +201,7 @@ def test_what_is_meant_for_the_user_passes(error: BaseException, place: str, mod
 
 def test_faults_fail_tests(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """As configured in pyproject.toml: if these warnings are errors, the first one ends the compilation, whatever encloses it."""
-    monkeypatch.setattr(plan, "lower", broken)
+    monkeypatch.setattr(plan, "lower_for_images", broken)
     with pytest.raises(InternalFault, match="ZeroDivisionError"):
         tilewright.compile(model[0], (model[1],), target="native", threads=1)
     monkeypatch.setattr(fusion, "rows_of", broken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from random import Random
 
 import pytest
@@ -124,6 +125,40 @@ def test_further_batches_compile_nothing(kind: str, batches: tuple[int, ...], la
         assert not known or keys == known
         assert any(name.startswith(kind) for name in program.kernels())
         known = keys
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ((nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU()), (8, 12, 12)),
+        ((nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(3, 1, 1)), (16, 9, 9)),
+        ((nn.Linear(24, 16), nn.GELU(), nn.LayerNorm(16)), (28, 24)),
+        ((nn.Softmax(-1),), (5, 33)),
+    ],
+    ids=["convolution", "windows", "rows", "softmax"],
+)
+def test_kernels_of_one_image_are_those_of_several(layers: tuple[nn.Module, ...], shape: tuple[int, ...]) -> None:
+    cpu = machine("x86-avx512")
+    model = ModuleModel(nn.Sequential(*layers).eval(), (torch.randn(2, *shape),), None, [{0: "batch"}])
+    programs = [plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory) for memory in [Memory()] for batch in (1, 2, 6)]
+    one, *several = ({kernel_key(source, compiler_for(cpu, "c")) for source in source_files(program, cpu)} for program in programs)
+    assert several == [one, one]
+    for program in programs:  # what it says is said of its own sizes
+        images = program.graph.values[program.graph.inputs[0]].shape[0]
+        texts = [kernel.header for kernel in program.kernels().values()]
+        assert all(re.search(rf"\b{images} x ", text) for text in texts)
+        assert images > 1 or not any(re.search(r"\b2 x ", text) for text in texts)
+
+
+def test_a_loop_inside_of_an_image_is_not_that_over_images() -> None:
+    """Two images of a slice with one row each, of which the loop with the largest extent counts columns."""
+
+    class Joined(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x * 2, y.expand(x.shape[0], 4)], 1)
+
+    x, y = torch.randn(1, 5), torch.randn(1, 1)
+    torch.testing.assert_close(tilewright.compile(Joined(), (x, y))(x, y), Joined()(x, y))
 
 
 # what `counted` accepts

@@ -189,8 +189,8 @@ class _Frozen(torch.nn.Module):
         self.positions, self.sizes = positions, sizes
         self.fractions = {i: Fraction(value) for i, value in fractions.items()}
         self.names: dict[int, str] = {}
-        for position, tensor in bound.items():
-            self.names[position] = f"{_FROZEN}{position}"
+        for number, (position, tensor) in enumerate(bound.items()):  # Dynamo puts free sizes before them: positions differ between graphs
+            self.names[position] = f"{_FROZEN}{number}"
             if isinstance(tensor, torch.nn.Parameter):
                 self.register_parameter(self.names[position], tensor)
             else:
@@ -313,7 +313,8 @@ class _CompiledGraph:
             self._decline(_Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model"))
             return
         if executable.signature.states:
-            self._decline(_changes(self._eager, [state.name for state in executable.signature.states]))
+            changed = [list(bound)[int(state.name.rpartition(_FROZEN)[2])] for state in executable.signature.states]
+            self._decline(_changes(self._eager, changed))
             executable.close()
         elif (why := _reason_to_discard(executable)) is not None:
             executable.close()
@@ -349,10 +350,10 @@ def _family(parameter: torch.Tensor | None, options: Mapping[str, Any]) -> Famil
     return found
 
 
-def _changes(graph_module: torch.fx.GraphModule, states: Sequence[str]) -> _Eager:
-    """Why a graph runs eagerly that changes buffers: some of those that `_Frozen` registers."""
+def _changes(graph_module: torch.fx.GraphModule, positions: Sequence[int]) -> _Eager:
+    """Why a graph runs eagerly that changes buffers: its inputs at these positions."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    changed = [_name_of(nodes[int(state.rpartition(_FROZEN)[2])]) for state in states]
+    changed = [_name_of(nodes[position]) for position in positions]
     if all(name.rpartition(".")[2] in _STATISTICS for name in changed):
         remedy = "call eval() on the module"
     else:
