@@ -62,7 +62,7 @@ def _of_two(region: Region, images: Collection[str]) -> Region:
 
 def _step(step: Step, images: Collection[str]) -> Step:
     """The step for two images."""
-    old = step.index[0] if step.index else None
+    old = step.axes[0] if step.axes and step.index[:1] == (ZERO,) else step.index[0] if step.index else None
     if not isinstance(old, Var) or old.extent != 1 or old not in step.axes:
         raise Unsuitable(f"{step.name} has no axis of images")
     image = Var(old.name, 2)
