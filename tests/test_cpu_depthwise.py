@@ -18,12 +18,19 @@ from tests.compiled import without_chains
 from tests.gpu_cases import check
 from tilewright.analysis.cpu.caches import cache_misses
 from tilewright.hardware import machine
-from tilewright.ir.kernel import Allocate, statements
+from tilewright.ir.kernel import Allocate, For, statements
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.depthwise.lower import depthwise_form
 from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
-from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
+from tilewright.kernels.cpu.depthwise.space import (
+    MOST_PRODUCTS,
+    CpuDepthwiseFacts,
+    CpuDepthwiseSchedule,
+    cpu_depthwise_space,
+    filters_held,
+    schedule_of,
+)
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
 from tilewright.selection.choice import rank
@@ -91,6 +98,18 @@ def test_the_filter_stays_in_registers_or_not(held: bool) -> None:
     check(case, lowered)
     buffers = [s.buffer for s in statements(lowered.kernels[0].body) if isinstance(s, Allocate)]
     assert (9 * 16 in {buffer.size for buffer in buffers}) == held
+
+
+@pytest.mark.parametrize("stride, dilation", [(1, 1), (2, 1), (1, 2)])
+def test_rows_of_a_large_filter_are_a_loop(stride: int, dilation: int) -> None:
+    case = case_of(16, (12, 15), 13, stride, dilation=dilation)
+    lowered = lower(case.problem, CpuDepthwiseSchedule(1, 7, 1, 16, "y"), AVX512)
+    assert 7 * 13 * 13 > MOST_PRODUCTS and any(isinstance(part, For) and part.kind == "serial" and part.variable.extent == 13 for part in statements(lowered.kernels[0].body))
+    check(case, lowered)
+    _, facts = depthwise_form(case.problem, AVX512)
+    candidates, _ = cpu_depthwise_space(facts, AVX512)
+    products = candidates["tile_rows"] * candidates["tile_columns"] * 13 * 13
+    assert (products > MOST_PRODUCTS).any() and (candidates["tile_rows"][products > MOST_PRODUCTS] == 1).all()
 
 
 @pytest.mark.parametrize("changed, why", [(dict(channels=20), "whole vectors"), (dict(outputs=32), "whole vectors|one filter|in steps")])

@@ -44,6 +44,22 @@ def test_convolution_takes_norm_residual_and_activation() -> None:
     assert any("a kernel has one anchor" in reason for reason in last.reasons)
 
 
+@pytest.mark.parametrize(
+    "module, size, kind",
+    [
+        (nn.Conv2d(8, 8, 13, padding=6, groups=8), 14, "window"),
+        (nn.MaxPool2d(13, 1, 6), 14, "window"),
+        (nn.AvgPool2d(10, 9), 37, "window"),
+        (nn.AvgPool2d(10), 40, "row reduction"),
+        (nn.AdaptiveAvgPool2d(1), 14, "row reduction"),
+    ],
+    ids=str,
+)
+def test_large_windows_that_overlap_are_no_rows(module: nn.Module, size: int, kind: str) -> None:
+    _, result = laid_out(module, normal(1, 8, size, size))
+    assert [region.kind for region in result.regions if region.kind != "map"] == [kind]
+
+
 def test_halo_where_every_reader_may_have_it() -> None:
     """A value between convolutions has the widest halo that a reader needs; graph results have none and are copied once."""
     _, inner = laid_out(SharedHalo(False, 8), normal(1, 3, 8, 9))

@@ -26,7 +26,7 @@ from tilewright.graph.contraction import contraction
 from tilewright.graph.inline import buffers, inline_step, slice_for, too_long
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, replace_loads, rewrite, substitute, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, coefficient, loads, replace_loads, rewrite, substitute, variables, walk
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
@@ -37,7 +37,7 @@ from tilewright.partition.pieces import as_one_load
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 from tilewright.partition.thin_contractions import read_in_parts, summing, thin_rows
 
-# Points above which a single reduction is divided among several threads or lanes.
+# Points above which a single reduction is divided among several threads or lanes, unless neighbours share most of them.
 WINDOW_POINTS = 64
 # Maximum arithmetic operations, per element not stored and read back, for which a map is recomputed inside its reader.
 RECOMPUTED_FLOPS = 8
@@ -369,7 +369,7 @@ class _Partitioner:
             return "contraction"
         if len(reduces) == 1 and _reads_at_own_axes(group.steps):
             points = prod(axis.extent or 0 for axis in reduces[0].reduction)
-            return "row reduction" if points > WINDOW_POINTS else "window"
+            return "row reduction" if points > WINDOW_POINTS and not _overlaps(reduces[0]) else "window"
         steps = split_divided_rows(group.steps)
         if rows_of(steps) is not None:
             group.steps = steps
@@ -405,6 +405,16 @@ class _Partitioner:
 def _decided(node: Node, name: str, judge: Callable[[], JoinDecision]) -> JoinDecision:
     """Whether the node joins the region of the value; not if the judge fails."""
     return contained(node.described, f"does not join {name}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
+
+
+def _overlaps(step: Step) -> bool:
+    """Whether the windows that neighbours reduce overlap: those of a large filter, not the parts of a large average."""
+    for position in (position for load in loads(*step.bodies) for position in load.index):
+        steps = [abs(coefficient(position, axis) or 0) for axis in step.axes if axis in variables(position) and axis.extent != 1]
+        taps = [(axis.extent or 1) - 1 for axis in step.reduction if axis in variables(position)]
+        if steps and 0 < min(steps) <= max(taps, default=0):
+            return True
+    return False
 
 
 def _elementwise(load: Load, axes: tuple[Var, ...]) -> bool:

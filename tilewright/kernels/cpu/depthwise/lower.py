@@ -3,7 +3,7 @@
     for each block of channels, row of tiles:                (in parallel, in either order)
         for each tile of pixels, vector of channels:
             acc[pixel] = 0
-            for each row of the input under the tile:        (unrolled)
+            for each row of the input under the tile:        (unrolled; of large filters a loop, and tiles have one row)
                 x[position] = the row's vectors              (each loaded once for all taps and pixels)
                 for taps in this row: acc[pixel] += x[pixel * stride + tap * dilation] * filter[tap]
             out = epilogue(acc)
@@ -30,7 +30,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statemen
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels.cpu.common import SERIAL_WORK, loops
-from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, CpuDepthwiseSchedule, filters_held
+from tilewright.kernels.cpu.depthwise.space import MOST_PRODUCTS, CpuDepthwiseFacts, CpuDepthwiseSchedule, filters_held
 from tilewright.kernels.cpu.loops.window import packed_along
 
 
@@ -224,22 +224,29 @@ class _Tiles:
             Allocate(Buffer("x", dtype, span * lanes, "register", lanes)),
             Let(origin, substitute(form.source.index[0], {**places, **taps})),
         ]
-        needed = sorted({i * row_step + y * row_jump for i in range(rows) for y in range(height)})
-        for position in needed:
-            loaded = Load(form.source.buffer, (origin + k * column_unit + position * row_unit,), dtype, lanes)
-            body.append(_unrolled(Store("x", k * lanes, loaded), k))
+
+        def loaded(position: Expr) -> Statement:
+            """The row of the input at this position."""
+            return _unrolled(Store("x", k * lanes, Load(form.source.buffer, (origin + k * column_unit + position * row_unit,), dtype, lanes)), k)
+
+        def added(y: Expr, i: int, name: str) -> Statement:
+            """Row y of the filter times the row of the input, added to row i of the tile."""
+            weight = Load("w", ((x + y * width) * lanes,), dtype, lanes) if self.held else self._filter(channel, y, x)
+            at, factor = (j + i * columns) * lanes, Var(name, None, dtype, lanes)
+            pixel = Load("x", ((j * column_step + x * column_jump) * lanes,), dtype, lanes)
+            update = Store("acc", at, Apply("add", (Load("acc", (at,), dtype, lanes), Apply("mul", (pixel, factor), dtype, lanes)), dtype, lanes))
+            return _unrolled(block(Let(factor, weight), _unrolled(update, j)), x)
+
+        if self.schedule.tile_columns * height * width > MOST_PRODUCTS:
+            y = Var("fy", height)
+            body.append(For(y, index_const(height), block(loaded(y * row_jump), added(y, 0, "f"))))
+            return block(body, self._store(channel, row, rows, column, columns))
+        for position in sorted({i * row_step + y * row_jump for i in range(rows) for y in range(height)}):
+            body.append(loaded(index_const(position)))
             for i in range(rows):
-                y, between = divmod(position - i * row_step, max(row_jump, 1))
-                if between or not 0 <= y < height:
-                    continue
-                weight: Expr = Load("w", ((x + y * width) * lanes,), dtype, lanes)
-                if not self.held:
-                    weight = self._filter(channel, index_const(y), x)
-                at = (j + i * columns) * lanes
-                pixel = Load("x", ((j * column_step + x * column_jump) * lanes,), dtype, lanes)
-                old, name = Load("acc", (at,), dtype, lanes), Var(f"f{position}_{i}", None, dtype, lanes)
-                update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, name), dtype, lanes)), dtype, lanes))
-                body.append(_unrolled(block(Let(name, weight), _unrolled(update, j)), x))
+                row_of_filter, between = divmod(position - i * row_step, max(row_jump, 1))
+                if not between and 0 <= row_of_filter < height:
+                    body.append(added(index_const(row_of_filter), i, f"f{position}_{i}"))
         return block(body, self._store(channel, row, rows, column, columns))
 
     def _store(self, channel: Expr, row: Expr, rows: int, column: Expr, columns: int) -> Statement:

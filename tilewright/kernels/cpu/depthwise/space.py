@@ -15,7 +15,8 @@ TILE_COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
 VECTORS = (1, 2, 3, 4, 6, 8)  # and the number of all vectors
 ORDERS = ("c", "y")
 MOST_PRODUCTS = 1024
-"""Maximum multiply-adds of a tile, all unrolled: more code would not fit into the instruction caches."""
+"""Maximum multiply-adds that are unrolled: more code would not fit into the instruction caches. A tile of one row of pixels may have a loop over the
+rows of the filter instead."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def cpu_depthwise_space(facts: CpuDepthwiseFacts, machine: Machine) -> tuple[dic
     vectors = sorted({*VECTORS, facts.vectors})
     candidates = product_of({"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "vectors": vectors, "order": range(len(ORDERS))})
     sums = candidates["tile_rows"] * candidates["tile_columns"]
+    unrolled = sums * facts.taps[1] * np.where(candidates["tile_rows"] == 1, 1, facts.taps[0])
     return reject(
         candidates,
         [
@@ -80,7 +82,7 @@ def cpu_depthwise_space(facts: CpuDepthwiseFacts, machine: Machine) -> tuple[dic
             ("channels are no multiple of the block", facts.vectors % candidates["vectors"] != 0),
             # sums, one element of the filter and one of the input
             (f"more than {machine.vector_registers} vector registers", sums + 2 > machine.vector_registers),
-            ("a tile with too many multiply-adds to unroll", sums * facts.taps[0] * facts.taps[1] > MOST_PRODUCTS),
+            ("a tile with too many multiply-adds to unroll", unrolled > MOST_PRODUCTS),
         ],
     )
 
