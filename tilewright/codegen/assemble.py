@@ -33,6 +33,7 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Unsuitable
+from tilewright.ir.tensor_map import TensorMap
 
 
 def assemble(
@@ -47,14 +48,16 @@ def assemble(
     blocks_per_processor: int = 0,
     cluster: int = 1,
     growths: Mapping[str, int] = MappingProxyType({}),
+    maps: Sequence[TensorMap] = (),
 ) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a body whose loads and stores name values of the problem, and the names of its arguments in order: the values that it reads by
     first use, then those that it writes, and FAULTS if indices are checked. Variables that no loop binds become scalars. `header` is text for the
-    reader, followed by one line per parameter; `roles` says what each value is used for. A body that defines TRIPS comes with the growths of its
+    reader, followed by one line per parameter; `roles` says what each value is used for. `maps` describe values that the copy engine reads. A body that defines TRIPS comes with the growths of its
     values; others on a CPU get TRIPS where that is possible (`codegen.trips`)."""
     layouts, dtypes = problem.layouts, problem.dtypes
     body = lift_checks(body, keep=launch is None)
-    used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
+    read = [*(described.buffer for described in maps), *(load.buffer for load in loads(*expressions(body)))]
+    used = [name for name in dict.fromkeys(read) if name in layouts and name not in written]
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}
     names |= {name: "out" if len(written) == 1 else f"out{i}" for i, name in enumerate(written)}
@@ -79,7 +82,8 @@ def assemble(
     special = ("thread_", "block_")
     free = variables(*expressions(body)) - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
-    kernel = Kernel("kernel", (*parameters, *faults), body, launch, scalars, "", blocks_per_processor, cluster, trips)
+    called = tuple(replace(described, buffer=names[described.buffer]) for described in maps)
+    kernel = Kernel("kernel", (*parameters, *faults), body, launch, scalars, "", blocks_per_processor, cluster, trips, called)
     lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))
     last = (f"{FAULTS}: indices out of range, by place",) if faults else ()
     text = "\n".join(line for line in (header, *lines, *last) if line)
@@ -116,6 +120,7 @@ def _digest(kernel: Kernel) -> str:
     for buffer in kernel.parameters:
         each = f" {buffer.growth}" if kernel.trips else ""
         text += f"{buffer.dtype} {buffer.size - buffer.growth * max(kernel.trips - 1, 0)}{each};"
+    text += repr(kernel.maps) if kernel.maps else ""
     return sha256(text.encode()).hexdigest()[:12]
 
 

@@ -1,0 +1,1 @@
+"""Implicit GEMM by warpgroups, whose factors the copy engine brings (Hopper)."""

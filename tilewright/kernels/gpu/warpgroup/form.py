@@ -1,0 +1,100 @@
+"""Sums of products whose factors the copy engine can bring to shared memory with their reduced dimension innermost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.codegen.access import storage_order
+from tilewright.codegen.common import reduce_and_final
+from tilewright.codegen.intrinsics.wgmma import STORED
+from tilewright.graph.contraction import anchor
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import substitute
+from tilewright.ir.expr import index_const as at
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Storage, Unsuitable
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.gemm.space import ContractionFacts
+from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows, factor, packed
+from tilewright.kernels.schema import Form, form_of
+
+ROW_BYTES = (32, 64, 128)
+"""Bytes of channels that a step can multiply."""
+
+
+@dataclass(frozen=True)
+class WarpgroupFacts:
+    """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each."""
+
+    product: ContractionFacts
+    kind: str
+    taps: int
+    channels: int
+
+    @property
+    def element_bytes(self) -> int:
+        return size_of(STORED[self.kind])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of channels in a step: all of them if they fit, else 128."""
+        return next((count for count in ROW_BYTES if self.channels * self.element_bytes <= count), ROW_BYTES[-1])
+
+    @property
+    def steps(self) -> int:
+        """Steps of the reduction: parts of the channels at each tap."""
+        return self.taps * -(-self.channels * self.element_bytes // self.row_bytes)
+
+
+@dataclass(frozen=True)
+class WarpgroupForm:
+    """A product, and its factors as tensors."""
+
+    product: ProductForm
+    facts: WarpgroupFacts
+    a: Rows | Pixels
+    b: Rows
+    storage: dict[str, Storage]
+
+
+def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:
+    """The form of a region.
+
+    Raises:
+        Unsuitable: if the machine lacks the instructions, or the region is not a sum of products of such factors without row reductions after it.
+    """
+    if not machine.has("sm_90a"):
+        raise Unsuitable(f"{machine.name} has no wgmma, which needs sm_90a")
+    found = form_of(GEMM, problem, machine)
+    if isinstance(found, Unsuitable):
+        raise Unsuitable(str(found))
+    product = found.parts
+    if product.row_stages:
+        raise Unsuitable("rows of the result are reduced, which warpgroups do not hold")
+    sum_ = anchor(problem.region.steps, problem.constants)
+    assert sum_ is not None
+    ones = {axis: at(0) for axis in (*product.step.axes, *product.step.reduction) if axis.extent == 1}
+    offset = substitute(problem.layouts[product.output].offset(reduce_and_final(problem.region)[2]), ones)
+    batch, m, n = (storage_order([axis for axis in axes if axis.extent != 1], offset) for axes in (sum_.batch, sum_.m, sum_.n))
+    r = [axis for axis in sum_.r if axis.extent != 1]
+    first = factor(problem, sum_.a, m, batch, r)
+    storage: dict[str, Storage] = {}
+    if sum_.b.buffer in problem.constants:
+        second, storage = packed(problem, sum_, n, batch, first)
+    else:
+        other = factor(problem, sum_.b, n, batch, r)
+        if not isinstance(other.tensor, Rows) or other.channel != first.channel or first.taps:
+            raise Unsuitable("the second factor is not a matrix in memory")
+        second = other.tensor
+    kind = next((kind for kind, stored in STORED.items() if {first.tensor.dtype, second.dtype} == {stored}), None)
+    if kind is None or product.dtype != FLOAT32:
+        raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
+    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3])
+    try:
+        for tensor in (first.tensor, second):
+            tensor.map("map", 64, facts.row_bytes)
+    except ValueError as error:
+        raise Unsuitable(f"the copy engine cannot read a factor: {error}") from error
+    return Form(facts, WarpgroupForm(replace(product, storage=storage), facts, first.tensor, second, storage))

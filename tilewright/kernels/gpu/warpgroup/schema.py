@@ -1,0 +1,22 @@
+"""The schema of products by warpgroups. It is not among those that are asked (`gpu/registry.py`): nothing of it was measured yet. Inside
+`kernels.registry.registered(WARPGROUP, gpu=True)` it is."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.warpgroup.estimate import warpgroup_bound, warpgroup_counts, warpgroup_estimate
+from tilewright.kernels.gpu.warpgroup.form import warpgroup_form
+from tilewright.kernels.gpu.warpgroup.lower import lower_warpgroup
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, warpgroup_space
+from tilewright.kernels.schema import Schema
+
+WARPGROUP = Schema(
+    name="warpgroups",
+    kinds=("contraction",),
+    schedule=WarpgroupSchedule,
+    match=warpgroup_form,
+    space=lambda facts, machine, options: warpgroup_space(facts, machine, options.numerics.tf32),
+    counts=warpgroup_counts,
+    estimate=lambda facts, candidates, counts, machine, options: warpgroup_estimate(facts, candidates, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_warpgroup(problem, form.parts, schedule, machine),
+    bound=warpgroup_bound,
+)

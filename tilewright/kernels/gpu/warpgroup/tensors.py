@@ -1,0 +1,227 @@
+"""Factors of a product as tensors that the copy engine reads: matrices, or columns of pixels of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.codegen.common import decode, guarded_load
+from tilewright.codegen.operand import operand_view
+from tilewright.graph.contraction import Contraction
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import TRUE, Apply, Const, Expr, Load, Var, index_const, linear
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Storage, Unsuitable
+from tilewright.ir.tensor_map import PIECE_BYTES, TensorMap
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix [batch, row, tap, channel] with dense channels; the other strides in elements. Its rows are those of the product, and its reduction runs
+    over taps, and channels within them."""
+
+    buffer: str
+    dtype: str
+    extents: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    offset: int
+
+    def map(self, name: str, rows: int, row_bytes: int) -> TensorMap:
+        """Boxes of `rows` rows of so many bytes at one tap."""
+        box = (row_bytes // size_of(self.dtype), 1, rows, 1)
+        return TensorMap(name, self.buffer, self.dtype, self.extents[::-1], self.strides[::-1], box, row_bytes, self.offset)
+
+    def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
+        """Coordinates of a box."""
+        return [channel, tap, row, batch], []
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A spatial dimension of an image: element output * stride + tap * dilation + first, at output positions and taps below these counts. `axis`: the
+    output's, None if it has a single position."""
+
+    axis: Var | None
+    outputs: int
+    taps: int
+    stride: int
+    dilation: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Images [image, spatial dimensions..., channel] with dense channels, over which a filter slides; a row of the product is an image and an output
+    position. `taps`: places of the spatial dimensions in the order of the filter's taps."""
+
+    buffer: str
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    slides: tuple[Slide, ...]
+    taps: tuple[int, ...]
+
+    def map(self, name: str, rows: int, row_bytes: int) -> TensorMap:
+        """Columns of `rows` pixels with so many bytes of channels."""
+        inner = self.slides[::-1]
+        # the last output position begins at the last pixel that a column may begin with
+        corners = tuple(
+            (one.first, one.first + (one.outputs - 1) * one.stride + 1 - extent) for one, extent in zip(inner, self.extents[-2:0:-1], strict=True)
+        )
+        steps = tuple(one.stride for one in inner)
+        box = (row_bytes // size_of(self.dtype), rows)
+        return TensorMap(name, self.buffer, self.dtype, self.extents[::-1], self.strides[::-1], box, row_bytes, self.offset, corners, steps)
+
+    def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
+        """Coordinates of the column that begins with a row, and the filter's offsets."""
+        positions = [Var(f"position{i}", one.outputs) for i, one in enumerate(self.slides)]
+        image = Var("image", self.extents[0])
+        where = decode(row, (image, *positions))
+        begins = [where.get(p, index_const(0)) * one.stride + one.first for p, one in zip(positions, self.slides, strict=True)]
+        numbers = [Var(f"tap{i}", self.slides[i].taps) for i in self.taps]
+        moved = decode(tap, tuple(numbers))
+        filters = [index_const(0)] * len(self.slides)
+        for number, place in zip(numbers, self.taps, strict=True):
+            filters[place] = moved.get(number, index_const(0)) * self.slides[place].dilation
+        return [channel, *reversed(begins), where.get(image, index_const(0))], list(reversed(filters))
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The tensor, the axes of its taps in their order, and the axis of its channels."""
+
+    tensor: Rows | Pixels
+    taps: tuple[Var, ...]
+    channel: Var
+
+
+def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Var], r: Sequence[Var]) -> Factor:
+    """A factor in memory, whose rows are the points of `rows` (in this order, axes of extent 1 left out).
+
+    Raises:
+        Unsuitable: if it is not a load with zeros outside of a tensor, or its elements are not where a tensor map can have them.
+    """
+    guarded = guarded_load(expr)
+    if guarded is None:
+        raise Unsuitable("a factor is computed while it is read")
+    condition, load = guarded
+    layout = problem.layouts[load.buffer]
+    _require_bounds(condition, load, layout)
+    strides = layout.dense_strides()
+    if strides is None:
+        raise Unsuitable("a factor is stored in blocks")
+    dims = sorted((d for d in range(len(strides)) if layout.shape[d] != 1), key=lambda d: -strides[d])
+    if not dims or strides[dims[-1]] != 1:
+        raise Unsuitable("a factor's innermost dimension is not dense")
+    terms = {d: {axis: number for axis, number in _terms(load.index[d]).items() if axis is None or axis.extent != 1} for d in dims}
+    *outer, last = dims
+    channel = next((axis for axis in terms[last] if axis is not None), None)
+    if channel not in r or terms[last] != {channel: 1, None: 0}:
+        raise Unsuitable("a factor's innermost dimension is not one that is reduced")
+    assert channel is not None
+    dtype, start, used = problem.dtypes[load.buffer], layout.offset([index_const(0)] * len(layout.shape)), {axis for d in dims for axis in terms[d]}
+    assert isinstance(start, Const)
+    if not {*rows, *batch} <= used:
+        raise Unsuitable("a factor is the same for several of its rows")
+    axes = [_lone(terms[d], layout.shape[d]) for d in outer]
+    if axes == [*batch, *rows]:
+        count = len(batch)
+        parts = [[(layout.shape[d], strides[d]) for d in part] for part in (outer[:count], outer[count:])]
+        (images, image_stride), (height, pitch) = map(_collapsed, parts)
+        extents, pitches = (images, height, 1, channel.extent or 1), (image_stride or PIECE_BYTES, pitch or PIECE_BYTES, PIECE_BYTES, 1)
+        return Factor(Rows(load.buffer, dtype, extents, pitches, int(start.value)), (), channel)
+    if batch:
+        raise Unsuitable("a factor of several products is not a matrix in memory")
+    return _pixels(load.buffer, dtype, [(layout.shape[d], strides[d], terms[d]) for d in outer], rows, r, channel, int(start.value))
+
+
+def _pixels(
+    buffer: str, dtype: str, dims: Sequence[tuple[int, int, Mapping[Var | None, int]]], rows: Sequence[Var], r: Sequence[Var], channel: Var, start: int
+) -> Factor:
+    """The columns of a convolution, given extent, stride and terms of each dimension but the channels, outermost first."""
+    images = [(extent, stride) for extent, stride, terms in dims[:1] if _lone(terms, extent) in rows[:1]]
+    spatial = dims[len(images) :]
+    slides, taps = [], []
+    for extent, _, terms in spatial:
+        own, slid = ([axis for axis in terms if axis is not None and axis in some] for some in (rows, r))
+        if len(own) > 1 or len(slid) > 1 or len(terms) != 1 + len(own) + len(slid) or any(number <= 0 for axis, number in terms.items() if axis is not None):
+            raise Unsuitable("an index of a factor mixes axes otherwise than a filter that slides")
+        axis, tap = next(iter(own), None), next(iter(slid), None)
+        counts = [1 if one is None else one.extent or 1 for one in (axis, tap)]
+        slides.append(Slide(axis, counts[0], counts[1], terms.get(axis, 1) if axis else 1, terms.get(tap, 1) if tap else 1, terms[None]))
+        taps.append(tap)
+    reduced = [axis for axis in r if axis != channel]
+    if [*([rows[0]] if images else []), *(one.axis for one in slides if one.axis is not None)] != list(rows) or {*reduced} != {tap for tap in taps if tap}:
+        raise Unsuitable("rows of the product are no pixels in the order of memory")
+    if not 1 <= len(slides) <= 3:
+        raise Unsuitable(f"a filter slides along {len(slides)} dimensions")
+    around = images or [(1, PIECE_BYTES)]
+    extents = (around[0][0], *(extent for extent, _, _ in spatial), channel.extent or 1)
+    strides = (around[0][1], *(stride for _, stride, _ in spatial), 1)
+    tensor = Pixels(buffer, dtype, extents, strides, start, tuple(slides), tuple(taps.index(axis) for axis in reduced))
+    return Factor(tensor, tuple(reduced), channel)
+
+
+def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Sequence[Var], like: Factor) -> tuple[Rows, dict[str, Storage]]:
+    """Constant weights packed as [batch, row, tap, channel], channels padded to whole pieces; taps and channels are those of the other factor.
+
+    Raises:
+        Unsuitable: if they cannot be packed so.
+    """
+    load = found.b
+    value = problem.values[load.buffer]
+    view = operand_view(load, value.shape, (*batch, *rows, *like.taps, like.channel))
+    if view is None or {*like.taps, like.channel} != {axis for axis in found.r if axis.extent != 1}:
+        raise Unsuitable("the filters are not a constant that can be packed with channels innermost")
+    extents, lanes = view[0], PIECE_BYTES // size_of(value.dtype)
+    order = tuple((dim, 0) for dim in range(len(extents)))
+    layout = Layout(extents, (*order, (len(extents) - 1, lanes))) if extents[-1] % lanes else row_major(extents)
+    name = f"{load.buffer}@{problem.region.name}"
+    channels, taps, count = -(-extents[-1] // lanes) * lanes, prod(axis.extent or 1 for axis in like.taps), prod(axis.extent or 1 for axis in rows)
+    whole = (prod(axis.extent or 1 for axis in batch), count, taps, extents[-1])
+    tensor = Rows(name, value.dtype, whole, (count * taps * channels, taps * channels, channels, 1), 0)
+    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view)}
+
+
+def _terms(index: Expr) -> dict[Var | None, int]:
+    """Coefficients of the axes, and the constant under None."""
+    form = linear(index)
+    if any(not isinstance(atom, Var) for atom, _ in form.terms):
+        raise Unsuitable("an index of a factor is not linear")
+    return {**{atom: number for atom, number in form.terms if isinstance(atom, Var)}, None: form.constant}
+
+
+def _lone(terms: Mapping[Var | None, int], extent: int) -> Var | None:
+    """The axis that is the index, if that is all and it covers the dimension."""
+    axes = [axis for axis in terms if axis is not None]
+    return axes[0] if len(axes) == 1 and terms[axes[0]] == 1 and terms[None] == 0 and axes[0].extent == extent else None
+
+
+def _collapsed(dims: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(extent, stride) of dimensions (outermost first) as one; the stride of none is 0."""
+    for (_, outer), (extent, inner) in zip(dims, dims[1:], strict=False):
+        if outer != extent * inner:
+            raise Unsuitable("rows of a factor are not at one distance")
+    return prod(extent for extent, _ in dims), dims[-1][1] if dims else 0
+
+
+def _require_bounds(condition: Expr, load: Load, layout: Layout) -> None:
+    """Raises Unsuitable unless the condition says no more than that the load is inside of its tensor."""
+    waiting = [condition] if condition != TRUE else []
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Apply) and one.operation == "and":
+            waiting += one.args
+            continue
+        sides = one.args if isinstance(one, Apply) else ()
+        inside = len(sides) == 2 and any(
+            sides[0] == position and one.operation == operation and sides[1] == index_const(limit)  # type: ignore[union-attr]
+            for position, extent in zip(load.index, layout.shape, strict=True)
+            for operation, limit in (("ge", 0), ("lt", extent))
+        )
+        if not inside:
+            raise Unsuitable("a factor is zero elsewhere than outside of a tensor")
