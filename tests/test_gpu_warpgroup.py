@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -13,10 +12,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.on_device import cuda_binary
+from tests.interpreted import run_program
+from tests.on_device import cuda_binary, launch
 from tests.test_gpu_half import check, planned
-from tests.test_half_modules import EACH_TYPE, TYPES, in_type
+from tests.test_half_modules import EACH_TYPE, TYPES, array_of, in_type
 from tilewright.codegen.cuda import print_cuda
+from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
@@ -25,8 +26,8 @@ from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.registry import SCHEMAS
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
-from tilewright.kernels.registry import registered
-from tilewright.kernels.schema import Numerics, form_of
+from tilewright.kernels.registry import registered, schemas
+from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -35,11 +36,14 @@ from tilewright.tuning.problems import convolution_problem
 H200, A100 = machine("h200"), machine("a100")
 
 
-def with_schedule(pick: Callable[[int], int] | WarpgroupSchedule, used: list[WarpgroupSchedule]) -> Chooser:
+TF32 = Numerics(tf32=True)
+
+
+def with_schedule(pick: Callable[[int], int] | WarpgroupSchedule, used: list[WarpgroupSchedule], numerics: Numerics = USUAL) -> Chooser:
     """Chooses for each region that has candidates of the schema a given one, or the one that `pick` picks of their number."""
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
-        ranking = rank(problem, machine, threads)
+        ranking = rank(problem, machine, threads, numerics)
         own = next((number for number, part in enumerate(ranking.parts) if part.schema is WARPGROUP), None)
         if own is None:
             return ranking.first()
@@ -51,9 +55,15 @@ def with_schedule(pick: Callable[[int], int] | WarpgroupSchedule, used: list[War
     return chooser
 
 
-def program_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Callable[[int], int] | WarpgroupSchedule, used: list[WarpgroupSchedule]) -> Program:
+def program_of(
+    module: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    pick: Callable[[int], int] | WarpgroupSchedule,
+    used: list[WarpgroupSchedule],
+    numerics: Numerics = USUAL,
+) -> Program:
     with registered(WARPGROUP, gpu=True):
-        return planned(module, inputs, H200, with_schedule(pick, used))
+        return planned(module, inputs, H200, with_schedule(pick, used, numerics))
 
 
 def compiles(program: Program) -> None:
@@ -68,7 +78,10 @@ SCHEDULES = (
     WarpgroupSchedule(64, 2, 3),
     WarpgroupSchedule(96, 1, 4),
     WarpgroupSchedule(256, 2, 3),
+    WarpgroupSchedule(16, 1, 2, 1),
+    WarpgroupSchedule(96, 2, 3, 1),
 )
+"""Each number of consumers and stages, and both orders of the factors."""
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(200, 72), nn.GELU()), (3, 50, 200)),
@@ -105,3 +118,161 @@ def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
     assert set(used) == {schedule}
     check(module, inputs, program)
     compiles(program)
+
+
+@pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride"])
+def test_layers_in_tf32(layer: str) -> None:
+    """10 bits of mantissa, cut off: an error of 2^-10 per factor."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    module, inputs = make().eval(), (torch.randn(shape),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, WarpgroupSchedule(64, 2, 4), used, TF32)
+    assert used
+    results, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
+    assert not faults
+    expected = module.double()(inputs[0].double()).detach().numpy()
+    error = abs(results[program.graph.outputs[0]].reshape(expected.shape) - expected).max()
+    assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
+    compiles(program)
+
+
+class Product(nn.Module):
+    """Of two computed factors."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b.mT
+
+
+class Block(nn.Module):
+    """A convolution, an activation and a residual that is a view of a concatenation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 3, padding=1)
+        self.last = nn.Conv2d(2 * channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([self.first(x), self.second(x)], 1)
+        result: torch.Tensor = torch.relu(self.last(both)) + both[:, : x.shape[1]]
+        return result
+
+
+@EACH_TYPE
+def test_products_of_computed_factors(dtype: torch.dtype) -> None:
+    for shapes in (((3, 70, 40), (3, 24, 40)), ((65, 64), (33, 64)), ((2, 2, 64, 24), (2, 2, 40, 24))):
+        torch.manual_seed(0)
+        inputs = tuple(torch.randn(shape).to(dtype) for shape in shapes)
+        used: list[WarpgroupSchedule] = []
+        program = program_of(Product(), inputs, WarpgroupSchedule(32, 1, 2), used)
+        assert used
+        check(Product(), inputs, program)
+
+
+@EACH_TYPE
+def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module, inputs = nn.Sequential(nn.Conv2d(16, 16, 1), Block(16)).to(dtype).eval(), (torch.randn(2, 16, 7, 9).to(dtype),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3), used)
+    assert len(used) >= 3
+    check(module, inputs, program)
+
+
+def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution with an epilogue, or a linear layer, of random sizes."""
+
+    def size(*choices: int) -> int:
+        return random.choice(choices)
+
+    channels, outputs, taps = size(8, 16, 40, 72), size(5, 8, 24, 80), size(1, 2, 3, 5)
+    options = {"stride": size(1, 1, 2, 3), "dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2)}
+    if random.random() < 0.3:
+        width = size(8, 24, 64, 136)
+        return nn.Sequential(nn.Linear(width, outputs), nn.SiLU()), (torch.randn(size(1, 17, 150), width),)
+    first = nn.Conv2d(8, channels, 1)
+    last = nn.Conv2d(channels, outputs, (taps, size(1, taps)), **options)  # type: ignore[arg-type]
+    return nn.Sequential(first, last, nn.ReLU()), (torch.randn(size(1, 2, 3), 8, size(9, 11), size(10, 13)),)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
+def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    random = Random(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, inputs = drawn(random)
+    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    check(module, inputs, program_of(module, inputs, random.randrange, []))
+
+
+# --- what it is not for -----------------------------------------------------------------------------------------------
+
+
+def reason(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine = H200) -> str:
+    """Why the schema does not suit the last region."""
+    found: list[str] = []
+
+    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
+        if problem.region.kind == "contraction":
+            form = form_of(WARPGROUP, problem, machine)
+            found.append(str(form) if isinstance(form, Unsuitable) else "")
+        return choose(problem, machine, threads)
+
+    planned(module, inputs, target, chooser)
+    return found[-1]
+
+
+def test_reasons() -> None:
+    def convolution(channels: int, groups: int = 1) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(16, channels, 1), nn.Conv2d(channels, 32, 3, groups=groups)).half()
+
+    x = torch.randn(2, 16, 9, 8).half()
+    assert "has no wgmma" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),), A100)
+    assert "innermost dimension is not one that is reduced" in reason(convolution(16, 2), (x,))
+    assert "no multiples of 16 bytes" in reason(convolution(12), (x,))
+    assert reason(convolution(16), (x,)) == ""
+
+
+def test_it_is_asked_only_where_it_is_registered() -> None:
+    assert WARPGROUP not in SCHEMAS
+    with registered(WARPGROUP, gpu=True):
+        assert WARPGROUP in schemas(H200, "contraction")
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_estimates_are_above_the_bounds(batch: int) -> None:
+    problem = convolution_problem(128, 64, 28, 28, 3, batch=batch)
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    assert WARPGROUP.space(form.facts, H200, Options())[1] == {"float32 may not be rounded to TF32": 1}
+    options = Options(numerics=TF32)
+    candidates, rejected = WARPGROUP.space(form.facts, H200, options)
+    assert length(candidates) > 20 and rejected
+    counts = WARPGROUP.counts(form.facts, candidates, H200)
+    assert WARPGROUP.bound is not None
+    bound = WARPGROUP.bound(form.facts, candidates, counts, H200, 1.0).seconds
+    seconds = WARPGROUP.estimate(form.facts, candidates, counts, H200, options).seconds
+    assert (bound > 0).all() and (bound < seconds).all() and seconds.max() < 0.1
+    assert (counts.level2_bytes >= counts.read_bytes).all()
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
+    """The last kernel, on random values, as in the interpreter up to the order of sums."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    for schedule in SCHEDULES:
+        (kernel,) = program_of(module, inputs, schedule, []).regions[-1].kernels
+        arrays = [array_of(torch.randn(buffer.size).to(dtype)) for buffer in kernel.parameters]
+        found = [array.copy() for array in arrays]
+        assert run(kernel, arrays, initialised=["out"]).is_clean
+        launch(kernel, found)
+        a, b = (torch.from_numpy(array[-1]).view(dtype).float() for array in (arrays, found))
+        torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2)

@@ -59,7 +59,7 @@ def described() -> list[Intrinsic]:
         *(mma.ldmatrix("f16", count, place, place, True) for count in (1, 2, 4)),
         mbarrier.initialise(place, 1), mbarrier.arrive(place), mbarrier.expect(place, 16), mbarrier.publish(), mbarrier.group_barrier(at(1)),
         *(mbarrier.wait(place, at(0), scope) for scope in ("thread", "warp", "warpgroup")),
-        wgmma.fence(), wgmma.commit(), wgmma.await_groups(1),
+        wgmma.fence(), wgmma.commit(), wgmma.await_groups(1), wgmma.await_sums(16, place),
         *(wgmma.multiply(kind, 24, place, place, place, at(0), (wgmma.Tile(128), wgmma.Tile(64))) for kind in wgmma.DEPTHS),
         wgmma.multiply("f16", 64, place, place, place, at(0), (wgmma.Tile(64, False, 512), wgmma.Tile(128, False))),
         copy_box(place, TensorMap("tiled", "x", "f16", (8, 8), (1, 8), (8, 8)), place, [at(0), at(0)]),

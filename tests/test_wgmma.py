@@ -87,7 +87,8 @@ def products(kind: str, n: int, tiles: tuple[Tile, Tile], omit: str = "") -> Ker
     body.append(For(step, at(deep // depth), wgmma.multiply(kind, n, Place("sums", at(0)), places[0], places[1], start, tiles), "unroll"))
     body += [] if omit == "commit" else [wgmma.commit()]
     overwritten = Store("a_tile", thread, Load("a_in", (thread,), dtype))
-    body += [overwritten, wgmma.await_groups(0)] if omit == "overwritten" else [] if omit == "wait" else [wgmma.await_groups(0)]
+    done = wgmma.await_sums(n, Place("sums", at(0)))
+    body += [overwritten, done] if omit == "overwritten" else [] if omit == "wait" else [done]
     body.append(put_sums(n, thread, at(0)))
     inputs = [Buffer(f"{name}_in", dtype, size) for name, size in sizes.items()]
     return Kernel(f"products_{kind}", (*inputs, Buffer("out", "f32", M * n, writable=True)), block(body), GROUP)
@@ -234,6 +235,7 @@ def matrix_product(kind: str, sizes: tuple[int, int, int], n: int = 64, consumer
                 *([launching.more_registers(232)] if registers else []),
                 Allocate(Buffer("sums", "f32", n // 2, "register")),
                 For(step, at(steps), consume),
+                *([wgmma.await_sums(n, Place("sums", at(0)))] if omit != "wait for products" else []),
                 put_sums(n, thread % 128, first + group * M, m),
             ),
         ),

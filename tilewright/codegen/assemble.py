@@ -52,8 +52,8 @@ def assemble(
 ) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a body whose loads and stores name values of the problem, and the names of its arguments in order: the values that it reads by
     first use, then those that it writes, and FAULTS if indices are checked. Variables that no loop binds become scalars. `header` is text for the
-    reader, followed by one line per parameter; `roles` says what each value is used for. `maps` describe values that the copy engine reads. A body that defines TRIPS comes with the growths of its
-    values; others on a CPU get TRIPS where that is possible (`codegen.trips`)."""
+    reader, followed by one line per parameter; `roles` says what each value is used for. `maps` describe values that the copy engine reads. A body
+    that defines TRIPS comes with the growths of its values; others on a CPU get TRIPS where that is possible (`codegen.trips`)."""
     layouts, dtypes = problem.layouts, problem.dtypes
     body = lift_checks(body, keep=launch is None)
     read = [*(described.buffer for described in maps), *(load.buffer for load in loads(*expressions(body)))]

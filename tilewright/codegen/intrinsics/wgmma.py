@@ -4,6 +4,7 @@
     multiply(kind, sums, a, b, add)       sums[64, n] = a[64, k] b[n, k]^T (+ sums), in float32; k = 8 for "tf32", 16 for "f16" and "bf16"
     commit()                              makes the products since the last commit a group
     await_groups(pending)                 until at most the youngest `pending` groups are incomplete
+    await_sums(n, sums)                   until all are complete, after which the sums are accessed
 
 Products run asynchronously and in order. Until a product's group was awaited its sums are not accessed, and its factors in shared memory not
 overwritten. Factors that threads (not the copy engine) wrote are published first (`mbarrier.publish`).
@@ -140,6 +141,24 @@ def _group(name: str, text: str, order: str = "", operands: tuple[Operand, ...] 
 _FENCE = _group("fence of products", "wgmma.fence.sync.aligned;")
 _COMMIT = _group("commit products", "wgmma.commit_group.sync.aligned;", "commit")
 _AWAIT = _group("await products", "wgmma.wait_group.sync.aligned {pending};", "await", (Operand("pending", "value", dtype="i64"),))
+
+
+@lru_cache(maxsize=32)
+def _awaiting(n: int) -> Intrinsic:
+    count = n // 2
+    function = f"tw_wgmma_await_{n}"
+    outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    source = f"""{_QUALIFIER} void {function}(float *sums) {{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : {outputs} :: "memory");  // the compiler moves no use of the sums ahead of it
+}}"""
+    operands = (Operand("pending", "value", dtype="i64"), Operand("sums", "fragment", "address", FLOAT32, (count,)))
+    text = {"CUDA": Text(f"{function}({{sums}});", function, source)}
+    return Intrinsic(f"await {count} sums", "warpgroup", operands, text=text, key="wgmma.wait_group", requires=REQUIRES, order="await")
+
+
+def await_sums(n: int, sums: Place) -> Invoke:
+    """Waits until all groups are complete; the sums of a product of `n` columns may be read and written then."""
+    return Invoke(_awaiting(n), (index_const(0), sums))
 
 
 def fence() -> Invoke:

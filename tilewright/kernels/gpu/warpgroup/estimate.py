@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.tensor_cores import PEAKS
 from tilewright.ir.estimate import Estimate
@@ -12,14 +11,14 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import Counts, counted
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
-from tilewright.kernels.gpu.warpgroup.space import blocks_of
+from tilewright.kernels.gpu.warpgroup.space import block_of, blocks_of
 
 
 def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Counts:
     """Every block reads its rows of both factors from level 2."""
     product = facts.product
     blocks = blocks_of(facts, candidates)
-    rows = M * candidates["consumers"] + candidates["block_n"]
+    rows = sum(block_of(candidates))
     read = product.a.bytes + product.b.bytes + product.epilogue_bytes
     asked = blocks * facts.steps * rows * facts.row_bytes + product.epilogue_bytes
     return counted(len(blocks), product.flops, read, product.bytes_written, asked)
@@ -28,7 +27,7 @@ def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machin
 def step_seconds(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of a processor for one step of a block: of its tensor cores at their peak, and of the copies from level 2 at an equal share of its
     bandwidth."""
-    bm, bn = M * candidates["consumers"], candidates["block_n"]
+    bm, bn = block_of(candidates)
     depth = facts.row_bytes // facts.element_bytes
     cache = machine.cache(2)
     assert cache is not None
@@ -47,7 +46,7 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Count
     blocks = blocks_of(facts, candidates)
     turns = np.ceil(blocks / machine.processors)
     latency = machine.memory_latency_cycles / machine.clock_hz
-    results = M * candidates["consumers"] * candidates["block_n"] * counts.result_bytes / (facts.product.batch * facts.product.m * facts.product.n)
+    results = np.prod(block_of(candidates), axis=0) * counts.result_bytes / (facts.product.batch * facts.product.m * facts.product.n)
     stored = results * machine.processors / bandwidth(machine)
     terms = {
         "launch": np.full(len(blocks), machine.launch_seconds),

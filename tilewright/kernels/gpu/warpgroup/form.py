@@ -10,8 +10,8 @@ from tilewright.codegen.intrinsics.wgmma import STORED
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32, size_of
-from tilewright.ir.expr import substitute
 from tilewright.ir.expr import index_const as at
+from tilewright.ir.expr import substitute
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm

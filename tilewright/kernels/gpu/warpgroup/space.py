@@ -1,7 +1,7 @@
 """Schedules of products by warpgroups: the tile of a block and the stages of its pipeline.
 
 C[batch, m, n] = sum over taps and channels of A[batch, m, tap, channel] * B[batch, n, tap, channel]. One warpgroup copies, each of `consumers` others
-multiplies 64 rows by block_n columns.
+multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` the 64 are of B: few pixels waste less of a multiple of 8 than of 64.
 """
 
 from __future__ import annotations
@@ -21,28 +21,39 @@ BARRIER_BYTES = 8
 
 @dataclass(frozen=True)
 class WarpgroupSchedule:
-    """One candidate. A block computes 64 * consumers x block_n elements; `stages` parts of the reduction are in shared memory at once."""
+    """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
+    are in shared memory at once."""
 
-    block_n: int
+    columns: int
     consumers: int
     stages: int
+    swapped: int = 0
+
+    @property
+    def rows(self) -> int:
+        return M * self.consumers
 
     @property
     def block_m(self) -> int:
-        return M * self.consumers
+        return self.columns if self.swapped else self.rows
+
+    @property
+    def block_n(self) -> int:
+        return self.rows if self.swapped else self.columns
 
     @property
     def threads(self) -> int:
         return LANES["warpgroup"] * (self.consumers + 1)
 
     def __str__(self) -> str:
-        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages}"
+        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages}" + " swapped" * self.swapped
 
 
 AXES = {
-    "block_n": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
+    "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
     "stages": (2, 3, 4, 6),
+    "swapped": (0, 1),
 }
 
 
@@ -51,27 +62,35 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
     if facts.kind == "tf32" and not tf32:
         return {entry.name: np.zeros(0, np.int64) for entry in fields(WarpgroupSchedule)}, {"float32 may not be rounded to TF32": 1}
     candidates = product_of(AXES)
-    bn, stages = candidates["block_n"], candidates["stages"]
-    bm, product = M * candidates["consumers"], facts.product
+    stages, product = candidates["stages"], facts.product
+    bm, bn = block_of(candidates)
+    least_m, least_n = (np.where(candidates["swapped"] == side, M, 16) for side in (0, 1))
     return reject(
         candidates,
         [
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
-            ("tile of m is more than twice the extent", (bm >= 2 * max(product.m, M)) & (bm > M)),
-            ("tile of n is more than twice the extent", (bn >= 2 * max(product.n, 16)) & (bn > 16)),
+            ("tile of m is more than twice the extent", (bm >= 2 * np.maximum(product.m, least_m)) & (bm > least_m)),
+            ("tile of n is more than twice the extent", (bn >= 2 * np.maximum(product.n, least_n)) & (bn > least_n)),
             ("more stages than steps", (stages > 2) & (stages > facts.steps)),
         ],
     )
 
 
+def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of m and of n that a block computes."""
+    rows, columns, swapped = M * candidates["consumers"], candidates["columns"], candidates["swapped"] > 0
+    return np.where(swapped, columns, rows), np.where(swapped, rows, columns)
+
+
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, and two barriers a stage."""
-    rows = M * candidates["consumers"] + candidates["block_n"]
+    rows = sum(block_of(candidates))
     needed: np.ndarray = candidates["stages"] * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # the tiles are aligned to as much
     return needed
 
 
 def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
-    product = facts.product
-    return product.batch * ceil_divided(product.m, M * candidates["consumers"]) * ceil_divided(product.n, candidates["block_n"])
+    product, (bm, bn) = facts.product, block_of(candidates)
+    blocks: np.ndarray = product.batch * ceil_divided(product.m, bm) * ceil_divided(product.n, bn)
+    return blocks

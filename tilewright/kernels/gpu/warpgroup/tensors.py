@@ -10,7 +10,7 @@ from tilewright.codegen.common import decode, guarded_load
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import TRUE, Apply, Const, Expr, Load, Var, index_const, linear
+from tilewright.ir.expr import TRUE, Apply, Expr, Load, Var, constants, index_const, linear
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
@@ -20,8 +20,8 @@ from tilewright.ir.tensor_map import PIECE_BYTES, TensorMap
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix [batch, row, tap, channel] with dense channels; the other strides in elements. Its rows are those of the product, and its reduction runs
-    over taps, and channels within them."""
+    """A matrix [batch, row, tap, channel] with dense channels; the other strides in elements. Its rows are those of the product, and its reduction
+    runs over taps, and channels within them."""
 
     buffer: str
     dtype: str
@@ -84,7 +84,7 @@ class Pixels:
         begins = [where.get(p, index_const(0)) * one.stride + one.first for p, one in zip(positions, self.slides, strict=True)]
         numbers = [Var(f"tap{i}", self.slides[i].taps) for i in self.taps]
         moved = decode(tap, tuple(numbers))
-        filters = [index_const(0)] * len(self.slides)
+        filters: list[Expr] = [index_const(0)] * len(self.slides)
         for number, place in zip(numbers, self.taps, strict=True):
             filters[place] = moved.get(number, index_const(0)) * self.slides[place].dilation
         return [channel, *reversed(begins), where.get(image, index_const(0))], list(reversed(filters))
@@ -123,39 +123,46 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
     if channel not in r or terms[last] != {channel: 1, None: 0}:
         raise Unsuitable("a factor's innermost dimension is not one that is reduced")
     assert channel is not None
-    dtype, start, used = problem.dtypes[load.buffer], layout.offset([index_const(0)] * len(layout.shape)), {axis for d in dims for axis in terms[d]}
-    assert isinstance(start, Const)
+    dtype, used = problem.dtypes[load.buffer], {axis for d in dims for axis in terms[d]}
+    start = constants([layout.offset([index_const(0)] * len(layout.shape))])[0]
     if not {*rows, *batch} <= used:
         raise Unsuitable("a factor is the same for several of its rows")
     axes = [_lone(terms[d], layout.shape[d]) for d in outer]
-    if axes == [*batch, *rows]:
-        count = len(batch)
-        parts = [[(layout.shape[d], strides[d]) for d in part] for part in (outer[:count], outer[count:])]
-        (images, image_stride), (height, pitch) = map(_collapsed, parts)
-        extents, pitches = (images, height, 1, channel.extent or 1), (image_stride or PIECE_BYTES, pitch or PIECE_BYTES, PIECE_BYTES, 1)
-        return Factor(Rows(load.buffer, dtype, extents, pitches, int(start.value)), (), channel)
+    count = len(batch)
+    images, height = (_collapsed([(layout.shape[d], strides[d]) for d in part]) for part in (outer[:count], outer[count:]))
+    if axes == [*batch, *rows] and images is not None and height is not None:
+        extents, pitches = (images[0], height[0], 1, channel.extent or 1), (images[1], height[1], PIECE_BYTES, 1)
+        return Factor(Rows(load.buffer, dtype, extents, pitches, start), (), channel)
     if batch:
         raise Unsuitable("a factor of several products is not a matrix in memory")
-    return _pixels(load.buffer, dtype, [(layout.shape[d], strides[d], terms[d]) for d in outer], rows, r, channel, int(start.value))
+    return _pixels(load.buffer, dtype, [(layout.shape[d], strides[d], terms[d]) for d in outer], rows, r, channel, start)
 
 
 def _pixels(
-    buffer: str, dtype: str, dims: Sequence[tuple[int, int, Mapping[Var | None, int]]], rows: Sequence[Var], r: Sequence[Var], channel: Var, start: int
+    buffer: str,
+    dtype: str,
+    dims: Sequence[tuple[int, int, Mapping[Var | None, int]]],
+    rows: Sequence[Var],
+    r: Sequence[Var],
+    channel: Var,
+    start: int,
 ) -> Factor:
     """The columns of a convolution, given extent, stride and terms of each dimension but the channels, outermost first."""
     images = [(extent, stride) for extent, stride, terms in dims[:1] if _lone(terms, extent) in rows[:1]]
     spatial = dims[len(images) :]
     slides, taps = [], []
-    for extent, _, terms in spatial:
+    for _, _, terms in spatial:
         own, slid = ([axis for axis in terms if axis is not None and axis in some] for some in (rows, r))
-        if len(own) > 1 or len(slid) > 1 or len(terms) != 1 + len(own) + len(slid) or any(number <= 0 for axis, number in terms.items() if axis is not None):
+        mixed = len(own) > 1 or len(slid) > 1 or len(terms) != 1 + len(own) + len(slid)
+        if mixed or any(number <= 0 for axis, number in terms.items() if axis is not None):
             raise Unsuitable("an index of a factor mixes axes otherwise than a filter that slides")
         axis, tap = next(iter(own), None), next(iter(slid), None)
         counts = [1 if one is None else one.extent or 1 for one in (axis, tap)]
         slides.append(Slide(axis, counts[0], counts[1], terms.get(axis, 1) if axis else 1, terms.get(tap, 1) if tap else 1, terms[None]))
         taps.append(tap)
     reduced = [axis for axis in r if axis != channel]
-    if [*([rows[0]] if images else []), *(one.axis for one in slides if one.axis is not None)] != list(rows) or {*reduced} != {tap for tap in taps if tap}:
+    order = [*([rows[0]] if images else []), *(one.axis for one in slides if one.axis is not None)]
+    if order != list(rows) or {*reduced} != {tap for tap in taps if tap is not None}:
         raise Unsuitable("rows of the product are no pixels in the order of memory")
     if not 1 <= len(slides) <= 3:
         raise Unsuitable(f"a filter slides along {len(slides)} dimensions")
@@ -201,12 +208,11 @@ def _lone(terms: Mapping[Var | None, int], extent: int) -> Var | None:
     return axes[0] if len(axes) == 1 and terms[axes[0]] == 1 and terms[None] == 0 and axes[0].extent == extent else None
 
 
-def _collapsed(dims: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """(extent, stride) of dimensions (outermost first) as one; the stride of none is 0."""
-    for (_, outer), (extent, inner) in zip(dims, dims[1:], strict=False):
-        if outer != extent * inner:
-            raise Unsuitable("rows of a factor are not at one distance")
-    return prod(extent for extent, _ in dims), dims[-1][1] if dims else 0
+def _collapsed(dims: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """(extent, stride) of dimensions (outermost first) as one, if they are at one distance."""
+    if any(outer != extent * inner for (_, outer), (extent, inner) in zip(dims, dims[1:], strict=False)):
+        return None
+    return prod(extent for extent, _ in dims), dims[-1][1] if dims else PIECE_BYTES
 
 
 def _require_bounds(condition: Expr, load: Load, layout: Layout) -> None:
