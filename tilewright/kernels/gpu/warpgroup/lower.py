@@ -3,7 +3,8 @@
 Each stage has a barrier for "full" and one for "empty". The producer, one thread, waits until a stage is empty, expects the bytes of both tiles, and
 starts to copy them. A consumer waits until it is full, multiplies its 64 rows by all columns, awaits the products of the step before, and arrives at
 the "empty" barrier of that step's stage, with one thread per warp. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements
-outside of the factors are zeros, so that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`). """
+outside of the factors are zeros, so that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`).
+"""
 
 from __future__ import annotations
 
