@@ -138,6 +138,8 @@ def _stage(tiling: Tiling, number: int, lowered: Lowered, launch: Launch, tiles:
         raise Unsuitable(f"the kernel of {result} has other blocks under {lowered.schedule}")
     if any(isinstance(statement, AtomicAdd) for statement in statements(kernel.body)):
         raise Unsuitable(f"{result} is summed by atomic additions under {lowered.schedule}")
+    if kernel.maps:
+        raise Unsuitable(f"the copy engine reads the factors of {result} in memory under {lowered.schedule}")
     shifts = {name: tiling.shift(number, name, tiles) for name in call.arguments if name not in lowered.storage}
     arguments = []
     for name in call.arguments:
