@@ -21,6 +21,8 @@ FRAGMENT_ROWS = 8
 """Rows of the result of which a warp holds elements in one of its registers."""
 STORE_INSTRUCTIONS = 4
 """Instructions for the addresses and the conversion of a vector of results."""
+ROUNDING = 2
+"""Issue slots of a rounding to TF32: assumed, those of 64 conversions per cycle and processor."""
 TURNING = 2
 """Instructions for the place of a swizzled row: an exclusive or and an addition."""
 
@@ -51,6 +53,10 @@ def tensor_core_estimate(facts: TensorCoreFacts, candidates: Columns, counts: Ti
     one = mma_cycles(facts, machine)
     tensor = warps * counts.step_multiply_adds * one / machine.schedulers_per_processor
     matrices = turns * (rows + np.ceil(columns / 2)) * TURNING
+    if facts.kind == "tf32":
+        # what is not along r is loaded one element at a time, and all are rounded
+        single = sum(registers for operand, registers in ((product.a, 4 * rows), (product.b, 2 * columns)) if operand.along != "r")
+        matrices = matrices + turns * (single + ROUNDING * (4 * rows + 2 * columns))
     fetch: np.ndarray = np.zeros(len(threads))
     for operand, extent in ((product.a, bm), (product.b, bn)):
         vectors = extent * bk / (threads * operand.vector_width)
