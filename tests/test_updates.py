@@ -217,7 +217,7 @@ def test_a_reader_between_two_updates() -> None:
 
 
 def test_old_values_that_are_needed_afterwards() -> None:
-    """A result that is computed of the old value, one that is the old value, and a value to write that depends on all of it."""
+    """A result that is computed of the old value, one that is the old value, and one of which every element changes."""
 
     def late(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         old = cache * 3
@@ -229,20 +229,54 @@ def test_old_values_that_are_needed_afterwards() -> None:
         cache.index_copy_(0, i, a @ w)
         return old
 
-    def rolled(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        cache.index_copy_(0, i, cache.flip(0)[2:3] + a)
-        return cache @ w
-
     def whole(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         cache.mul_(2)
         return cache.index_select(0, i) + a
 
     inputs = (torch.randn(6, 6), torch.randn(1, 6), torch.tensor([3]), torch.randn(6, 6))
-    functions: tuple[Update, ...] = (late, returned, rolled, whole)
+    functions: tuple[Update, ...] = (late, returned, whole)
     for function in functions:
         executable = compiled(function, *inputs)
         assert not in_place(executable), function
         check(executable, function, *inputs)
+
+
+def test_values_that_depend_on_old_ones() -> None:
+    """They are computed before anything is stored, also those of another element or of one that is written before."""
+
+    def added(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        cache.index_add_(0, i, a, alpha=2)
+        return cache.sum(0)
+
+    def scattered(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        cache.scatter_add_(0, i.expand(1, cache.shape[1]), a)
+        return cache.sum(0)
+
+    def by_index(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        cache[i] += a
+        return cache.sum(0)
+
+    def rolled(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, i, cache.flip(0)[2:3] + a)
+        return cache.sum(0)
+
+    def fixed(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        cache[2].mul_(3).add_(a[0])
+        return cache.sum(0)
+
+    def twice(cache: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        cache.index_add_(0, i, a)
+        cache.index_add_(0, i * 0, cache[2:3].clone())
+        return cache.sum(0)
+
+    for columns in (3, 37):  # more than full vectors, of which the last overlaps the one before
+        inputs = (torch.randn(6, columns), torch.randn(1, columns))
+        functions: tuple[Update, ...] = (added, scattered, by_index, rolled, fixed, twice)
+        for function in functions:
+            executable = compiled(function, *inputs, torch.tensor([3]))
+            assert in_place(executable), function
+            for at in (3, 0, 5):
+                check(executable, function, *inputs, torch.tensor([at]))
 
 
 def test_the_new_value_is_returned_too() -> None:

@@ -2,7 +2,8 @@
 
 Writing to a tensor arrives as a map that selects between what is written and the old value, `out[i] = select(condition, value, old[i])`, whose result
 is copied to the input after the call. If nothing reads the old value after that, the region stores `value` where the condition holds, and its result
-is the input (`Program.aliases`). A condition that an axis equals an index (one position of a cache) determines that axis, which then is no loop:
+is the input (`Program.aliases`). Values that depend on old ones (`index_add`) are computed by a region before.
+A condition that an axis equals an index (one position of a cache) determines that axis, which then is no loop:
 
     out[b, p, c] = select(index[0] = p, value[b, c], old[b, p, c])   ->   out[b, index[0], c] = value[b, c]
 
@@ -29,13 +30,23 @@ class _Copied(Exception):
 
 
 @dataclass(frozen=True)
+class _Write:
+    """`value` is stored at `index`, for all `axes`, where the guards hold."""
+
+    axes: tuple[Var, ...]
+    index: tuple[Expr, ...]
+    guards: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True)
 class _Link:
-    """The region, by its position, that makes `new` of `old` by writing `values` where conditions hold, no two of them for one element."""
+    """The region, by its position, that makes `new` of `old` by writes, no two of them of one element. Their values may depend on `old`."""
 
     position: int
     old: str
     new: str
-    writes: tuple[tuple[Expr, Expr], ...]
+    writes: tuple[_Write, ...]
 
 
 def in_place(graph: Graph, laid_out: LaidOut, updates: Sequence[tuple[str, str]]) -> LaidOut:
@@ -89,11 +100,12 @@ def _link(laid_out: LaidOut, position: int, name: str, given: str) -> _Link:
     shape = laid_out.values[given].shape
     old = [other for other in same if other in laid_out.values and laid_out.values[other].shape == shape]
     for other in sorted(old, key=lambda other: other != given):
-        writes = tuple(_writes(step.bodies[0], Load(other, step.axes, step.dtypes[0]), TRUE))
-        rest = [expr for write in writes for expr in write] + [body for earlier in region.steps[:-1] for body in earlier.bodies]
+        writes = tuple(_placed(step, *write) for write in _writes(step.bodies[0], Load(other, step.axes, step.dtypes[0]), TRUE))
+        rest = [expr for write in writes for expr in (*write.index, *write.guards)]
+        rest += [body for earlier in region.steps[:-1] for body in earlier.bodies]
         if all(load.buffer != other for load in loads(*rest)):
             return _Link(position, other, name, writes)
-    raise _Copied(f"{name} depends on more of the old value than the element that it replaces" if old else f"every element of {name} is computed")
+    raise _Copied(f"which elements of {name} change depends on the old value" if old else f"every element of {name} is computed")
 
 
 def _chosen(body: Expr) -> Iterator[Load]:
@@ -146,7 +158,7 @@ def _updated(laid_out: LaidOut, links: Sequence[_Link], given: str) -> LaidOut:
 def _stored(region: Region, link: _Link, given: str, values: dict[str, Value]) -> tuple[Region, ...]:
     """A region for each write, after one for what the steps before the last compute. `values` is extended by their results."""
     step, before = region.steps[-1], region.steps[:-1]
-    result = []
+    result, writes = [], dict[str, _Write]()
     if before:
         wanted = {load.buffer for load in loads(*step.bodies)}
         types = {name: (one.shape, dtype) for one in before for name, dtype in zip(one.names, one.dtypes, strict=True) if name in wanted}
@@ -158,10 +170,20 @@ def _stored(region: Region, link: _Link, given: str, values: dict[str, Value]) -
             raise _Copied(f"{len(outputs)} values say which elements change")
         result.append(replace(region, name=outputs[0], steps=before, inputs=_inputs(before), outputs=outputs, reasons=()))
     said = f"stored in place, in {given}: only the elements that change"
-    for number, (condition, value) in enumerate(link.writes, 1):
-        name = link.new if number == len(link.writes) else f"{link.new}.{number}"
+    for write in link.writes:
+        name = link.new if len(writes) == len(link.writes) - 1 else f"{link.new}.{len(writes) + 1}"
+        if any(load.buffer == link.old for load in loads(write.value)):  # it is computed before anything is stored
+            steps = (Step(f"{name}.values", tuple(axis.extent or 0 for axis in write.axes), write.axes, (write.value,)),)
+            values[steps[0].name] = Value(steps[0].name, steps[0].shape, write.value.dtype)
+            if values[steps[0].name].bytes >= values[given].bytes:
+                raise _Copied(f"the values that depend on old ones are as large as {given}")
+            result.append(replace(region, name=steps[0].name, kind="map", steps=steps, inputs=_inputs(steps), outputs=(steps[0].name,), reasons=()))
+            write = replace(write, value=Load(steps[0].name, write.axes, write.value.dtype))
+        writes[name] = write
+    for name, write in writes.items():
         values[name] = replace(values[link.new], name=name)
-        steps = (_written(step, name, condition, value),)
+        body = select(logical_and(*write.guards), write.value, Load(name, write.index, write.value.dtype))
+        steps = (Step(name, step.shape, write.axes, (body,), index=write.index),)
         result.append(replace(region, name=name, kind="map", steps=steps, inputs=_inputs(steps), outputs=(name,), reasons=(*region.reasons, said)))
     return tuple(result)
 
@@ -172,9 +194,8 @@ def _inputs(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(read) if name not in own)
 
 
-def _written(step: Step, name: str, condition: Expr, value: Expr) -> Step:
-    """The map that stores the value where the condition holds, and keeps other elements: it selects what is already stored there. An index out of
-    range, which has a valid position too, stores nothing."""
+def _placed(step: Step, condition: Expr, value: Expr) -> _Write:
+    """The write of a value where a condition holds. An index out of range, which has a valid position too, stores nothing."""
     index: list[Expr] = list(step.axes)
     guards: list[Expr] = []
     waiting = _conjuncts(condition)
@@ -190,9 +211,7 @@ def _written(step: Step, name: str, condition: Expr, value: Expr) -> Step:
         value = substitute(value, swap)
         guards += [compare("ge", position, 0), compare("lt", position, axis.extent or 0)]
     guards += [_is_valid(check) for check in checks(value, *index, *guards)]
-    body = select(logical_and(*guards), value, Load(name, tuple(index), value.dtype))
-    axes = tuple(axis for axis in step.axes if axis in index)
-    return Step(name, step.shape, axes, (body,), index=tuple(index))
+    return _Write(tuple(axis for axis in step.axes if axis in index), tuple(index), tuple(guards), value)
 
 
 def _conjuncts(condition: Expr) -> list[Expr]:

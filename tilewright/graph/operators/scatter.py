@@ -34,13 +34,13 @@ def _put(b: StepBuilder, x: Tensor, values: Tensor, *indices: Tensor, axes: Sequ
         rest = [v for k, v in enumerate(i) if k not in axes]
         return broadcast_load(values, [*rest[:start], *at, *rest[start:]])
 
+    if prod(common) == 1:
+        first = [const(0, INDEX)] * len(common)
+        return b.map(x.shape, lambda *i: select(matches(i, first), _new(combiner, x(*i), value(i, first)), x(*i)))
     if combiner:
         rank, (neutral,) = x.rank, COMBINERS[combiner].identity((x.dtype,))
         (combined,) = b.reduce(combiner, x.shape, common, lambda *v: select(matches(v[:rank], v[rank:]), value(v[:rank], v[rank:]), neutral))
         return b.map(x.shape, lambda *i: _COMBINED[combiner](x(*i), combined(*i)))
-    if prod(common) == 1:
-        first = [const(0, INDEX)] * len(common)
-        return b.map(x.shape, lambda *i: select(matches(i, first), value(i, first), x(*i)))
     positions = [x.shape[axis] for axis in axes]
 
     def last(*v: Expr) -> Expr:
@@ -78,6 +78,9 @@ def _scatter(b: StepBuilder, x: Tensor, index: Tensor, values: Tensor, *, axis: 
     def value(i: Sequence[Expr], at: Expr) -> Expr:
         return values(*i[:axis], at, *i[axis + 1 :]) if values.rank else values()
 
+    if count == 1:
+        first = const(0, INDEX)
+        return b.map(x.shape, lambda *i: among(i, select(matches(i, first), _new(combiner, x(*i), value(i, first)), x(*i)), x(*i)))
     if combiner:
         (neutral,) = COMBINERS[combiner].identity((x.dtype,))
 
@@ -86,9 +89,6 @@ def _scatter(b: StepBuilder, x: Tensor, index: Tensor, values: Tensor, *, axis: 
 
         (combined,) = b.reduce(combiner, x.shape, (count,), one)
         return b.map(x.shape, lambda *i: _COMBINED[combiner](x(*i), combined(*i)))
-    if count == 1:
-        first = const(0, INDEX)
-        return b.map(x.shape, lambda *i: among(i, select(matches(i, first), value(i, first), x(*i)), x(*i)))
     none = const(-1, INDEX)
     (writer,) = b.reduce("max", x.shape, (count,), lambda *v: among(v[:-1], select(matches(v[:-1], v[-1]), cast(v[-1], INDEX), none), none))
 
@@ -97,6 +97,11 @@ def _scatter(b: StepBuilder, x: Tensor, index: Tensor, values: Tensor, *, axis: 
         return among(i, select(compare("ge", by, 0), value(i, _within(by, count)), x(*i)), x(*i))
 
     return b.map(x.shape, body)
+
+
+def _new(combiner: str, old: Expr, value: Expr) -> Expr:
+    """What replaces an element."""
+    return _COMBINED[combiner](old, value) if combiner else value
 
 
 def _within(position: Expr, extent: int) -> Expr:

@@ -179,6 +179,8 @@ def _insert(b: StepBuilder, x: Tensor, values: Tensor, *, axis: int, start: int,
     length = values.shape[axis]
 
     def body(*index: Expr) -> Expr:
+        if length == 1:  # one position, which updates in place determine
+            return select(index[axis].equals(start), values(*index[:axis], 0, *index[axis + 1 :]), x(*index))
         offset = index[axis] - start
         inside = logical_and(compare("ge", offset, 0), compare("lt", offset, length * step), mod(offset, step).equals(0))
         return select(inside, values(*index[:axis], offset // step, *index[axis + 1 :]), x(*index))
