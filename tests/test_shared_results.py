@@ -99,11 +99,11 @@ def test_a_view_returned_twice_is_one_tensor() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             y = x * 2
             turned = y.t()
-            return y, turned, turned
+            return y, turned, turned, y.t()
 
     x = torch.randn(3, 4)
-    y, first, second = tilewright.compile(Twice(), (x,), target="native", threads=1)(x)
-    assert first is second and first.data_ptr() == y.data_ptr() and torch.equal(first, 2 * x.t())
+    y, first, second, third = tilewright.compile(Twice(), (x,), target="native", threads=1)(x)
+    assert first is second and third is not first and first.data_ptr() == third.data_ptr() == y.data_ptr() and torch.equal(first, 2 * x.t())
 
 
 def test_views_in_an_artifact(tmp_path: Path) -> None:

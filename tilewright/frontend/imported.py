@@ -29,12 +29,14 @@ class Output:
 
     The tensor is by kind "value": graph output number `index`, each of which has memory of its own; "input": the caller's tensor at input leaf
     `index`; "parameter", "state": the module's parameter, or the buffer that the model changes, called `value`. "constant" is the Python object
-    `value`. `apart` is the value of the graph with the elements of a leaf after calls."""
+    `value`. Leaves are one tensor if they are equal; `twin` tells others apart that are made alike. `apart` is the value of the graph with the
+    elements of a leaf after calls."""
 
     kind: str
     index: int = -1
     value: Any = None
     calls: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    twin: int = 0
     apart: str = ""
 
 

@@ -64,7 +64,10 @@ class OutputReader:
             if isinstance(leaf, torch.fx.Node) and isinstance(self.environment[leaf], Value):
                 root, calls = view_of(leaf, self.sizes, self.written)
                 views.setdefault(root, {})[leaf] = calls
-        found = {leaf: output for root, of_it in views.items() for leaf, output in self._of(root, of_it).items()}
+        found: dict[torch.fx.Node, Output] = {}
+        for root, of_it in views.items():
+            for leaf, output in self._of(root, of_it).items():
+                found[leaf] = replace(output, twin=sum(replace(other, twin=0) == output for other in found.values()))
         for leaf in leaves:
             value = self.environment[leaf] if isinstance(leaf, torch.fx.Node) else leaf
             self.results.outputs.append(found[leaf] if isinstance(value, Value) else Output("constant", value=value))

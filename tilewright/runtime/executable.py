@@ -19,7 +19,6 @@ from torch.autograd import profiler
 from tilewright import settings
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
-from tilewright.frontend.torch_operators import replayed
 from tilewright.hardware import Machine, is_present
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
@@ -32,7 +31,8 @@ from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.profile import Profile
-from tilewright.runtime.signature import OutputLeaf, Signature, signature_of, unflatten
+from tilewright.runtime.results import Results
+from tilewright.runtime.signature import Signature, signature_of
 from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import Verification
 from tilewright.text import number_of
@@ -163,13 +163,7 @@ class Executable:
             storage = program.storage[root]
             shape = storage.value.shape if storage.layout.is_row_major else (storage.layout.size,)
             self._allocations.append(allocation(tuple(shape), torch_dtype(storage.value.dtype), self._device, storage.layout.is_padded))
-        self._direct = None
-        named = {leaf.index: program.graph.outputs[leaf.index] for leaf in signature.outputs if leaf.kind == "value"}
-        plain = all(leaf.kind == "value" and not leaf.calls for leaf in signature.outputs) and len(set(named.values())) == len(named)
-        plain = plain and all(name in places.outputs and program.storage[name].layout.is_row_major for name in named.values())
-        if plain and not signature.mutations and not signature.states:
-            self._direct = tuple(places.outputs[named[leaf.index]] for leaf in signature.outputs)
-        self._single = self._direct is not None and signature.output_tree.kind == "leaf"
+        self._results = Results(program, signature, engine.buffers, tuple(self._states), self._live)
         self._segments: list[tuple[str, int, int]] = []
         first = 0
         for index, region in enumerate(program.regions):
@@ -230,11 +224,7 @@ class Executable:
             raise
         if self.check:
             engine.check_indices(True)
-        if self._single:
-            return outputs[self._direct[0]]  # type: ignore[index]
-        if self._direct is not None:
-            return unflatten(self.image.signature.output_tree, iter([outputs[i] for i in self._direct]))
-        return self._results(leaves, inputs, outputs)
+        return self._results.of(leaves, inputs, outputs)
 
     def _alone(self, use: Callable[..., T], *arguments: Any) -> T:
         """The result of a use of the working memory, one at a time."""
@@ -290,70 +280,6 @@ class Executable:
                 self._run_operators(engine, index, inputs, outputs)
             if self._in_engine(index, index + 1):
                 engine.run(index, index + 1)
-
-    def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
-        """Outputs as PyTorch would return them: in memory of their own, or that of inputs, parameters and buffers, and views of these."""
-        signature, taken = self.image.signature, set[str]()
-        # everything that is still needed from inputs and states is read before they are changed
-        numbers = dict.fromkeys(leaf.index for leaf in signature.outputs if leaf.kind == "value")
-        produced = {number: self._produced(number, inputs, outputs, taken) for number in numbers}
-        self._update(leaves, inputs, outputs, produced)
-        results: list[Any] = []
-        views: dict[OutputLeaf, torch.Tensor] = {}
-        for leaf in signature.outputs:
-            if leaf.kind == "constant":
-                results.append(leaf.value)
-                continue
-            if leaf not in views:  # a tensor that is returned twice is one
-                if leaf.kind == "parameter":
-                    live = self._live.get(leaf.value, lambda: None)()
-                    tensor = self._constant(leaf.value) if live is None else live
-                else:
-                    tensor = {"value": produced, "input": leaves, "state": self._states}[leaf.kind][leaf.index]  # type: ignore[index]
-                views[leaf] = replayed(tensor, leaf.calls)
-            results.append(views[leaf])
-        return unflatten(signature.output_tree, iter(results))
-
-    def _produced(self, output: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], taken: set[str]) -> torch.Tensor:
-        """The graph output of this number, in memory that is no input's, no constant's, and none of `taken`, to which it is added."""
-        program = self.image.program
-        name = program.graph.outputs[output]
-        root = program.root(name)
-        assert self._engine is not None
-        buffers = self._engine.buffers
-        if name in program.graph.constants and not buffers.is_stored(name):
-            return self._constant(name)
-        value: torch.Tensor = buffers.value(name, inputs, outputs)
-        if root in taken or root not in buffers.places.outputs:
-            return value.clone(memory_format=torch.contiguous_format)
-        taken.add(root)
-        return value
-
-    def _constant(self, name: str) -> torch.Tensor:
-        """A copy of a constant of the graph."""
-        constant: torch.Tensor = self.image.program.graph.constants[name].to(self._device, copy=True)
-        return constant
-
-    def _update(
-        self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], produced: Mapping[int, torch.Tensor]
-    ) -> None:
-        """Changes inputs and states that were not updated in place."""
-        program, signature = self.image.program, self.image.signature
-        assert self._engine is not None
-        places = self._engine.buffers.places
-        targets = [(leaves[leaf], output) for leaf, output in signature.mutations]
-        targets += [(tensor, state.output) for tensor, state in zip(self._states, signature.states, strict=True)]
-        changed = []
-        for target, output in targets:
-            name = program.graph.outputs[output]
-            place = places.inputs.get(program.root(name)) if name in program.aliases else None
-            if place is not None and inputs[place] is target:
-                torch.autograd.graph.increment_version(target)
-            else:
-                changed.append((target, produced[output] if output in produced else self._produced(output, inputs, outputs, set())))
-        with torch.no_grad():
-            for target, new in changed:
-                target.copy_(new)
 
     # Everything else
 

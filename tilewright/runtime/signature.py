@@ -184,13 +184,14 @@ class OutputLeaf:
 
     The tensor is by `kind` "value": graph output number `index`, each of which has memory of its own; "input": the caller's tensor at input leaf
     `index`; "state": the buffer of the state number `index`; "parameter": the parameter that is the graph constant named by `value`. "constant" is
-    the number, string or None in `value`.
+    the number, string or None in `value`. Leaves are one tensor if they are equal; `twin` tells others apart that are made alike.
     """
 
     kind: str = "value"
     index: int = -1
     value: Any = None
     calls: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    twin: int = 0
 
 
 @dataclass(frozen=True)
@@ -313,8 +314,9 @@ def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: M
 
     def leaf(output: Output) -> OutputLeaf:
         if output.kind == "state":
-            return OutputLeaf("state", numbers[output.value], calls=output.calls)
-        return OutputLeaf(output.kind, output.index, constants[output.value] if output.kind == "parameter" else output.value, output.calls)
+            return OutputLeaf("state", numbers[output.value], None, output.calls, output.twin)
+        value = constants[output.value] if output.kind == "parameter" else output.value
+        return OutputLeaf(output.kind, output.index, value, output.calls, output.twin)
 
     outputs = tuple(map(leaf, imported.outputs))
     states = tuple(StateLeaf(state.name, graph.inputs[state.input], state.output) for state in imported.states)
@@ -402,7 +404,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
         ],
         "input_tree": encode_tree(signature.input_tree),
         "outputs": [
-            {"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value), "calls": encode_literal(leaf.calls)}
+            {"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value), "calls": encode_literal(leaf.calls), "twin": leaf.twin}
             for leaf in signature.outputs
         ],
         "output_tree": encode_tree(signature.output_tree),
@@ -426,9 +428,10 @@ def decode_signature(data: Field) -> Signature:
         inputs.append(InputLeaf(leaf["place"].name(), leaf["name"].name(), shape, leaf["dtype"].name(), constant, strides, offset))
     outputs = []
     for leaf in data["outputs"].items():
-        leaf.only("kind", "index", "value", "calls")
+        leaf.only("kind", "index", "value", "calls", "twin")
         kind = leaf["kind"].choice("value", "input", "state", "parameter", "constant")
-        outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"]), decode_literal(leaf["calls"])))
+        calls, twin = decode_literal(leaf["calls"]), leaf["twin"].integer(0, 1 << 20)
+        outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"]), calls, twin))
     states = []
     for state in data["states"].items():
         name, value, output = state.exactly(3)
