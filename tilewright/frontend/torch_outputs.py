@@ -67,7 +67,8 @@ class OutputReader:
         found: dict[torch.fx.Node, Output] = {}
         for root, of_it in views.items():
             for leaf, output in self._of(root, of_it).items():
-                found[leaf] = replace(output, twin=sum(replace(other, twin=0) == output for other in found.values()))
+                alike = [(other.kind, other.index, other.value, other.calls) for other in found.values()]
+                found[leaf] = replace(output, twin=alike.count((output.kind, output.index, output.value, output.calls)))
         for leaf in leaves:
             value = self.environment[leaf] if isinstance(leaf, torch.fx.Node) else leaf
             self.results.outputs.append(found[leaf] if isinstance(value, Value) else Output("constant", value=value))
