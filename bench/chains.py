@@ -251,13 +251,14 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     shares = gained / np.array([row["seconds"]["separate"] for row in found])
     taken = np.array([row["taken"] for row in found])
     clear, sign, decision = np.abs(shares) > NOISE, (predicted < 0) == (gained < 0), taken == (gained < 0)
+    repeated = [len(set(row["faster_in_halves"])) == 1 for row in found if "faster_in_halves" in row]
     order = np.corrcoef(np.argsort(np.argsort(predicted)), np.argsort(np.argsort(gained)))[0, 1]
     ratios = np.array([row["seconds"]["separate"] / row["seconds"]["merged"] for row in found])
     return {
         "chains": len(found),
         "taken": int(taken.sum()),
         "sign right": float(np.mean(sign)),
-        "sign repeated": float(np.mean([len(set(row["faster_in_halves"])) == 1 for row in found if "faster_in_halves" in row])),
+        **({"sign repeated": float(np.mean(repeated))} if repeated else {}),
         "beyond noise": int(clear.sum()),
         "sign right beyond noise": float(np.mean(sign[clear])),
         "decision right": float(np.mean(decision)),
