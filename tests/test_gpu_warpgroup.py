@@ -16,6 +16,7 @@ from tests.interpreted import run_program
 from tests.on_device import cuda_binary, launch
 from tests.test_gpu_half import check, planned
 from tests.test_half_modules import EACH_TYPE, TYPES, array_of, in_type
+from tilewright.analysis.gpu.warps import NotStatic, accesses
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
@@ -231,7 +232,16 @@ def test_reasons() -> None:
     assert "has no wgmma" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),), A100)
     assert "innermost dimension is not one that is reduced" in reason(convolution(16, 2), (x,))
     assert "no multiples of 16 bytes" in reason(convolution(12), (x,))
+    far = nn.Sequential(nn.Conv3d(16, 16, 1), nn.Conv3d(16, 8, (1, 1, 2), dilation=31)).half()
+    assert "further than 30 pixels" in reason(far, (torch.randn(2, 16, 2, 2, 40).half(),))
     assert reason(convolution(16), (x,)) == ""
+
+
+def test_what_engines_access_is_not_counted() -> None:
+    make, shape = LAYERS["linear"]
+    (kernel,) = program_of(make().half(), (torch.randn(shape).half(),), SCHEDULES[0], []).regions[-1].kernels
+    with pytest.raises(NotStatic, match="is not counted"):
+        accesses(kernel)
 
 
 def test_it_is_asked_only_where_it_is_registered() -> None:

@@ -20,6 +20,8 @@ MOST_IN_BOX = 256
 """Elements of a box along one dimension."""
 MOST_PIXELS = 1024
 MOST_STEP = 8
+MOST_FILTER = {1: 65535, 2: 255, 3: 31}
+"""Offset of a filter, by spatial dimensions; an offset is less."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ _GOLDEN = 0.6180339887498949
 
 
 class NotStatic(TilewrightError):
-    """An address depends on data."""
+    """An address depends on data, or is an engine's (`ir.intrinsic.Intrinsic.engine`)."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,8 @@ class KernelWalk:
 
     def invoke(self, root: Invoke, mask: np.ndarray) -> None:
         """Counts the memory reads of an instruction, then its writes."""
+        if root.intrinsic.engine:
+            raise NotStatic(f"{root.intrinsic.name}: what the copy engine and warpgroups access is not counted", "measure the kernel")
         copied = next(((operand, place) for operand, place in root.places if operand.access == "begin"), None)
         target = None
         if copied is not None and copied[0].size * size_of(copied[0].dtype) == 16:

@@ -15,7 +15,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage, Unsuitable
-from tilewright.ir.tensor_map import PIECE_BYTES, TensorMap
+from tilewright.ir.tensor_map import MOST_FILTER, PIECE_BYTES, TensorMap
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,8 @@ def _pixels(
         raise Unsuitable("rows of the product are no pixels in the order of memory")
     if not 1 <= len(slides) <= 3:
         raise Unsuitable(f"a filter slides along {len(slides)} dimensions")
+    if any((one.taps - 1) * one.dilation >= MOST_FILTER[len(slides)] for one in slides):
+        raise Unsuitable(f"a filter reaches further than {MOST_FILTER[len(slides)] - 1} pixels")
     around = images or [(1, PIECE_BYTES)]
     extents = (around[0][0], *(extent for extent, _, _ in spatial), channel.extent or 1)
     strides = (around[0][1], *(stride for _, stride, _ in spatial), 1)
