@@ -74,8 +74,9 @@ def test_both_printers_and_the_interpreter_take_it(element: ElementType) -> None
 
 
 def test_no_stage_names_float32_but_where_it_is_somebody_elses_word() -> None:
-    """Types come from values, or from the constants of the table. PTX, OpenVINO and the conversions, which are text per type, use the same word."""
-    elsewhere = {"ir/dtypes.py", "analysis/gpu/ptx.py", "tuning/peers.py", "codegen/conversions.py"}
+    """Types come from values, or from the constants of the table. PTX, OpenVINO, the
+    driver's tensor maps and the conversions, which are text per type, use the same word."""
+    elsewhere = {"ir/dtypes.py", "analysis/gpu/ptx.py", "tuning/peers.py", "codegen/conversions.py", "runtime/driver.py"}
     assert {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if '"f32"' in p.read_text()} <= elsewhere
 
 

@@ -25,9 +25,11 @@ def lowered_for_images(problem: Problem, lower: Callable[[Problem], Lowered]) ->
         Unsuitable: as `lower` does.
     """
     try:
-        return replace(lower(of_two(problem)), region=problem.region)
+        lowered = lower(of_two(problem))
     except Unsuitable:
         return lower(problem)
+    # A library's operator takes the number of images from its views.
+    return replace(lowered, region=problem.region) if lowered.library is None else lower(problem)
 
 
 def of_two(problem: Problem) -> Problem:
