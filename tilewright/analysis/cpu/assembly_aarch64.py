@@ -206,7 +206,7 @@ def _integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, ...]]:
             return [("extend", "t0", source, 4, 8), ("apply", "shl", name, width, "t0", low)]
         keep = [("apply", "shl", "t0", 8, source, 64 - count), ("apply", "sar" if mnemonic[0] == "s" else "shr", "t0", 8, "t0", 64 - count)]
         return [*keep, ("apply", "shl", name, width, "t0", low)]
-    if mnemonic in ("csel", "csinc", "csinv", "csneg", "cset", "csetm", "cinc"):
+    if mnemonic in ("csel", "csinc", "csinv", "csneg", "cset", "csetm", "cinc", "cinv", "cneg"):
         return _choice(mnemonic, operands, name, width)
     inverse = _INVERSE.get(mnemonic)
     if mnemonic in _APPLIED or inverse:
@@ -240,10 +240,17 @@ def _choice(mnemonic: str, operands: tuple[str, ...], name: str, width: int) -> 
     if mnemonic in ("cset", "csetm"):
         return [("choose", name, width, condition, 1 if mnemonic == "cset" else -1, 0)]
     first = (_register(operands[1]) or ("zero", 8))[0]
-    if mnemonic == "cinc":
-        return [("apply", "add", "t0", width, first, 1), ("choose", name, width, condition, "t0", first)]
+    changes = {"inc": ("add", 1), "inv": ("sub", -1), "neg": ("sub", 0)}
+    change = changes.get(mnemonic[-3:])
+    if len(operands) == 3:  # cinc, cinv, cneg: of one register, where the condition holds
+        assert change is not None
+        return [_changed(*change, first, width), ("choose", name, width, condition, "t0", first)]
     second = (_register(operands[2]) or ("zero", 8))[0]
-    change = {"csinc": ("add", second, 1), "csinv": ("sub", -1, second), "csneg": ("sub", 0, second)}.get(mnemonic)
     if change is None:
         return [("choose", name, width, condition, first, second)]
-    return [("apply", change[0], "t0", width, change[1], change[2]), ("choose", name, width, condition, first, "t0")]
+    return [_changed(*change, second, width), ("choose", name, width, condition, first, "t0")]
+
+
+def _changed(operator: str, number: int, register: str, width: int) -> tuple[Any, ...]:
+    """t0 = number + register, or number - register."""
+    return ("apply", operator, "t0", width, number, register)

@@ -147,6 +147,8 @@ def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, 
         if source[1:] in REGISTERS:
             return [("vector_words", register, ((_vector(operands[2]), 0), (REGISTERS[source[1:]][0], 0)))]
         return [("load", "t0", _memory(source), 8, 0), ("vector_words", register, ((_vector(operands[2]), 0), ("t0", 0)))]
+    if mnemonic in ("vmovddup", "vpbroadcastq") and register is not None and _memory(first) is not None:
+        return [("load", "t0", _memory(first), 8, 0), ("vector_words", register, (("t0", 0),) * (_bytes(target) // 8))]
     if mnemonic == "vpunpcklqdq" and register is not None and _vector(operands[0]) is not None:
         return [("vector_words", register, ((_vector(operands[1]), 0), (_vector(operands[0]), 0)))]
     if mnemonic.startswith("vinserti128") or mnemonic.startswith("vinsertf128"):
