@@ -15,7 +15,7 @@ from tilewright.hardware.host import CpuIdentity, identify_cpu, parse_cpuinfo
 EXPECTED_ARCHITECTURES = {
     "v100": "sm_70", "xavier": "sm_72", "rtx2080": "sm_75", "rtx2080ti": "sm_75", "a100": "sm_80", "rtx4090": "sm_89",
     "h100": "sm_90a", "h200": "sm_90a", "b200": "sm_100a", "x86-avx2": "x86-64", "x86-avx512": "x86-64",
-    "xeon-8124m": "x86-64", "xeon-sapphire-rapids": "x86-64", "cortex-a53": "aarch64", "neoverse-n1": "aarch64",
+    "xeon-8124m": "x86-64", "xeon-sapphire-rapids": "x86-64", "epyc-9655": "x86-64", "cortex-a53": "aarch64", "neoverse-n1": "aarch64",
 }  # fmt: skip
 
 ZEN4 = """processor\t: 0
@@ -213,6 +213,19 @@ def test_identify_zen4_loads_one_512_bit_vector_a_cycle() -> None:
     assert (found.load_ports, found.store_ports, found.fma_latency_cycles, found.issue_width) == (1, 0.5, 4, 6)
     zen2 = identify_cpu(identity(HASWELL.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 23")))
     assert (zen2.fma_ports, zen2.fma_latency_cycles) == (2, 5)
+
+
+def test_identify_zen5() -> None:
+    """With its own pipeline whatever the instructions; servers alone have the boost of servers."""
+    zen5 = ZEN4.replace("family\t: 25", "family\t: 26").replace("model\t\t: 17", "model\t\t: 2")
+    found = identify_cpu(identity(zen5))
+    assert (found.pipeline, found.vector_bits, found.fma_ports, found.load_ports, found.issue_width) == ("zen5", 512, 2, 2, 8)
+    assert found.clock_hz == pytest.approx(4.1e9) and "EPYC 9005" in found.sources["clock_hz"]
+    assert missing_facts(found) == ()
+    desktop = identify_cpu(identity(zen5.replace("model\t\t: 2\n", "model\t\t: 68\n")))
+    assert desktop.clock_hz == pytest.approx(3.245e9, rel=1e-3)
+    narrow = identify_cpu(identity(HASWELL.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 26")))
+    assert (narrow.pipeline, narrow.vector_bits, narrow.fma_ports) == ("zen5", 256, 2)
 
 
 def test_identify_server_with_amx_assumes_its_turbo() -> None:

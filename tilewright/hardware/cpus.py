@@ -184,6 +184,50 @@ XEON_SAPPHIRE_RAPIDS = replace(
     },
 )
 
+ZEN5_SOURCES = {
+    **X86_AVX512.sources,
+    **dict.fromkeys(("fma_ports", "load_ports", "store_ports", "issue_width", "fma_latency_cycles"), named.AMD_ZEN5),
+    "caches": f"{named.AMD_ZEN5}: sizes, ways, latencies of levels 1 and 2, and bytes a cycle; level 3 assumed: 50 cycles",
+    "memory_latency_cycles": "assumed: 110 ns at 4.1 GHz",
+}
+ZEN5 = replace(
+    X86_AVX512,
+    name="zen5",
+    vendor="AMD",
+    memory_latency_cycles=450,
+    caches=(
+        Cache(level=1, bytes=48 * KB, line_bytes=64, ways=12, shared_by=1, bandwidth=128, latency_cycles=4),
+        Cache(level=2, bytes=1 * MB, line_bytes=64, ways=16, shared_by=1, bandwidth=64, latency_cycles=14),
+        Cache(level=3, bytes=32 * MB, line_bytes=64, ways=16, shared_by=8, bandwidth=32, latency_cycles=50),
+    ),
+    fma_latency_cycles=4,
+    issue_width=8,
+    pipeline="zen5",
+    sources=ZEN5_SOURCES,
+)
+"""The core of EPYC 9005 and Ryzen 9000: four vector pipes of 512 bits, two of which multiply."""
+
+EPYC_9655 = replace(
+    ZEN5,
+    name="epyc-9655",
+    description="AMD EPYC 9655 (Zen 5), one socket of 96 cores",
+    processors=96,
+    clock_hz=4.1e9,
+    peak_flops=peak(96, 4.1e9, 2, 512),
+    memory_bandwidth=576e9,
+    memory_bytes=512 * GB,
+    isa=(*X86_V4, "avx512_vnni", "avx512_bf16"),
+    compiler_flags=(*X86_AVX512.compiler_flags, "-mavx512vnni", "-mavx512bf16"),
+    dispatch_seconds=4e-6,
+    sources={
+        **ZEN5_SOURCES,
+        "processors": f"{named.AMD_LISTS}: EPYC 9655",
+        "clock_hz": f"{named.AMD_LISTS}: EPYC 9655, all-core boost",
+        "memory_bandwidth": f"derived: twelve channels of DDR5-6000 of 8 bytes ({named.AMD_LISTS})",
+        "memory_bytes": GENERIC,
+    },
+)
+
 XEON_8124M = Machine(
     name="xeon-8124m",
     kind="cpu",
@@ -318,4 +362,4 @@ NEOVERSE_N1 = Machine(
     },
 )
 
-CPUS = (X86_AVX2, X86_AVX512, XEON_8124M, XEON_SAPPHIRE_RAPIDS, CORTEX_A53, NEOVERSE_N1)
+CPUS = (X86_AVX2, X86_AVX512, XEON_8124M, XEON_SAPPHIRE_RAPIDS, EPYC_9655, CORTEX_A53, NEOVERSE_N1)

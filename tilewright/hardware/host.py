@@ -43,6 +43,12 @@ Published base and all-core clocks in GHz: Xeon 6980P 2.0 and 3.2, 6960P 2.7 and
 machines hide them.
 """
 
+AMD_BOOST_HZ = 1.2e9
+AMD_BOOST_LIMIT_HZ = 4.1e9
+"""The same for AMD's servers with Zen 5. AMD's product specifications, base clock and all-core boost in GHz: EPYC 9655 2.6 and 4.1, 9755 2.7 and 4.1,
+9575F 3.3 and 4.5, 9965 2.25 and 3.35."""
+ZEN5_FAMILY, ZEN5_SERVER_MODELS = 26, range(0x20)
+
 
 @dataclass(frozen=True)
 class AmdCore:
@@ -154,16 +160,26 @@ def _x86_base_clock(identity: CpuIdentity) -> tuple[float, str]:
 def _x86_clock(identity: CpuIdentity, flags: set[str]) -> tuple[float, str]:
     """Clock with all cores under load, and its source: the base clock, plus the turbo known for this kind of chip."""
     base, source = _x86_base_clock(identity)
-    turbo = min(base + SERVER_TURBO_HZ, SERVER_TURBO_LIMIT_HZ)
-    if identity.properties.get("vendor_id") != "GenuineIntel" or "amx_tile" not in flags or turbo <= base:
+    if identity.properties.get("vendor_id") == "GenuineIntel" and "amx_tile" in flags:
+        more, most, known = SERVER_TURBO_HZ, SERVER_TURBO_LIMIT_HZ, f"Xeons with AMX ({named.XEON_6_LISTS}, and Intel's)"
+    elif _is_zen5(identity.properties) and int(identity.properties.get("model", "0")) in ZEN5_SERVER_MODELS:
+        more, most, known = AMD_BOOST_HZ, AMD_BOOST_LIMIT_HZ, f"EPYC 9005 ({named.AMD_LISTS})"
+    else:
         return base, source
-    rule = f"{SERVER_TURBO_HZ / 1e9:g} GHz above base and at most {SERVER_TURBO_LIMIT_HZ / 1e9:g} GHz"
-    return turbo, f"base clock from {source}; all-core turbo assumed: {rule}, as of Xeons with AMX ({named.XEON_6_LISTS}, and Intel's)"
+    turbo = min(base + more, most)
+    if turbo <= base:
+        return base, source
+    rule = f"{more / 1e9:g} GHz above base and at most {most / 1e9:g} GHz"
+    return turbo, f"base clock from {source}; all-core turbo assumed: {rule}, as of {known}"
+
+
+def _is_zen5(properties: Mapping[str, str]) -> bool:
+    return properties.get("vendor_id") == "AuthenticAMD" and int(properties.get("cpu family", "0")) >= ZEN5_FAMILY
 
 
 def _amd_core(properties: Mapping[str, str], flags: set[str]) -> AmdCore:
     family, model = int(properties.get("cpu family", "23")), int(properties.get("model", "0"))
-    if family >= 26:
+    if family >= ZEN5_FAMILY:
         return AMD_CORES["zen5"]
     if family == 25:
         return AMD_CORES["zen4" if "avx512f" in flags else "zen3"]
@@ -182,6 +198,7 @@ def _x86_core(base: Machine, properties: Mapping[str, str], flags: set[str]) -> 
             store_ports=core.stores,
             fma_latency_cycles=core.multiply_add_latency,
             issue_width=core.issue_width,
+            pipeline=cpus.ZEN5.pipeline if _is_zen5(properties) else base.pipeline,
             sources={**base.sources, **dict.fromkeys(told, f"{named.FOG}; chosen from {CPUINFO}: family, model")},
         )
     if properties.get("vendor_id") != "GenuineIntel":
@@ -215,7 +232,7 @@ def _peak_source(peaks: Mapping[str, float]) -> str:
 def _x86_machine(identity: CpuIdentity) -> Machine:
     flags = set(identity.properties.get("flags", "").split())
     if set(cpus.X86_V4) <= flags:
-        base = cpus.GOLDEN_COVE if "amx_tile" in flags else cpus.X86_AVX512
+        base = cpus.GOLDEN_COVE if "amx_tile" in flags else cpus.ZEN5 if _is_zen5(identity.properties) else cpus.X86_AVX512
         extras = [flag for flag in EXTRA_X86 if flag in flags]
         isa = (*cpus.X86_V4, *extras)
         compiler_flags = (*base.compiler_flags, *(EXTRA_X86[flag] for flag in extras))

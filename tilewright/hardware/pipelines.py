@@ -62,7 +62,7 @@ def op(latency: float, *uses: str, slots: int = 1, accumulate: float = 0) -> Cos
 
 
 _FREE = {"move": op(0), "vector move": op(0), "zero": op(0), "nop": op(0)}
-"""Intel's cores rename registers instead of moving them, and recognise instructions that zero a register."""
+"""Cores of Intel and AMD rename registers instead of moving them, and recognise instructions that zero a register."""
 
 HASWELL = Pipeline(
     "haswell", ("0", "1", "2", "3", "4", "5", "6", "7"), 4, 192, 60, True,
@@ -147,6 +147,36 @@ GOLDEN_COVE = Pipeline(
     },
 )  # fmt: skip
 
+ZEN5 = Pipeline(
+    "zen5",
+    ("a0", "a1", "a2", "a3", "a4", "a5", "g0", "g1", "g2", "g3", "f0", "f1", "f2", "f3", "s0", "s1"), 8, 448, 114, True,
+    MappingProxyType({
+        **_FREE,
+        "fma": op(4, "f0 f1"), "add": op(3, "f2 f3"), "multiply": op(3, "f0 f1"), "logic": op(2, "f0 f1 f2 f3"),
+        "vector integer": op(2, "f0 f1 f2 f3"), "vector multiply": op(3, "f0 f3"), "vector shift": op(2, "f1 f2"), "compare": op(2, "f0 f1"),
+        "maximum": op(2, "f0 f1"), "round": op(3, "f2 f3"), "convert": op(3, "f2 f3"), "compare flags": op(4, "f0 f1", "s0 s1", slots=2),
+        "divide": op(11, "f1:3"), "divide 512": op(11, "f1:6"), "square root": op(15, "f1:5"), "square root 512": op(15, "f1:10"),
+        "shuffle": op(2, "f1 f2"), "permute": op(4, "f1 f2"), "blend": op(2, "f0 f1"), "blend variable": op(2, "f0 f1"),
+        "mask": op(2, "f2 f3"), "compare mask": op(4, "f0 f1"), "mask from general": op(3, "s0 s1"), "mask to general": op(3, "s0 s1"),
+        "blend mask": op(2, "f0 f1"),
+        "to vector": op(3, "s0 s1"), "to general": op(3, "s0 s1"), "gather": op(24, "g0:8", "g1:8", slots=40),
+        "load": op(4, "g0 g1 g2 g3"), "vector load": op(7, "g0 g1"), "store": op(1, "g2 g3"), "vector store": op(1, "g2 g3", "s0 s1"),
+        "vector store 512": op(1, "g2", "s0"), "prefetch": op(0, "g0 g1 g2 g3"),
+        "integer": op(1, "a0 a1 a2 a3 a4 a5"), "shift": op(1, "a1 a2 a3"), "address": op(1, "a0 a1 a2 a3 a4 a5"),
+        "address 3": op(2, "a0 a1 a2 a3 a4 a5"), "product": op(3, "a0 a1 a2"), "quotient": op(18, "a0:18", slots=2), "conditional": op(1, "a0 a3"),
+        "branch": op(1, "a3 a4 a5"), "call": op(3, "a3 a4 a5", "g2 g3", slots=2), "return": op(7, "a3 a4 a5", "g0 g1", slots=2),
+        "clear": op(0, slots=4),
+    }),
+    {
+        "ports": f"{named.AMD_ZEN5}: six integer and four address units, four vector pipes of 512 bits and two for stores and moves to integers",
+        "issue_width": f"{named.AMD_ZEN5}: eight dispatched", "window": f"{named.AMD_ZEN5}: 448",
+        "scheduler": f"{named.AMD_ZEN5}: three of 38 entries for vectors",
+        "costs": f"{named.AMD_ZEN5}: execution resources, two vector loads and two stores, or one of 512 bits; {named.LLVM_ZEN4}: latencies, and "
+        f"pipes of divisions, shuffles, shifts and conversions; {named.YEE_ZEN5}: integer vector operations of one cycle have a latency of two; "
+        "branches assumed: three units; gathers assumed: of sixteen elements",
+    },
+)  # fmt: skip
+
 CORTEX_A53 = Pipeline(
     "cortex-a53", ("A0", "A1", "M", "D", "LS", "B", "V0", "V1", "F"), 2, 0, 0, False,
     MappingProxyType({
@@ -195,5 +225,5 @@ NEOVERSE_N1 = Pipeline(
     },
 )  # fmt: skip
 
-PIPELINES = MappingProxyType({core.name: core for core in (HASWELL, SKYLAKE_SERVER, GOLDEN_COVE, CORTEX_A53, NEOVERSE_N1)})
+PIPELINES = MappingProxyType({core.name: core for core in (HASWELL, SKYLAKE_SERVER, GOLDEN_COVE, ZEN5, CORTEX_A53, NEOVERSE_N1)})
 """Every table, by the name in `Machine.pipeline`."""
