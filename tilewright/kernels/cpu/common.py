@@ -93,12 +93,17 @@ def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
     return loops([*outer, chunk], For(within, length, moved, "simd"), True)
 
 
+def vector_width(axis: Var, lanes: int) -> int:
+    """The lanes of vectors along the axis; 1 if it is too short for them."""
+    width = min(lanes, 1 << (axis.extent or 1).bit_length() - 1)
+    return width if width >= SHORTEST else 1
+
+
 def in_vectors(problem: Problem, axis: Var, lanes: int) -> int:
     """The lanes of the vectors in which loops along the axis access 16-bit floats: no compiler uses the instructions that convert them in a loop over
     elements. 1 if there are none, or the axis is too short."""
     names = (*problem.region.inputs, *problem.region.outputs)
-    width = min(lanes, 1 << (axis.extent or 1).bit_length() - 1)
-    return width if width >= SHORTEST and any(problem.values[name].dtype in NARROW_FLOATS for name in names) else 1
+    return vector_width(axis, lanes) if any(problem.values[name].dtype in NARROW_FLOATS for name in names) else 1
 
 
 def halves(problem: Problem, axis: Var, width: int) -> int:

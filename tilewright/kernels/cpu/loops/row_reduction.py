@@ -19,7 +19,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store,
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.ir.scalar import OPERATIONS
-from tilewright.kernels.cpu.common import SERIAL_WORK, combined, halves, in_vectors, loops, reduction, swept, vector_reduction, vector_store
+from tilewright.kernels.cpu.common import SERIAL_WORK, combined, halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 KEPT, MOST_KEPT = "kept", 4096
@@ -77,7 +77,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         order = storage_order(step.reduction, _largest_offset(bodies, step.reduction))
         reduced, merged = merge_axes(order, [*bodies, *kept_here])
         merged_step, name = replace(step, reduction=reduced), step.name.replace(".", "_")
-        width = in_vectors(problem, reduced[-1], schedule.lanes) if reduced else 1
+        width = vector_width(reduced[-1], schedule.lanes) if reduced else 1
         reads, kept_at = list(merged[: len(bodies)]), merged[len(bodies) :]
         wide = None
         if width > 1:
@@ -94,7 +94,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
     else:
         body = replace_loads(flat[last.name][0], totals)
         inner, (value, at) = merge_axes(storage_order(columns, where), [body, where])
-        width = in_vectors(problem, inner[-1], schedule.lanes) if inner else 1
+        width = vector_width(inner[-1], schedule.lanes) if inner else 1
         parts = halves(problem, inner[-1], width) if width > 1 else 1
         store = vector_store(region.outputs[0], at, value, inner[-1], width, parts) if width > 1 else None
         if store is not None:
