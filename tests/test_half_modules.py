@@ -274,6 +274,31 @@ def test_rows_of_any_length(rows: int, length: int, dtype: torch.dtype, target: 
     assert_as_good_as_eager(module, inputs, executable(*inputs))
 
 
+class Reductions(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        norm = nn.functional.layer_norm(x, x.shape[1:])
+        return x.softmax(-1), x.log_softmax(-1), norm, x.amax(-1), x.amin(-1), x.sum(-1), (1 + x / 64).prod(-1), x.std(-1)
+
+
+@given(
+    rows=st.integers(1, 70), length=st.integers(2, 300), special=st.sampled_from([0.0, float("nan"), float("inf"), -float("inf")]), at=st.integers(0, 299),
+    target=st.sampled_from(TARGETS),
+)  # fmt: skip
+@settings(max_examples=5, deadline=None)
+@example(rows=3, length=1031, special=float("nan"), at=1030, target="native")
+@example(rows=2, length=64, special=float("nan"), at=17, target="native")
+def test_rows_of_float32(rows: int, length: int, special: float, at: int, target: str) -> None:
+    """In vectors like those of 16 bits; an element that is special reaches the results that it reaches in PyTorch."""
+    torch.manual_seed(length)
+    x = torch.randn(rows, length)
+    x[-1, at % length] = special
+    executable = tilewright.compile(Reductions(), (x,), target, threads=2)
+    poison(executable)
+    for found, wanted, eager in zip(executable(x), Reductions()(x.double()), Reductions()(x), strict=True):
+        torch.testing.assert_close(found.isnan(), eager.isnan())
+        torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)), channels=st.integers(1, 20), stride=st.integers(1, 2), dtype=st.sampled_from([*TYPES, torch.float32]),
     target=st.sampled_from(TARGETS),
