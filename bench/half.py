@@ -1,4 +1,4 @@
-"""Networks and single operators in float16, bfloat16 or float32 on this CPU: Tilewright, eager PyTorch and Inductor, all in that type, in one process.
+"""Networks and single operators in float16, bfloat16 or float32 on a CPU: Tilewright, eager PyTorch and Inductor, all in that type, in one process.
 
     python -m bench.half --threads 1 --name half_1_thread
     python -m bench.half resnet18 gelu --types bfloat16 --threads 2
