@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InvalidInput, UnsupportedOption
+from tilewright.errors import InvalidInput, InvalidModel, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.symbolic import NUMBER, SymbolicProgram
 from tilewright.frontend.torch_export import by_parameter, exported, tensors_of
@@ -61,9 +61,14 @@ class SizedModel(Protocol):
         ...
 
 
+SMALL = 8
+"""Smaller sizes may be special: half of 2 is 1, and 3 entries are all of a slice of 4. An example is exported with SMALL times as many entries."""
+
+
 class ModuleModel:
-    """A module, exported once with symbolic sizes of at least 2. An export takes a size of 0 or 1 for a constant, because broadcasting and squeezing
-    depend on it: the module is exported once more for each set of sizes that are 0 or 1, or make a computed size so.
+    """A module, exported once with symbolic sizes, if possible for an example without small sizes. An export takes a size of 0 or 1 for a constant,
+    because broadcasting and squeezing depend on it, and each condition on sizes for what it is for the example: the module is exported once more for
+    each set of small sizes for which the export does not hold.
 
     Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
 
@@ -76,12 +81,49 @@ class ModuleModel:
     ) -> None:
         arguments = (tuple(inputs), dict(keywords or {}))
         self._module = module
-        self._free, names = free_sizes(module, *arguments, dynamic)
-        positional, named = _enlarged(arguments, self._free)
-        self._names = names
+        self._free, self._names = free_sizes(module, *arguments, dynamic)
         self._casts = autocast_types()
-        self._base = SymbolicProgram(exported(module, positional, named, self._free, self._casts), tensors_of(module), names, small=False)
+        self._base = self._general(arguments)
         self._special: dict[frozenset[tuple[int, int]], SymbolicProgram] = {}
+
+    def _general(self, arguments: Any) -> SymbolicProgram:
+        """The module exported with an example without small sizes if as many of its sizes are free for that as for the given one. With `dynamic=True`
+        the first extents of a single entry are free too where all inputs have them: a batch of one."""
+        leaves = pytree.tree_leaves(arguments)
+        hints = [hint for dims in self._free.values() for hint in (dims.values() if isinstance(dims, dict) else [dims])]
+        if not self._names and any(hint is not torch.export.Dim.AUTO for hint in hints):
+            return self._program(arguments, frozenset())  # sizes that may have bounds of their own, or are Dynamo's, which knows their conditions
+        asked = frozenset((leaf, dim) for leaf, dims in self._free.items() if isinstance(dims, dict) for dim in dims)
+        if self._names:
+            return self._enlarged(arguments, asked) or self._program(arguments, frozenset())
+        given = self._program(arguments, frozenset())
+        tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+        batch = frozenset((leaf, 0) for leaf in tensors) if all(leaves[leaf].shape[:1] == (1,) for leaf in tensors) else frozenset()
+        found = frozenset((leaf, dim) for leaf, dim in asked if dim in given.symbolic(leaf))
+        ways = dict.fromkeys((asked | batch, found | batch, found))  # what is not free may only not be free for small examples
+        return next(filter(None, (self._enlarged(arguments, places) for places in ways)), given)
+
+    def _enlarged(self, arguments: Any, places: frozenset[tuple[int, int]]) -> SymbolicProgram | None:
+        """The module exported with other sizes at these places where they are small; None if there are none, or it cannot be, or not all are free."""
+        leaves = pytree.tree_leaves(arguments)
+        if all(leaves[leaf].shape[dim] >= SMALL for leaf, dim in places):
+            return None
+        before = self._free
+        for leaf, dim in places:
+            self._free = {**self._free, leaf: {dim: torch.export.Dim.AUTO, **self._free.get(leaf, {})}}
+        try:
+            found = self._program(arguments, places)
+        except InvalidModel:
+            found = None
+        if found is None or not all(dim in found.symbolic(leaf) for leaf, dim in places):
+            self._free = before
+            return None
+        return found
+
+    def _program(self, arguments: Any, places: frozenset[tuple[int, int]]) -> SymbolicProgram:
+        positional, named = _enlarged(arguments, self._free, places)
+        program = exported(self._module, positional, named, self._free, self._casts)
+        return SymbolicProgram(program, tensors_of(self._module), self._names, small=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,9 +167,9 @@ class ModuleModel:
         return program.bind(program.key(leaves))
 
     def _small(self, key: Key) -> list[int]:
-        """The free sizes that are 0 or 1, or make a size computed of them so, and that the export took for larger."""
+        """The free sizes for which the export does not hold, because they are small or make a size that is computed of them 0 or 1."""
         small = [i for i, (size, number) in enumerate(zip(self._base.free, key, strict=True)) if number < min(size.least, 2)]
-        return small or sorted(self._base.specialised(key))
+        return small or sorted(self._base.specialised(key, SMALL))
 
     def _exported_again(self, inputs: Sequence[Any], keywords: Mapping[str, Any], fixed: set[tuple[int, int]]) -> SymbolicProgram:
         leaves = pytree.tree_leaves((inputs, keywords))
@@ -220,16 +262,16 @@ def _dimensions(entry: Any, value: Any, name: str) -> dict[int, tuple[Any, str]]
     return result
 
 
-def _enlarged(arguments: Any, free: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs, with two entries where a free size is 0 or 1, which an export would take for a constant."""
+def _enlarged(arguments: Any, free: Mapping[int, Any], places: frozenset[tuple[int, int]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, with two entries where a free size is 0 or 1, which an export would take for a constant. Small sizes at `places` are SMALL times as
+    large instead: those that were equal still are."""
     leaves, tree = pytree.tree_flatten(arguments)
     for leaf, dims in free.items():
         value = leaves[leaf]
         if isinstance(value, torch.Tensor):
-            for dim in dims:
-                if value.shape[dim] < 2:
-                    value = value.new_zeros([2 if k == dim else size for k, size in enumerate(value.shape)])
-            leaves[leaf] = value
+            shape = [max(size, 2) if dim in dims else size for dim, size in enumerate(value.shape)]
+            shape = [SMALL * max(size, 1) if (leaf, dim) in places and size < SMALL else shape[dim] for dim, size in enumerate(value.shape)]
+            leaves[leaf] = value if list(value.shape) == shape else value.new_zeros(shape)
         else:
             leaves[leaf] = max(value, 2)
     positional, named = pytree.tree_unflatten(leaves, tree)

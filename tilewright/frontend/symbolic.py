@@ -160,11 +160,21 @@ class SymbolicProgram:
         sizes = self._sizes(key)
         return (guard for guard in self._guards if sizes.value(guard[0]) is False)
 
-    def specialised(self, key: Sequence[int]) -> frozenset[int]:
+    def symbolic(self, leaf: int) -> frozenset[int]:
+        """The dimensions of an input that have a symbolic size."""
+        return free_dims(self._inputs[leaf][1])
+
+    def specialised(self, key: Sequence[int], small: int) -> frozenset[int]:
         """The positions of sizes in expressions that the export took for neither 0 nor 1, as it does because of broadcasting, and that are for these
-        sizes. The model may be another one for them."""
-        special = {symbol for guard, _ in self._violated(key) if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) for symbol in guard.free_symbols}
-        return frozenset(position for position, size in enumerate(self.free) if size.symbol in special)
+        sizes; and of sizes below `small` for which a condition does not hold that concerns no other size. The model may be another one for them."""
+        violated = [guard for guard, _ in self._violated(key)]
+        special = {symbol for guard in violated if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) for symbol in guard.free_symbols}
+        alone = {symbol for guard in violated if len(guard.free_symbols) == 1 for symbol in guard.free_symbols}
+        return frozenset(
+            position
+            for position, (size, number) in enumerate(zip(self.free, key, strict=True))
+            if size.symbol in special or number < small and (size.symbol in alone or number < size.least)
+        )
 
     def is_special(self, key: Sequence[int]) -> bool:
         """Whether a size is 0 or 1, for which the export need not be right in every operator."""
@@ -182,6 +192,8 @@ class SymbolicProgram:
     def _check_tensor(self, name: str, expected: torch.Tensor, value: Any, sizes: Sizes) -> None:
         shape = sizes.shape(expected, name)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype is not expected.dtype:
+            if isinstance(value, torch.Tensor) and value.dim() == expected.dim() and value.dtype is expected.dtype:
+                _require_free(name, expected, value)
             got = f"a {value.dtype} tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
             relation = ", ".join(size if isinstance(size, str) else str(size) for size in map(self._size_text, expected.shape))
             raise InvalidInput(f"input {name}: expected {expected.dtype} of shape [{relation}] = {list(shape)}, got {got}", "pass such a tensor")
@@ -212,6 +224,23 @@ class SymbolicProgram:
     def bind(self, key: Sequence[int]) -> Imported:
         """The model for these numbers of the free sizes, which `check` has accepted. Raises as `import_functional`."""
         return import_functional(self.program, self._sources, self._sizes(key), self._held)
+
+
+def _require_free(name: str, expected: torch.Tensor, value: torch.Tensor) -> None:
+    """Raises InvalidInput for a size of an input that differs from the only one that a program was exported for."""
+    for dim, (size, number) in enumerate(zip(expected.shape, value.shape, strict=True)):
+        if dim not in free_dims(expected) and size != number:
+            raise InvalidInput(
+                f"dimension {dim} of {name} is {number}, and the model was compiled for {size} alone: `dynamic` does not name it, the model allows "
+                "no other size, or PyTorch's exporter took it for a constant, as every size of 1",
+                f'name it, as in dynamic={{"{name}": {{{dim}: "size"}}}}, and give an example of at least two entries, or compile for that size',
+            )
+
+
+def free_dims(value: Any) -> frozenset[int]:
+    """The dimensions of a traced tensor that are expressions in free sizes."""
+    sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+    return frozenset(dim for dim, size in enumerate(sizes) if is_symbolic(size) and size.node.expr.free_symbols)
 
 
 def _guards_of(program: ExportedProgram) -> Sequence[Any]:

@@ -188,8 +188,9 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     count = full + bool(rest)
     tasks = prod(chain.outer) * count
     each = -(-tasks // workers)
-    growths = _growths(chain)
-    all_tasks, share = TRIPS * count if growths else index_const(tasks), Var(SHARE)
+    growths = _growths(chain, schedule)
+    trips = chain.outer[0] if chain.outer else chain.height
+    all_tasks, share = TRIPS * (tasks // trips) if growths else index_const(tasks), Var(SHARE)
     # of any number of images there may be more tasks than of these
     worker, number, task = Var(WORKER, workers), Var(TASK, None if growths else each), Var(PART, None if growths else tasks)
     *images, strip = divide_linear(task, [*chain.outer, count])
@@ -205,7 +206,7 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     loops = For(worker, index_const(workers), For(number, share, inside), "parallel" if workers > 1 else "serial")
     body = block(Let(share, floordiv(all_tasks + (workers - 1), index_const(workers))), loops)
     if growths:
-        body = defined(body, chain.outer[0])
+        body = defined(body, trips)
     problem = chain.problem.with_storage(emitter.storage)
     said = f"{schedule}: " + "; ".join(emitter.schedules)
     written = (*emitter.tiles, *chain.problem.region.outputs)
@@ -216,12 +217,17 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     return Lowered(chain.problem.region, said, (kernel,), (call,), MappingProxyType(emitter.storage))
 
 
-def _growths(chain: Chain) -> dict[str, int]:
-    """The scalars between two images of each value that is cut into images; empty if that is none or not the same for all regions."""
+def _growths(chain: Chain, schedule: StripSchedule) -> dict[str, int]:
+    """The scalars between two images of each value that is cut into images, as it also is where strips are single images; empty if there are none, or
+    if that is not the same for all regions."""
+    if not chain.outer and (schedule.dim or schedule.rows > 1):
+        return {}
     found: dict[str, set[int]] = {}
     for part in chain.cuts:
-        for name, (_, *images) in part.spans.items():
-            strides = chain.problem.layouts[name].dense_strides() or ()
+        for name, (rows, *others) in part.spans.items():
+            strides, images = chain.problem.layouts[name].dense_strides() or (), others if chain.outer else [rows]
+            if any(image is not None and image != Rows(image.dim) for image in images):
+                return {}
             found.setdefault(name, set()).update(0 if image is None else strides[image.dim] for image in images)
     return {name: stride for name, (stride,) in found.items()} if all(len(strides) == 1 for strides in found.values()) else {}
 

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import ExecutableClosed, UnsupportedOption, warn_not_compiled
+from tilewright.errors import ExecutableClosed, InvalidInput, UnsupportedOption, warn_not_compiled
 from tilewright.frontend.ranged import Ranges
 from tilewright.frontend.sized import Key, SizedModel
 from tilewright.graph.ranges import Frame
@@ -108,6 +108,9 @@ class DynamicExecutable:
                 self._look_ahead(key)
             with self._writing:
                 return program.executable(*args, **kwargs) if program.frame is None else self._framed(program, program.frame, key, leaves)
+        except InvalidInput:
+            self._model.check(leaves)  # knows which sizes are free
+            raise
         finally:
             self._release(program)
 
