@@ -327,3 +327,24 @@ def test_final_states_of_an_lstm_have_their_shapes(wrong: bool, monkeypatch: pyt
     imported = import_module(Last().eval(), (torch.randn(6, 3, 4),))
     assert [imported.graph.values[name].shape for name in imported.graph.outputs] == [(3, 5 + wrong), (4, 3, 5 + wrong)]
     assert not any(node.operator == "torch" for node in imported.graph.nodes)
+
+
+class Kept(nn.Module):
+    """Keeps its last input in an attribute that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(3)
+        self.recurrent = nn.LSTM(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.recurrent(x[None])[0] + self.last
+        self.last = x
+        return result
+
+
+def test_a_tensor_that_is_kept_outside_of_buffers_is_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    import_module(nn.LSTM(3, 3), (torch.ones(2, 3),))
+    assert not [w for w in recwarn if "assigned during export" in str(w.message)]
+    with pytest.warns(UserWarning, match=r"self\.last[, ].*register_buffer"):
+        import_module(Kept(), (torch.ones(3),))
