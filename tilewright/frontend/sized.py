@@ -67,8 +67,8 @@ SMALL = 8
 
 class ModuleModel:
     """A module, exported once with symbolic sizes, if possible for an example without small sizes. An export takes a size of 0 or 1 for a constant,
-    because broadcasting and squeezing depend on it, and each condition on sizes for what it is for the example: the module is exported once more for
-    each set of small sizes for which the export does not hold.
+    because broadcasting and squeezing depend on it, and requires each condition on sizes to be what it is for the example: the module is exported
+    once more for each set of small sizes for which the export does not hold.
 
     Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
 
@@ -81,48 +81,40 @@ class ModuleModel:
     ) -> None:
         arguments = (tuple(inputs), dict(keywords or {}))
         self._module = module
-        self._free, self._names = free_sizes(module, *arguments, dynamic)
         self._casts = autocast_types()
-        self._base = self._general(arguments)
+        free, self._names = free_sizes(module, *arguments, dynamic)
+        self._free, self._base = self._general(arguments, free)
         self._special: dict[frozenset[tuple[int, int]], SymbolicProgram] = {}
 
-    def _general(self, arguments: Any) -> SymbolicProgram:
-        """The module exported with an example without small sizes if as many of its sizes are free for that as for the given one. With `dynamic=True`
-        the first extents of a single entry are free too where all inputs have them: a batch of one."""
+    def _general(self, arguments: Any, free: Mapping[int, Any]) -> tuple[Mapping[int, Any], SymbolicProgram]:
+        """What is free, and the module exported with an example without small sizes if as many of its sizes are free for that as for the given one.
+        With `dynamic=True` the first extents of a single entry are free too where all inputs have them: a batch of one."""
         leaves = pytree.tree_leaves(arguments)
-        hints = [hint for dims in self._free.values() for hint in (dims.values() if isinstance(dims, dict) else [dims])]
-        if not self._names and any(hint is not torch.export.Dim.AUTO for hint in hints):
-            return self._program(arguments, frozenset())  # sizes that may have bounds of their own, or are Dynamo's, which knows their conditions
-        asked = frozenset((leaf, dim) for leaf, dims in self._free.items() if isinstance(dims, dict) for dim in dims)
-        if self._names:
-            return self._enlarged(arguments, asked) or self._program(arguments, frozenset())
-        given = self._program(arguments, frozenset())
-        tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
-        batch = frozenset((leaf, 0) for leaf in tensors) if all(leaves[leaf].shape[:1] == (1,) for leaf in tensors) else frozenset()
-        found = frozenset((leaf, dim) for leaf, dim in asked if dim in given.symbolic(leaf))
-        ways = dict.fromkeys((asked | batch, found | batch, found))  # what is not free may only not be free for small examples
-        return next(filter(None, (self._enlarged(arguments, places) for places in ways)), given)
+        hints = [hint for dims in free.values() for hint in (dims.values() if isinstance(dims, dict) else [dims])]
+        asked = frozenset((leaf, dim) for leaf, dims in free.items() if isinstance(dims, dict) for dim in dims)
+        given, ways = None, [asked] if self._names else []
+        if not self._names and all(hint is torch.export.Dim.AUTO for hint in hints):  # others have bounds, or are Dynamo's, which knows conditions
+            given = self._exported(arguments, free)
+            found = frozenset((leaf, dim) for leaf, dim in asked if dim in given.symbolic(leaf))
+            tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+            batch = frozenset((leaf, 0) for leaf in tensors) if all(leaves[leaf].shape[:1] == (1,) for leaf in tensors) else frozenset()
+            ways = [asked | batch, found | batch, found]  # what is not free may only not be free for small examples
+        for places in dict.fromkeys(ways):
+            if all(leaves[leaf].shape[dim] >= SMALL for leaf, dim in places):
+                continue
+            wider = dict(free)
+            for leaf, dim in places:
+                wider[leaf] = {dim: torch.export.Dim.AUTO, **wider.get(leaf, {})}
+            try:
+                program = self._exported(arguments, wider, places)
+            except InvalidModel:
+                continue
+            if all(dim in program.symbolic(leaf) for leaf, dim in places):
+                return wider, program
+        return free, given or self._exported(arguments, free)
 
-    def _enlarged(self, arguments: Any, places: frozenset[tuple[int, int]]) -> SymbolicProgram | None:
-        """The module exported with other sizes at these places where they are small; None if there are none, or it cannot be, or not all are free."""
-        leaves = pytree.tree_leaves(arguments)
-        if all(leaves[leaf].shape[dim] >= SMALL for leaf, dim in places):
-            return None
-        before = self._free
-        for leaf, dim in places:
-            self._free = {**self._free, leaf: {dim: torch.export.Dim.AUTO, **self._free.get(leaf, {})}}
-        try:
-            found = self._program(arguments, places)
-        except InvalidModel:
-            found = None
-        if found is None or not all(dim in found.symbolic(leaf) for leaf, dim in places):
-            self._free = before
-            return None
-        return found
-
-    def _program(self, arguments: Any, places: frozenset[tuple[int, int]]) -> SymbolicProgram:
-        positional, named = _enlarged(arguments, self._free, places)
-        program = exported(self._module, positional, named, self._free, self._casts)
+    def _exported(self, arguments: Any, free: Mapping[int, Any], places: frozenset[tuple[int, int]] = frozenset()) -> SymbolicProgram:
+        program = exported(self._module, *_enlarged(arguments, free, places), free, self._casts)
         return SymbolicProgram(program, tensors_of(self._module), self._names, small=False)
 
     @property
