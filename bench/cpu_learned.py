@@ -2,19 +2,24 @@
 
     python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--name cpu_learned]
 
-A machine is here a core with the vectors for which kernels are compiled, whatever the number of threads. Every file of --judge is evaluated three
-times: by the models alone; by a forest trained on all data ("models and forest"); and by a forest trained on the data of all other machines ("machine
-left out"). Files are written by `bench.cpu_choice --data`; training data in several runs, on two cores and on 16 (there with --beside 7):
+A machine is here a core with the vectors for which kernels are compiled, whatever the number of threads. Every file of --judge is evaluated four
+times: by the models alone; by a forest trained on all data ("models and forest"); by one trained on the data of all other machines ("machine left
+out"); and by one trained on the data of all other cores, whatever their vectors ("core left out"). Files are written by `bench.cpu_choice --data`;
+training data in several runs, on two cores and on 16 (there with --beside 7):
 
     python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 15 --data FILE
 
     python -m bench.cpu_choice --random 8 --seed N --top 8 --by-models 6 --evenly 10 --again 7 --instructions x86-avx2 --data FILE
 
-(the first 333 lines of cpu_random date from when replays gave means and --again was 5; N of cpu_random_avx2 is 71000, 71008 ... 71040). Test data,
-not trained with:
+    python -m bench.cpu_choice --random 16 --seed N --top 10 --by-models 10 --evenly 12 --again 8 [--threads 1] [--instructions x86-avx2] --data FILE
+
+(the last for Zen 5, N from 81000 on, for AVX2 from 82000, for one thread from 83000 and 84000; the first 333 lines of cpu_random date from when
+replays gave means and --again was 5; N of cpu_random_avx2 is 71000, 71008 ... 71040). Test data, not trained with (the third and fourth for Zen 5):
 
     python -m bench.cpu_choice --data FILE
     python -m bench.cpu_choice --top 6 --by-models 6 --evenly 5 --again 7 --instructions x86-avx2 --data FILE
+    python -m bench.cpu_choice --top 16 --evenly 24 --again 10 --data FILE
+    python -m bench.cpu_choice --top 10 --evenly 16 --again 8 --instructions x86-avx2 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
 `--write` puts the forest into the package. Loss is the time of the first choice over the least measured time, less 1; first choices that were not
@@ -27,7 +32,7 @@ import argparse
 import gzip
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +52,14 @@ from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
 
 DATA = Path(__file__).parent / "data"
-RANDOM = ("cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz", "cpu_random_threads.jsonl.gz", "cpu_random_avx2_threads.jsonl.gz")
-JUDGED = ("cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz", "cpu_layers_16_threads.jsonl.gz")
+RANDOM = (
+    "cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz", "cpu_random_threads.jsonl.gz", "cpu_random_avx2_threads.jsonl.gz", "cpu_random_zen5.jsonl.gz",
+    "cpu_random_zen5_avx2.jsonl.gz",
+)  # fmt: skip
+JUDGED = (
+    "cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz", "cpu_layers_16_threads.jsonl.gz", "cpu_layers_zen5.jsonl.gz",
+    "cpu_layers_zen5_avx2.jsonl.gz",
+)  # fmt: skip
 OPTIONS = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 2
 SLOW_WEIGHT = 1.5
@@ -169,14 +180,20 @@ def main() -> None:
     if any(layer.kind in WAYS.values() for layer in layers):
         parser.error("lines of --only are for judging: they do not tell how much faster the other way is")
     forest = trained(layers)
-    forests: dict[tuple[str, int], Forest | None] = {}
+    forests: dict[object, Forest | None] = {}
+
+    def without(kept_out: object, of: Callable[[Machine], object]) -> Forest | None:
+        """The forest of the layers of other machines; None if there are none."""
+        if kept_out not in forests:
+            others = [layer for layer in layers if of(layer.machine) != kept_out]
+            forests[kept_out] = trained(others) if others else None
+        return forests[kept_out]
+
     own: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for layer in (layer for path in options.judge for layer in rankings(path)):
-        build = build_of(layer.machine)
-        if build not in forests:
-            others = [other for other in layers if build_of(other.machine) != build]
-            forests[build] = trained(others) if others else None
-        for ranked, its in (("models", None), ("models and forest", forest), ("machine left out", forests[build])):
+        core = layer.machine.pipeline
+        left_out = {"machine left out": without(build_of(layer.machine), build_of), "core left out": without(core, lambda machine: machine.pipeline)}
+        for ranked, its in {"models": None, "models and forest": forest, **left_out}.items():
             if ranked == "models" or its is not None:
                 corrected = None if its is None else predicted(its, layer.ranking, layer.machine, layer.threads)
                 rows = judged(layer, layer.ranking.seconds if corrected is None else corrected)
