@@ -102,6 +102,19 @@ def shifted(x: torch.Tensor) -> Any:
     return z
 
 
+def shifted_before(x: torch.Tensor) -> Any:
+    y = x * 2
+    y.add_(1)
+    return y.t() * x.t(), y.sum(0)
+
+
+def shifted_twice(x: torch.Tensor) -> Any:
+    y = x * 2
+    z = y.add_(1).t()
+    y.mul_(x)
+    return z * 3
+
+
 def wider(x: torch.Tensor) -> Any:
     y = x * 2
     return y.add_(x.double() / 3)
@@ -128,6 +141,8 @@ def shifted_rows(x: torch.Tensor) -> Any:
         (lambda x: x.reshape(-1), False),
         (lambda x: x.reshape(-1) * 2, True),
         (shifted, False),
+        (shifted_before, True),
+        (shifted_twice, False),
         (shifted_rows, False),
         (wider, False),
     ],

@@ -175,10 +175,10 @@ def compile(
     by_code = dynamic is None  # calls wait for the programs of new sizes, and comparing code takes up to half of their time
     request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:
-        with stages.stage("export"):
+        with stages.stage("export"), collection_paused():
             imported = read(module, inputs, example_keywords)
         return compiled(imported, request, stages, family)
-    with stages.stage("export"):
+    with stages.stage("export"), collection_paused():
         model = sized(module, inputs, example_keywords, dynamic)
     family = family or Family()
     examples = tree_leaves((inputs, dict(example_keywords or {})))

@@ -45,7 +45,7 @@ def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
     """Whether a program traced in this process needs no decomposition: every operator, or the one that does the same out of place, is in `handled`;
-    what is written in place is a result that no other tensor shares memory with; and no output shares memory with an input or another output."""
+    what is written in place is a result that no tensor shares memory with yet; and no output shares memory with an input or another output."""
     makers: dict[int, list[torch.fx.Node]] = {}
     for node in program.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")) if node.op != "output" else ():
@@ -58,8 +58,10 @@ def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
         value = node.meta.get("val")
         if node.op not in ("placeholder", "output") and not _has_handler(node, handled):
             return False
-        if written(node) is not None and not _is_alone(node, makers[storage_of(value)]):
-            return False
+        if written(node) is not None:
+            alike = makers[storage_of(value)]
+            if not _is_alone(node, alike[: alike.index(node)]):
+                return False
         if node in outputs and node.op != "placeholder" and isinstance(value, torch.Tensor):
             if any(maker.op == "placeholder" or maker in outputs for maker in makers[storage_of(value)] if maker is not node):
                 return False
@@ -115,7 +117,8 @@ def trains(node: torch.fx.Node) -> bool:
 
 
 def _is_alone(node: torch.fx.Node, makers: list[torch.fx.Node]) -> bool:
-    """Whether the memory that a node writes belongs to the result of one operator and to what others made of it in place, all of one type."""
+    """Whether the memory that a node writes belongs, of those before it that share it, to the result of one operator and to what others made of it in
+    place, all of one type."""
     first = [maker for maker in makers if written(maker) is None]
     types = {value.dtype for source in node.all_input_nodes if isinstance(value := source.meta.get("val"), torch.Tensor)}
     return len(first) == 1 and first[0].op == "call_function" and types == {node.meta["val"].dtype}

@@ -650,29 +650,31 @@ def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
 
 def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr]) -> Expr:
     done: dict[int, Expr] = {}
-
-    def result_of(node: Expr, fresh: Sequence[Expr]) -> Expr:
-        if all(a is b for a, b in zip(children(node), fresh, strict=True)):
-            return inner(node)
-        rebuilt = rebuild(node, fresh)
-        return rebuilt if any(rebuilt is kid for kid in fresh) else inner(rebuilt)
-
-    def changed(node: Expr) -> Expr:
-        known = done.get(id(node))
-        if known is not None:
-            return known
-        kids = children(node)
-        result = result_of(node, [changed(kid) for kid in kids]) if kids else leaf(node)
-        done[id(node)] = result
-        return result
-
     try:
-        return changed(root)
+        return _changed(root, leaf, inner, done)
     except RecursionError:  # an expression deeper than Python's stack
         for node in walk(root):
             kids = children(node)
-            done[id(node)] = result_of(node, [done[id(kid)] for kid in kids]) if kids else leaf(node)
+            done[id(node)] = _result_of(node, [done[id(kid)] for kid in kids], inner) if kids else leaf(node)
         return done[id(root)]
+
+
+def _changed(node: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr], done: dict[int, Expr]) -> Expr:
+    """Not inside of its caller: functions there that call themselves are cycles of references, and keep what they saw until the collector comes."""
+    known = done.get(id(node))
+    if known is not None:
+        return known
+    kids = children(node)
+    result = _result_of(node, [_changed(kid, leaf, inner, done) for kid in kids], inner) if kids else leaf(node)
+    done[id(node)] = result
+    return result
+
+
+def _result_of(node: Expr, fresh: Sequence[Expr], inner: Callable[[Expr], Expr]) -> Expr:
+    if all(a is b for a, b in zip(children(node), fresh, strict=True)):
+        return inner(node)
+    rebuilt = rebuild(node, fresh)
+    return rebuilt if any(rebuilt is kid for kid in fresh) else inner(rebuilt)
 
 
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:

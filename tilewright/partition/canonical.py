@@ -39,26 +39,27 @@ def canonical(problem: Problem) -> Canonical:
         for component in step.names[1:]:
             names[component] = names[step.name] + component[len(step.name) :]
 
-    def short(node: Expr) -> Expr:
-        return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) else node
-
-    def renamed(region: Region) -> Region:
-        def of(exprs: Sequence[Expr]) -> tuple[Expr, ...]:
-            return tuple(rewrite(expr, short) for expr in exprs)
-
-        steps = tuple(replace(step, name=names[step.name], bodies=of(step.bodies), index=of(step.index)) for step in region.steps)
-        outputs = tuple(names[name] for name in region.outputs)
-        inputs = tuple(names[name] for name in region.inputs if name in names)
-        return Region(outputs[0], region.kind, (), steps, inputs, outputs, stages=tuple(map(renamed, region.stages)))
-
     stored = {name: short for name, short in names.items() if name in problem.layouts}
     same = Problem(
-        renamed(region),
+        _renamed(region, names),
         {short: problem.layouts[name].from_base() for name, short in stored.items()},
         {short: replace(problem.values[name], name=short) for name, short in stored.items()},
         frozenset(short for name, short in stored.items() if name in problem.constants),
     )
     return Canonical(same, MappingProxyType(names))
+
+
+def _renamed(region: Region, names: Mapping[str, str]) -> Region:
+    def short(node: Expr) -> Expr:
+        return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) else node
+
+    def of(exprs: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple(rewrite(expr, short) for expr in exprs)
+
+    steps = tuple(replace(step, name=names[step.name], bodies=of(step.bodies), index=of(step.index)) for step in region.steps)
+    outputs = tuple(names[name] for name in region.outputs)
+    inputs = tuple(names[name] for name in region.inputs if name in names)
+    return Region(outputs[0], region.kind, (), steps, inputs, outputs, stages=tuple(_renamed(stage, names) for stage in region.stages))
 
 
 def key_of(problem: Problem) -> object:

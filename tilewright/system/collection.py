@@ -1,4 +1,4 @@
-"""Python's collector of reference cycles, paused where many objects are made that form none."""
+"""Python's collector of reference cycles, paused where many objects are made, few of which form any."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Pauses the process's collector for a second or so. As long as objects are added it looks at all of them again and again, also at those of
-    PyTorch and of the model, which takes up to a quarter of the time of planning. Afterwards it runs if it ran before, and what was made counts as
-    old, so that it is looked at when the collector next looks at everything. Of blocks that overlap in several threads the first to end may let it
-    run."""
+    PyTorch and of the model, which takes up to a quarter of the time of an export or of planning. Afterwards it runs if it ran before, and what was
+    made counts as old, so that it is looked at when the collector next looks at everything. Of blocks that overlap in several threads the first to
+    end may let it run."""
     runs = gc.isenabled()
     gc.disable()
     try:
