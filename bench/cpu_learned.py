@@ -1,6 +1,6 @@
 """Trains the learned part of the ranking on CPUs, and evaluates the resulting order on machines with and without data of their own.
 
-    python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--name cpu_learned]
+    python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--folds 4] [--name cpu_learned]
 
 A machine is here a core with the vectors for which kernels are compiled, whatever the number of threads. Every file of --judge is evaluated four
 times: by the models alone; by a forest trained on all data ("models and forest"); by one trained on the data of all other machines ("machine left
@@ -22,8 +22,9 @@ replays gave means and --again was 5; N of cpu_random_avx2 is 71000, 71008 ... 7
     python -m bench.cpu_choice --top 10 --evenly 16 --again 8 --instructions x86-avx2 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
-`--write` puts the forest into the package. Loss is the time of the first choice over the least measured time, less 1; first choices that were not
-measured have no loss and are counted.
+`--folds N` evaluates instead the random problems themselves, in N parts that are each left out once ("models and forest"), and by a forest without
+their core. `--write` puts the forest into the package. Loss is the time of the first choice over the least measured time, less 1; first choices that
+were not measured have no loss and are counted.
 """
 
 from __future__ import annotations
@@ -166,11 +167,38 @@ def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, An
     return [{**mean, "ranked by": ranked, "first choices not measured": unknown[mean["kind"]]} for mean in means(rows)]
 
 
+def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str, Any]]:
+    """Losses of the first choice among the measured candidates of random problems, each ranked by a forest that has not seen it."""
+    part = np.random.default_rng(0).integers(0, folds, len(layers))
+    cores = sorted({layer.machine.pipeline for layer in layers})
+    groups: list[tuple[str, list[Measured], list[Measured]]] = [("models", list(layers), [])]
+    for number in range(folds):
+        inside = [layer for layer, own in zip(layers, part, strict=True) if own == number]
+        groups.append(("models and forest", inside, [layer for layer, own in zip(layers, part, strict=True) if own != number]))
+    for core in cores:
+        others = [layer for layer in layers if layer.machine.pipeline != core]
+        groups.append(("core left out", [layer for layer in layers if layer.machine.pipeline == core], others))
+    losses: dict[tuple[str, str], list[float]] = {}
+    for ranked, judged_on, taught in groups:
+        forest = trained(taught) if taught else None
+        for layer in judged_on if ranked == "models" or taught else ():
+            found = layer.ranking.seconds if forest is None else predicted(forest, layer.ranking, layer.machine, layer.threads)
+            assert found is not None, "random problems have schemas with features"
+            first = int(np.argmin(np.where(np.isfinite(layer.seconds), found, np.inf)))
+            losses.setdefault((machine_name(layer), ranked), []).append(float(layer.seconds[first] / np.nanmin(layer.seconds) - 1))
+            losses.setdefault((f"{layer.machine.pipeline}, all", ranked), []).append(losses[machine_name(layer), ranked][-1])
+    return [
+        {"machine": machine, "ranked by": ranked, "problems": len(found), "loss": float(np.mean(found)), "median loss": float(np.median(found))}
+        for (machine, ranked), found in sorted(losses.items())
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, nargs="+", default=[DATA / name for name in RANDOM])
     parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / name for name in JUDGED])
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--folds", type=int, default=0, metavar="N")
     parser.add_argument("--name", default="cpu_learned")
     options = parser.parse_args()
     for path in (*options.data, *options.judge):
@@ -179,6 +207,14 @@ def main() -> None:
     layers = [entry for path in options.data for entry in rankings(path)]
     if any(layer.kind in WAYS.values() for layer in layers):
         parser.error("lines of --only are for judging: they do not tell how much faster the other way is")
+    if options.folds:
+        found = on_random_problems(layers, options.folds)
+        shown = Table("machine", "ranked by", "problems", "loss", "median", box=None)
+        for row in found:
+            shown.add_row(row["machine"], row["ranked by"], str(row["problems"]), f"{row['loss']:.3f}", f"{row['median loss']:.3f}")
+        Console(width=100).print(shown)
+        print(write_results(options.name, {"random problems": [path.name for path in options.data], "folds": options.folds}, found))
+        return
     forest = trained(layers)
     forests: dict[object, Forest | None] = {}
 
@@ -198,16 +234,16 @@ def main() -> None:
                 corrected = None if its is None else predicted(its, layer.ranking, layer.machine, layer.threads)
                 rows = judged(layer, layer.ranking.seconds if corrected is None else corrected)
                 own.setdefault((machine_name(layer), ranked), []).extend(rows)
-    found = [{"machine": machine, **mean} for (machine, ranked), rows in own.items() for mean in summary(rows, ranked)]
+    rows_of_kinds = [{"machine": machine, **mean} for (machine, ranked), rows in own.items() for mean in summary(rows, ranked)]
     every = [{"machine": machine, **row, "ranked by": ranked} for (machine, ranked), rows in own.items() for row in rows]
     shown = Table("machine", "kind", "ranked by", "layers", *MEASURES, "first not measured", box=None)
-    for row in found:
+    for row in rows_of_kinds:
         cells = [f"{row[key]:.3f}" if key in row else "–" for key in MEASURES]
         shown.add_row(row["machine"], row["kind"], row["ranked by"], str(row["layers"]), *cells, str(row["first choices not measured"]))
     Console(width=150).print(shown)
     files = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
     settings = {**files, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
-    print(write_results(options.name, settings, [*found, *every]))
+    print(write_results(options.name, settings, [*rows_of_kinds, *every]))
     if options.write:  # last: the results are of a tree without changes
         kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
         machines = sorted(set(map(machine_name, layers)))
