@@ -58,6 +58,18 @@ def learned_on_cpus() -> Rows:
     return rows
 
 
+def learned_on_random_problems() -> Rows:
+    """Losses of the first choice over the random problems that the forest learns from, each left out of the training."""
+    says = {"models": "models", "models and forest": "models and forest, a quarter of the problems left out", "core left out": "core left out"}
+    rows = [["core", "random problems", "ranked by", "loss of the first", "median"]]
+    for entry in results_of("cpu_learned_random"):
+        core, _, which = entry["machine"].partition(", ")
+        if which == "all":
+            losses = (f"{percent(entry[key])} %" for key in ("loss", "median loss"))
+            rows.append([core, str(entry["problems"]), says[entry["ranked by"]], *losses])
+    return rows
+
+
 def calibrated_choices() -> Rows:
     """Losses of first choices on CPUs by the facts that the models use."""
     facts = ("assumed", "measured", "only level 3 measured", "all but level 3 measured")
@@ -93,12 +105,12 @@ def networks() -> Rows:
         least = (min((times[name] for name in group if name in times), default=None) for group in groups)
         return ["–" if seconds is None else milliseconds(seconds) for seconds in least]
 
-    gpu, two, sixteen = (medians(name) for name in ("gpu_networks_h200", "cpu_networks_peers", "cpu_networks_16_threads"))
+    gpu, *cpus = (medians(name) for name in ("gpu_networks_h200", "cpu_networks_peers", "cpu_networks_16_threads", "cpu_networks_zen5"))
     eager, others = ("eager", "eager_cl"), (("eager", "eager_cl", "inductor"), ("onnxruntime",), ("openvino",))
-    threads = (f"{name}, {count} threads" for count in (2, 16) for name in ("ours", "PyTorch", "onnxruntime", "OpenVINO"))
-    rows = [["ms", "ours, H200", "eager, H200", *threads]]
-    for name in dict.fromkeys((*two, *sixteen)):
-        on_cpu = (cells(times.get(name, {}), ("tilewright",), *others) for times in (two, sixteen))
+    where = ("Xeon, 2 threads", "Xeon, 16 threads", "EPYC, 2 threads")
+    rows = [["ms", "ours, H200", "eager, H200", *(f"{name}, {cpu}" for cpu in where for name in ("ours", "PyTorch", "onnxruntime", "OpenVINO"))]]
+    for name in dict.fromkeys(network for times in cpus for network in times):
+        on_cpu = (cells(times.get(name, {}), ("tilewright",), *others) for times in cpus)
         rows.append([name, *cells(gpu.get(name, {}), ("tilewright",), eager), *itertools.chain(*on_cpu)])
     return rows
 
@@ -108,8 +120,9 @@ def speed_ups() -> Rows:
     both = medians("cpu_networks_peers").keys() & medians("cpu_networks_16_threads").keys()
     rows = [["CPU", "networks", "best peer / ours: geometric mean", "least"]]
     for what, name, kept in (
-        ("2 threads", "cpu_networks_peers", None), ("2 threads, networks of both", "cpu_networks_peers", both),
-        ("16 threads, networks of both", "cpu_networks_16_threads", both), ("16 threads", "cpu_networks_16_threads", None),
+        ("Xeon, 2 threads", "cpu_networks_peers", None), ("Xeon, 2 threads, networks of both", "cpu_networks_peers", both),
+        ("Xeon, 16 threads, networks of both", "cpu_networks_16_threads", both), ("Xeon, 16 threads", "cpu_networks_16_threads", None),
+        ("EPYC, 2 threads", "cpu_networks_zen5", None),
     ):  # fmt: skip
         times = {network: own for network, own in medians(name).items() if kept is None or network in kept}
         ratios = {network: min(own[peer] for peer in own if peer != "tilewright") / own["tilewright"] for network, own in times.items()}
@@ -293,6 +306,7 @@ CPU_TABLES = (
     outliers,
     code_scores,
     learned_on_cpus,
+    learned_on_random_problems,
     calibrated_choices,
     networks,
     speed_ups,
