@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,18 +23,24 @@ from tests.test_attention import INFINITY, attend, holes, masked, of_projections
 from tests.test_half_modules import array_of
 from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.cuda import print_cuda, shared_bytes
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
+from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.tensor_attention.schema import TENSOR_ATTENTION
 from tilewright.kernels.gpu.tensor_attention.space import TensorAttentionSchedule
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
-from tilewright.selection.choice import rank
+from tilewright.partition.plan import plan_program
+from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Ranking
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
+from tilewright.tuning.trials import Job, Trials
+from tilewright.zoo import bert
 
 H200, A100, V100 = map(machine, ("h200", "a100", "v100"))
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
@@ -86,6 +93,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "causal, more queries than keys": (partial(attend, is_causal=True), operands(70, 37)),
     "additive mask": (masked, (*operands(), torch.randn(1, 1, 1, 37))),
     "additive mask of minus infinities": (masked, (*operands(), torch.where(holes(1, 1, 20, 37), 0.5, -INFINITY))),
+    "additive mask of least numbers": (masked, (*operands(), torch.where(torch.rand(1, 1, 20, 37) > 0.3, 0.5, -6e4))),
     "boolean mask": (masked, (*operands(), holes(1, 1, 20, 37))),
     "boolean mask, plain softmax": (
         lambda q, k, v, mask: softmax(q, k, v, lambda s: s.masked_fill(~mask, -INFINITY)), (*operands(), holes(1, 2, 20, 37)),
@@ -126,7 +134,7 @@ def test_any_sizes_and_schedules(
 @EACH_KIND
 @pytest.mark.parametrize("name", ["plain", "odd sizes", "causal", "heads of 128"])
 def test_counts_are_those_of_the_kernel(name: str, kind: str) -> None:
-    """Blocks, threads, shared memory; and the matrices that a warp loads and multiplies in a tile of keys, by enumeration."""
+    """Blocks, threads and shared memory."""
     case = case_of(*CASES[name], kind)
     ranking = ranking_of(case, kind)
     begin, end = map(int, ranking.starts[-2:])
@@ -140,16 +148,13 @@ def test_counts_are_those_of_the_kernel(name: str, kind: str) -> None:
         assert counts.shared_bytes[position] == shared_bytes(kernel)
 
 
-SCHEDULES = (TensorAttentionSchedule(128, 64, 8, 2, 1), TensorAttentionSchedule(64, 64, 4, 3, 0), TensorAttentionSchedule(128, 32, 4, 2, 1))
-
-
 @EACH_KIND
 @pytest.mark.parametrize("size", [64, 128])
 def test_compiled_code_has_the_instructions_and_no_spills(kind: str, size: int) -> None:
     inputs = [torch.zeros(1, 2, 512, size) for _ in range(3)]
     case = case_of(partial(attend, is_causal=True), inputs, kind)
     ranking = ranking_of(case, kind)
-    chosen = ranking.choice(int(np.argmin([ranking.choice(at).seconds for at in range(*map(int, ranking.starts[-2:]))])) + int(ranking.starts[-2])).schedule
+    chosen = min((ranking.choice(at) for at in range(*map(int, ranking.starts[-2:]))), key=lambda choice: choice.seconds).schedule
     for target in (H200, A100):
         (kernel,) = lower(case.problem, chosen, target).kernels
         text = print_cuda([kernel])
@@ -185,3 +190,39 @@ def test_what_tensor_cores_cannot_do_is_refused() -> None:
         lower(narrow.problem, TensorAttentionSchedule(16, 16, 1, 2), H200)
     ranking = rank(case_of(*CASES["plain"], "tf32").problem, H200)
     assert all(part.schema is not TENSOR_ATTENTION for part in ranking.parts)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+def test_an_encoder_in_a_lower_precision_has_one_kernel(precision: str) -> None:
+    """The prediction that decides about the region knows the types in which its values are stored."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph, _ = simplify(read(bert.EncoderLayer(128, 2, 256).eval(), (torch.randn(2, 128, 128),)).graph)
+    numerics = Numerics(tf32=precision == "tf32")
+    program = plan_program(graph, H200, 1, partial(choose, numerics=numerics), precision, numerics)
+    (made,) = (lowered for lowered in program.regions if lowered.region.kind == "attention")
+    assert made.schedule.startswith("tensor attention") and made.predicted_seconds is not None
+    (reason,) = (reason for reason in made.region.reasons if "us in one kernel" in reason)
+    assert f"{1e6 * made.predicted_seconds:.1f} us in one kernel" in reason
+
+
+def test_bound_by_hand() -> None:
+    case = case_of(attend, [torch.zeros(1, 16, 2048, 64) for _ in range(3)], "f16")
+    form = TENSOR_ATTENTION.match(case.problem, H200)
+    rows = {name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "held": 0}.items()}
+    terms = lower_bound(TENSOR_ATTENTION, form.facts, rows, H200).terms
+    scores = 16 * 2048 * 2048
+    assert terms["fma"] == pytest.approx(scores * 4 * 64 / H200.peak_flops["fp16"])
+    assert terms["issue"] == pytest.approx((scores * 128 / 2048 + scores / 32) / 528 / H200.clock_hz)
+
+
+@pytest.mark.gpu
+@EACH_KIND
+@pytest.mark.parametrize("name", CASES)
+def test_candidates_on_a_gpu(name: str, kind: str) -> None:
+    """The measuring process compares each with float64 before it times it."""
+    here, case = machine("cuda"), case_of(*CASES[name], kind)
+    ranking, random = ranking_of(case, kind, machine("cuda")), Random(name)
+    with Trials(here) as trials:
+        outcomes = trials.measure([Job(case.problem, picked(ranking, random), name) for _ in range(8)])
+    assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]

@@ -294,7 +294,7 @@ class _Tiles:
         score = self._score(i, j)
         row_lets, logit = self.frame.logit(self._row(i), key, score, seen)
         lets, (value,) = bind_shared([logit])
-        each = [Let(key, tile * self.schedule.block_n + self._key(j)), *lets, Store("scores", score.index[0], value)]
+        each: list[Statement] = [Let(key, tile * self.schedule.block_n + self._key(j)), *lets, Store("scores", score.index[0], value)]
         return For(i, index_const(2 * self.rows), block(row_lets, For(j, index_const(2 * self.score_columns), block(each), "unroll")), "unroll")
 
     def _weights(self) -> list[Statement]:
