@@ -1,10 +1,11 @@
 """Attention in one kernel: candidates of the ranking, the plan without attention regions, and PyTorch's scaled_dot_product_attention.
 
     python -m bench.attention [SHAPE ...] [--target cuda] [--top 10] [--evenly 10] [--name attention_h200]
+    python -m bench.attention 16x2048x64 16x4096x128 bert128 bert512x8 --precision fp16 --top 5 --evenly 5 --name attention_fp16_h200
     python -m bench.attention --target native --threads 2 --top 3 --evenly 0 --name attention_native
 
-For each shape every contender computes in float32 (TF32 off) and is checked against PyTorch in float64 before it is timed, in interleaved turns. On a
-GPU each is one CUDA graph (or Tilewright's own), and finds the level-2 cache full of other data.
+For each shape every contender computes in float32 (TF32 off), or in the type or precision asked for, and is checked against PyTorch in float64 before
+it is timed, in interleaved turns. On a GPU each is one CUDA graph (or Tilewright's own), and finds the level-2 cache full of other data.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program
-from tilewright.kernels.schema import JoinDecision
+from tilewright.kernels.schema import JoinDecision, Numerics
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import executable_of
@@ -62,10 +63,10 @@ class Shape:
     def module(self) -> nn.Module:
         return _Attention(self.causal, self.heads != self.keys_heads)
 
-    def inputs(self, device: torch.device) -> tuple[Tensor, ...]:
+    def inputs(self, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         torch.manual_seed(0)
-        q = torch.randn(self.batch, self.heads, self.queries, self.size, device=device)
-        k, v = (torch.randn(self.batch, self.keys_heads, self.keys, self.size, device=device) for _ in range(2))
+        q = torch.randn(self.batch, self.heads, self.queries, self.size, device=device).to(dtype)
+        k, v = (torch.randn(self.batch, self.keys_heads, self.keys, self.size, device=device).to(dtype) for _ in range(2))
         lengths = torch.randint(self.keys // 2, self.keys + 1, (self.batch, 1, 1, 1), device=device)
         return (q, k, v, torch.arange(self.keys, device=device) < lengths) if self.masked else (q, k, v)
 
@@ -82,6 +83,7 @@ class _Attention(nn.Module):
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {
         "16x2048x64": Shape(1, 16, 16, 2048, 2048, 64),
+        "16x4096x128": Shape(1, 16, 16, 4096, 4096, 128),
         "bert128": Shape(1, 12, 12, 128, 128, 64),
         "bert384": Shape(1, 12, 12, 384, 384, 64),
         "bert512": Shape(1, 12, 12, 512, 512, 64),
@@ -105,6 +107,12 @@ def joining(joins: bool) -> AbstractContextManager[Any]:
     return mock.patch.object(RowJudge, "in_one", lambda *_: JoinDecision(joins, "as the benchmark asks"))
 
 
+TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""By precision: the type of the inputs."""
+TOLERANCES = {"fp32": 1e-4, "tf32": 4e-3, "fp16": 4e-3, "bf16": 3e-2}
+"""Largest errors relative to the largest output."""
+
+
 @dataclass(frozen=True)
 class Plans:
     """The programs of a shape: with its attention region under some schedules, by the schedule's text, and without one (`apart`)."""
@@ -116,23 +124,26 @@ class Plans:
     choices: Mapping[str, Choice]
     candidates: Mapping[str, Program]
     apart: Program
+    precision: str
 
     @classmethod
-    def of(cls, shape: Shape, machine: Machine, device: torch.device, threads: int, top: int, evenly: int) -> Plans:
+    def of(cls, shape: Shape, machine: Machine, device: torch.device, threads: int, top: int, evenly: int, precision: str) -> Plans:
         """The plans with the ranking's first `top` candidates, and with `evenly` others, as far apart in the ranking as possible."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            imported = read(shape.module().eval(), shape.inputs(device))
+            imported = read(shape.module().eval(), shape.inputs(device, TYPES[precision]))
         graph, _ = simplify(imported.graph)
         problems: list[Problem] = []
+        numerics = Numerics(tf32=precision == "tf32")
 
         def plan(joins: bool, chooser: Callable[[Problem], Choice | None] = lambda problem: None) -> Program:
             with joining(joins):
-                return plan_program(graph, machine, threads, lambda problem, *rest: chooser(problem) or choose(problem, *rest))
+                usual = partial(choose, numerics=numerics)
+                return plan_program(graph, machine, threads, lambda problem, *rest: chooser(problem) or usual(problem, *rest), numerics=numerics)
 
         plan(True, lambda problem: problems.append(problem) if problem.region.kind == "attention" else None)
         (problem,) = problems
-        every = list(rank(problem, machine, threads))
+        every = list(rank(problem, machine, threads, numerics))
         rest = every[top:]
         others = [rest[len(rest) * place // evenly] for place in range(evenly)] if len(rest) >= evenly else rest
         choices = {str(choice.schedule): choice for choice in (*every[:top], *others)}
@@ -140,7 +151,7 @@ class Plans:
             name: plan(True, lambda problem, choice=choice: choice if problem.region.kind == "attention" else None)  # type: ignore[misc]
             for name, choice in choices.items()
         }
-        return cls(shape, machine, threads, imported, choices, chosen, plan(False))
+        return cls(shape, machine, threads, imported, choices, chosen, plan(False), precision)
 
     def contender(self, name: str, program: Program) -> Contender:
         def prepare(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
@@ -157,6 +168,8 @@ class Plans:
         backends = {"torch": None, "torch math": SDPBackend.MATH}
         if self.machine.is_gpu:
             backends["torch efficient"] = SDPBackend.EFFICIENT_ATTENTION
+            if TYPES[self.precision] in (torch.float16, torch.bfloat16) and not self.shape.masked:
+                backends["torch flash"] = SDPBackend.FLASH_ATTENTION
         return own + [Contender(name, partial(by_torch, backend=backend)) for name, backend in backends.items()]
 
 
@@ -182,24 +195,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2e-5, help="least time of one turn in one round")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error relative to the largest output")
+    parser.add_argument("--precision", choices=TYPES, default="fp32")
     parser.add_argument("--name", default="attention_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
     torch.set_num_threads(options.threads)
     machine = find_machine(options.target)
     device = torch.device("cuda" if machine.is_gpu else "cpu")
     seconds_of = partial(cold_seconds, scratch=torch.empty(FLUSHED_BYTES // 4, device=device)) if machine.is_gpu else seconds_of_call
-    planned = {name: Plans.of(SHAPES[name], machine, device, options.threads, options.top, options.evenly) for name in options.shapes or SHAPES}
+    counts = options.threads, options.top, options.evenly
+    planned = {name: Plans.of(SHAPES[name], machine, device, *counts, options.precision) for name in options.shapes or SHAPES}
     # all kernels of all shapes on all cores: what is built later comes from the cache
     programs = [program for plans in planned.values() for program in (*plans.candidates.values(), plans.apart)]
     compile_kernels([source for program in programs for source in source_files(program, machine)], machine)
     rows: list[dict[str, Any]] = []
-    table = Table("shape", "candidate", "ms", "predicted", "apart", "torch", title=f"attention on {machine.name}, fp32")
+    table = Table("shape", "candidate", "ms", "predicted", "apart", "torch", title=f"attention on {machine.name}, {options.precision}")
     for name, plans in planned.items():
         shape, choices = plans.shape, plans.choices
-        inputs = shape.inputs(device)
-        outcomes = compare(name, shape.module(), inputs, inputs, plans.contenders(), options.tolerance, options.rounds, options.seconds, seconds_of)
+        inputs, tolerance = shape.inputs(device, TYPES[options.precision]), TOLERANCES[options.precision]
+        outcomes = compare(name, shape.module(), inputs, inputs, plans.contenders(), tolerance, options.rounds, options.seconds, seconds_of)
         for outcome in outcomes:
             choice = choices.get(outcome.contender)
             predicted = {"predicted_seconds": choice.seconds, "terms": dict(choice.terms)} if choice else {}

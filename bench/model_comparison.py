@@ -4,7 +4,8 @@
 
 `--models` also trains each on all layers of the file and stores it, for `bench.judged_layers`. CNNOpt's black-box forest sees only sizes and tiles,
 its hybrid forest predicts the time from analytical quantities as well; ours predict corrections of the analytical time, or of the order within a
-layer, with forests or gradient boosting; the last is trained with quantities relative to the machine's peaks only.
+layer, with forests or gradient boosting; the last is trained with quantities relative to the machine's peaks only. `--tensor` compares methods for
+candidates on tensor cores, DeepGEMM's closed form (`bench.closed_form`) among them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from bench.closed_form import CLOSED_FORM, closed_form_seconds
 from bench.common import write_results
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import gpu_calibration
@@ -31,7 +34,7 @@ from tilewright.selection.learned.gpu import KEPT, STAGES, refined
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset
-from tilewright.tuning.training import BOOSTED, RECIPE, TOPS, held_out, quality, samples
+from tilewright.tuning.training import BOOSTED, RECIPE, TENSOR, TOPS, held_out, quality, samples
 
 THREADS = 2
 """Threads of one training; scikit-learn releases the interpreter's lock, so that several trainings run at once."""
@@ -50,6 +53,10 @@ RECIPES = MappingProxyType(
         "ours": RECIPE,
     }
 )
+TENSOR_RECIPES = MappingProxyType({
+    "boosted time": replace(TENSOR, target="time"), "boosted rank": replace(TENSOR, target="rank"),
+    "deeper trees": replace(TENSOR, options=BOOSTED), "ours": TENSOR,
+})  # fmt: skip
 ANALYTICAL = "analytical"
 
 
@@ -106,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--models", type=Path, help="folder for the models trained on the whole file")
+    parser.add_argument("--tensor", action="store_true", help="compare methods for candidates on tensor cores")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--only", help="recipes to compare, separated by ;")
     parser.add_argument("--no-compare", action="store_true", help="train for --models and compare nothing")
@@ -113,14 +121,17 @@ def main() -> None:
     options = parser.parse_args()
     layers = dataset.read(*options.files)
     machine = identified_machine(layers[0].machine)
-    rows, schemas = samples(layers, machine)
+    rows, schemas = samples(layers, machine, (TENSOR if options.tensor else RECIPE).record)
     print(f"{len(rows)} kernels of {len(layers)} layers")
-    recipes = {name: recipe for name, recipe in RECIPES.items() if not options.only or name in options.only.split(";")}
+    known = TENSOR_RECIPES if options.tensor else RECIPES
+    recipes = {name: recipe for name, recipe in known.items() if not options.only or name in options.only.split(";")}
     results: list[dict[str, Any]] = []
     if not options.no_compare:
         kinds = {str(kind): int((schemas == kind).sum()) for kind in np.unique(schemas)}
         settings = {**vars(options), "kernels": len(rows), "layers": len(layers), "schemas": kinds}
         results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, gpu_calibration(machine).counted))})
+        if options.tensor:
+            results.append({"model": CLOSED_FORM, **quality(rows, closed_form_seconds(rows.counts, machine))})
         with ThreadPoolExecutor(trainers()) as pool:
             for name, found in zip(recipes, pool.map(partial(compared, rows, machine, options.folds), recipes.values()), strict=True):
                 how = {key: getattr(recipes[name], key) for key in ("learner", "record", "target", "favour", "centred")}

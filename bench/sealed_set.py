@@ -3,19 +3,23 @@
     python -m bench.sealed_set --seed N --trained FILE ... [--data FILE] [--top 40] [--evenly 40] [--resume] [--name sealed_set_h200]
 
 Ten problems of each of six classes (`tilewright.tuning.sampling`): batch above 1, groups or depthwise, dilation or one or three dimensions, plain
-3x3, 1x1, first layers. None has the sizes of a problem in the files `--trained`, nor of a layer or operator on which models were evaluated before.
+3x3, 1x1, first layers; each in one of the `--precisions`. None has the sizes of a problem in the files `--trained`, nor of a layer or operator on
+which models were evaluated before.
 Of each problem the first `--top` candidates of every ranking (the analytical models, and the choice as shipped) and an even sample are measured; then
 the fastest `--again` and the first ten of every ranking once more, interleaved, and those times count.
 
 A seed whose problems were measured is no longer sealed: the command refuses it, and also a tree with changes. `--resume` continues an interrupted run
 of the same commit; `--unsealed` measures nevertheless, and the result says so. With `--complete` models made after the set was drawn (and never
-trained with it) are judged: only what they choose first and the data lack is measured, in turns with the fastest.
+trained with it) are judged: only what they choose first and the data lack is measured, in turns with the fastest. `--batches` judges the twenty
+benchmark layers in the same way, in the place of drawn problems. Problems with candidates on tensor cores have DeepGEMM's order of these too
+(`bench.closed_form`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,9 +28,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench import common
+from bench import closed_form, common
 from bench.choice_quality import SHIPPED, SPACE, Figures, judge_space, summaries
 from bench.judged_layers import texts
+from bench.layers import LAYERS, layer
 from bench.model_comparison import ANALYTICAL
 from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
@@ -37,7 +42,7 @@ from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.collecting import collect, ranking_of
 from tilewright.tuning.sampling import JUDGED, evenly, random_workloads
 from tilewright.tuning.trials import Job, Trials
-from tilewright.tuning.workloads import text_of
+from tilewright.tuning.workloads import FP32, Convolution, text_of
 
 CLASSES = ("batch", "groups", "forms", "3x3", "1x1", "first")
 FIRST = 10
@@ -46,10 +51,10 @@ TARGETS = {"lop@1": 0.05, "lop@10": 0.01}
 """Target figures: means over all problems."""
 
 
-def drawn(seed: int, trained: Sequence[Path], classes: Sequence[str], each: int) -> dict[str, str]:
+def drawn(seed: int, trained: Sequence[Path], classes: Sequence[str], each: int, precisions: Sequence[str] = (FP32,)) -> dict[str, str]:
     """The class of every problem of the set, by the problem's text."""
     known = {dataset.layer_workload(entry.layer) for entry in dataset.read(*trained)}
-    found = list(islice(random_workloads(seed, classes, JUDGED | known), each * len(classes)))
+    found = list(islice(random_workloads(seed, classes, JUDGED | known, precisions), each * len(classes)))
     return {text_of(workload): classes[number % len(classes)] for number, workload in enumerate(found)}
 
 
@@ -66,19 +71,28 @@ def why_not(name: str, seed: int, commit: str, data: Path, resume: bool) -> str 
     return f"{data} holds measurements" if data.exists() else None
 
 
-def orders_of(problem: Problem, machine: Machine) -> tuple[Ranking, dict[str, np.ndarray]]:
+def benchmark(precisions: Sequence[str], batches: Sequence[int]) -> dict[str, str]:
+    """The precision of every benchmark layer at these batches, by the problem's text."""
+    found = [dataset.layer_workload(layer(name)) for name in LAYERS]
+    layers = [one for one in found if isinstance(one, Convolution)]
+    return {text_of(replace(one, batch=batch, precision=name)): name for name in precisions for batch in batches for one in layers}
+
+
+def orders_of(described: Mapping[str, Any], problem: Problem, machine: Machine) -> tuple[Ranking, dict[str, np.ndarray]]:
     """The ranking as shipped, and the positions of its space by each ranking, best predicted first. The analytical one does not order the variants,
-    which come last in the space."""
-    shipped = rank(problem, machine)
-    found = {ANALYTICAL: ranking_of(problem, machine), SHIPPED: shipped}
-    return shipped, {name: np.argsort(each.seconds, kind="stable") for name, each in found.items()}
+    which come last in the space; the closed form orders the candidates on tensor cores alone."""
+    numerics = dataset.layer_numerics(described)
+    shipped, analytical = rank(problem, machine, numerics=numerics), ranking_of(problem, machine, numerics)
+    found = {name: np.argsort(each.seconds, kind="stable") for name, each in ((ANALYTICAL, analytical), (SHIPPED, shipped))}
+    closed = closed_form.order(analytical, machine)
+    return shipped, found if closed is None else {**found, closed_form.CLOSED_FORM: closed}
 
 
 def measure(trials: Trials, machine: Machine, names: Sequence[str], options: argparse.Namespace) -> None:
     """Measures every problem that the data lack, then the best of each problem in turns."""
 
-    def choose(layer: Any, problem: Problem) -> list[Any]:
-        ranking, orders = orders_of(problem, machine)
+    def choose(described: Any, problem: Problem) -> list[Any]:
+        ranking, orders = orders_of(described, problem, machine)
         first = [order[: options.top] for order in orders.values()]
         positions = np.unique(np.concatenate([*first, evenly(ranking, min(options.evenly, ranking.candidates), options.seed)]))
         return [ranking.choice(int(position)).schedule for position in np.random.default_rng(options.seed).permutation(positions)]
@@ -89,7 +103,7 @@ def measure(trials: Trials, machine: Machine, names: Sequence[str], options: arg
         if any((columns["rounds"] >= options.rounds).any() for columns in entry.schemas.values()):
             continue
         problem = dataset.layer_problem(entry.layer)
-        ranking, orders = orders_of(problem, machine)
+        ranking, orders = orders_of(entry.layer, problem, machine)
         times = entry.times()
         fastest = sorted(times, key=lambda text: (times[text], text))[: options.again]
         again = dict.fromkeys((*fastest, *(text for order in orders.values() for text in texts(ranking, order[:FIRST]) if text in times)))
@@ -102,7 +116,7 @@ def complete(trials: Trials, machine: Machine, options: argparse.Namespace) -> N
     """Measures those of the first candidates of every ranking that the data of a problem lack, in turns with the fastest ones."""
     for entry in dataset.read(options.data):
         problem, times = dataset.layer_problem(entry.layer), entry.times()
-        ranking, orders = orders_of(problem, machine)
+        ranking, orders = orders_of(entry.layer, problem, machine)
         known = {*times, *entry.failures}
         new = dict.fromkeys(text for order in orders.values() for text in texts(ranking, order[:FIRST]) if text not in known)
         if new:
@@ -116,7 +130,7 @@ def judge(path: Path, machine: Machine, classes: dict[str, str]) -> list[Figures
     """A row for each problem and ranking."""
     rows: list[Figures] = []
     for entry in dataset.read(path):
-        ranking, orders = orders_of(dataset.layer_problem(entry.layer), machine)
+        ranking, orders = orders_of(entry.layer, dataset.layer_problem(entry.layer), machine)
         rows += [{"class": classes[str(entry.layer["name"])], **row} for row in judge_space(entry, ranking, orders)]
     return rows
 
@@ -158,6 +172,8 @@ def main() -> None:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--classes", default=",".join(CLASSES))
     parser.add_argument("--each", type=int, default=10, help="problems of each class")
+    parser.add_argument("--precisions", default=FP32, help="of the problems, such as fp16,bf16,tf32")
+    parser.add_argument("--batches", help="judge the twenty benchmark layers at these batches instead, such as 1,64")
     parser.add_argument("--top", type=int, default=40)
     parser.add_argument("--evenly", type=int, default=40)
     parser.add_argument("--again", type=int, default=25)
@@ -174,7 +190,12 @@ def main() -> None:
     if reason is not None and not (options.unsealed or options.complete):
         parser.error(f"{reason}; --unsealed measures nevertheless")
     machine = identified_machine(options.target)
-    classes = drawn(options.seed, options.trained, options.classes.split(","), options.each)
+    precisions = options.precisions.split(",")
+    if options.batches:
+        classes = benchmark(precisions, [int(batch) for batch in options.batches.split(",")])
+        reason = reason or "the layers are those of benchmarks"
+    else:
+        classes = drawn(options.seed, options.trained, options.classes.split(","), options.each, precisions)
     settings = {**vars(options), "data": options.data.name, "not sealed because": reason, "targets": TARGETS}
     common.write_results(options.name, settings, [])  # from now on the seed counts as used
     if options.data.exists():

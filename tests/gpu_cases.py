@@ -25,6 +25,8 @@ from tilewright.runtime.packing import prepared
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 
+BFLOAT16_NAN = 0x7FC0
+
 
 @dataclass(frozen=True)
 class Case:
@@ -68,8 +70,8 @@ def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
 
 def poison(item: Storage) -> np.ndarray:
     """A buffer as a kernel may find it: NaN everywhere (zeros for types without NaN)."""
-    kind = np.dtype(ELEMENT_TYPES[item.value.dtype].numpy)
-    return np.full(item.layout.size, np.nan if kind.kind == "f" else 0, dtype=kind)
+    kind = np.dtype(ELEMENT_TYPES[item.value.dtype].array)
+    return np.full(item.layout.size, np.nan if kind.kind == "f" else BFLOAT16_NAN if item.value.dtype == "bf16" else 0, dtype=kind)
 
 
 def execute(case: Case, lowered: Lowered, scalars: tuple[int, ...] = ()) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tests.compiled import Bundle, Case, compare
-from tests.gpu_cases import at_base, offsets
+from tests.gpu_cases import BFLOAT16_NAN, at_base, offsets
 from tilewright.codegen.interpreter import run
 from tilewright.frontend.imported import Imported, unsupported
 from tilewright.frontend.torch_import import import_module
@@ -23,8 +23,6 @@ from tilewright.ir.region import Program, Storage
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.packing import pack, prepared
-
-BFLOAT16_NAN = 0x7FC0
 
 
 def numpy_type(storage: Storage) -> np.dtype[Any]:

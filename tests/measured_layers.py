@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.hardware import machine
 from tilewright.kernels.schema import AnySchema
 from tilewright.tuning import dataset
-from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.collecting import ranking_of, to_sample
 from tilewright.tuning.sampling import evenly
 from tilewright.tuning.trials import Job, Outcome, Timing
 
@@ -39,7 +39,7 @@ def outcome(job: Job, seconds: float, rounds: int = 4) -> Outcome:
 def measured(described: dict[str, Any], count: int, seed: int = 0) -> dataset.MeasuredLayer:
     """`count` candidates of a layer with their times, spread evenly over the schemas."""
     problem = dataset.layer_problem(described)
-    ranking = ranking_of(problem, H200)
+    ranking = to_sample(described, problem, H200)
     generator = np.random.default_rng(seed)
     outcomes = []
     for position in evenly(ranking, count, seed):

@@ -14,12 +14,14 @@ from torch.utils._pytree import tree_leaves
 import tilewright
 from tests.interpreted import returned, run_program
 from tests.test_bf16_models import model_cases
+from tests.test_gpu_tensor_cores import Block, with_schedule
 from tilewright.errors import UnsupportedOption
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Invoke, statements
 from tilewright.ir.region import Program
+from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import choose
@@ -88,6 +90,23 @@ def layers() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.LayerNorm(256)).eval()
     return module, (torch.randn(512, 256),)
+
+
+@EACH_PRECISION
+def test_a_residual_that_is_a_view_of_a_concatenation(precision: str) -> None:
+    """Convolution, activation and residual in one kernel on tensor cores, where the residual is a slice of the convolution's concatenated input."""
+    torch.manual_seed(0)
+    module, inputs = Block(16).eval(), (torch.randn(1, 16, 6, 7),)
+    used: list[TensorCoreSchedule] = []
+    numerics = Numerics(tf32=precision == "tf32")
+    chooser = with_schedule(TensorCoreSchedule(32, 16, 32, 2, 1, 2), used, numerics)
+    graph, _ = simplify(import_module(module, inputs).graph)
+    program = plan_program(graph, H200, 1, chooser, precision, numerics)
+    assert len(used) == 3 and program.aliases
+    (found,) = computed(module, inputs, program)
+    with torch.no_grad():
+        exact = copy.deepcopy(module).double()(inputs[0].double())
+    assert (found - exact).abs().max() <= ERRORS[precision] * exact.abs().max()
 
 
 @pytest.mark.parametrize("precision, multiplied, stored", [("tf32", "tf32", "f32"), ("fp16", "f16", "f16"), ("bf16", "bf16", "bf16"), ("fp32", "", "f32")])

@@ -29,13 +29,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=whole(), default=1000, help="random layers that FILE is to hold in the end (default %(default)s)")
     parser.add_argument("--each", type=whole(), default=30, help="schedules measured of each layer (default %(default)s)")
     parser.add_argument("--classes", help="of the random layers, drawn in turn, such as 3x3,batch,groups (default: all, see docs/models.md)")
+    parser.add_argument("--precisions", default="fp32", help="of the random layers, such as fp16,bf16,tf32 (default %(default)s)")
     parser.add_argument("--favourites", type=path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
     parser.add_argument("--seconds", type=amount, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=seed, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
     parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
-    parser.add_argument("--model", type=path, metavar="X.npz", help="where the trained models go: X.npz and X-streams.npz; without it only evaluated")
+    parser.add_argument("--model", type=path, metavar="X.npz", help="where models go: X.npz, X-streams.npz, X-tensor.npz; without it only evaluated")
     parser.add_argument("--folds", type=whole(2), default=5, help="parts of the layers, each predicted from the others, for the evaluation")
-    parser.add_argument("--trees", type=whole(), help="of the model (default: as the models that come with the package)")
+    parser.add_argument("--trees", type=whole(), help="of the models (default: as the models that come with the package)")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -75,6 +76,7 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
     from tilewright.hardware import identified_machine
 
     with progress_bar("loading PyTorch"):
+        from tilewright.partition.precision import check_precision
         from tilewright.selection.learned.hybrid import load
         from tilewright.tuning import dataset
         from tilewright.tuning.collecting import collect, favourites_of, sample_of
@@ -96,7 +98,11 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
         classes = options.classes.split(",") if options.classes else TRAINING
         if not set(classes) <= CLASSES.keys():
             raise InvalidInput(f"there are no classes {options.classes!r} of layers", f"some of {', '.join(CLASSES)}")
-        layers = [dataset.layer_of(workload) for workload in itertools.islice(random_workloads(options.seed, classes), options.layers)]
+        precisions = options.precisions.split(",")
+        for precision in precisions:
+            check_precision(precision, machine)
+        drawn = random_workloads(options.seed, classes, precisions=precisions)
+        layers = [dataset.layer_of(workload) for workload in itertools.islice(drawn, options.layers)]
         choose = sample_of(options.each, options.seed, machine)
     wanted = [layer for layer in layers if layer["name"] not in known]
     path.parent.mkdir(parents=True, exist_ok=True)

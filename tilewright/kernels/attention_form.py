@@ -145,9 +145,9 @@ def attention_form(problem: Problem) -> AttentionForm:
         found.n.extent or 0,
         extent_of(r),
         extent_of(d),
-        _width(q, r, layouts),
-        _width(k, r, layouts),
-        _width(v, d, layouts),
+        loaded_width(q, r, layouts),
+        loaded_width(k, r, layouts),
+        loaded_width(v, d, layouts),
         widest(element, d[-1], layouts, offset),
         bytes_touched([q], every, values),
         bytes_touched([k], every, values),
@@ -174,9 +174,9 @@ def _causal(logit: Expr, m: Sequence[Var], n: Var) -> tuple[int, Expr] | None:
     return (form.constant, seen) if form is not None and dict(form.terms) == {m[0]: 1, n: -1} and form.constant >= 0 else None
 
 
-def _width(expr: Expr, axes: Sequence[Var], layouts: Mapping[str, Layout]) -> int:
-    """The widest vectors in which the expression is loaded along the last axis."""
-    lanes = widest(expr, axes[-1], layouts)
+def loaded_width(expr: Expr, axes: Sequence[Var], layouts: Mapping[str, Layout], most: int = 4) -> int:
+    """The widest vectors, of up to `most` elements, in which the expression is loaded along the last axis."""
+    lanes = widest(expr, axes[-1], layouts, most=most)
     vector = vectors_fit(expr, axes[-1], lanes, layouts)
     return lanes if vector is not None and vector.lanes == lanes else 1
 

@@ -184,13 +184,14 @@ class RowJudge:
         return JoinDecision(True, f"one block owns the row of {length}: {compared}")
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
-        """The steps as a separate region, with all values that it reads and stores in row-major order, and factors in the types that it wants."""
+        """The steps as a separate region, with all values that it reads and stores in row-major order, and factors and results in the types that it
+        wants."""
         inner = {name for step in steps for name in step.names}
         read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         region = Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))
         layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        factors = self.precision.factors(region, self.constants)
-        wanted = {name: replace(values[name], dtype=self.precision.stored(region, values[name])) for name in factors}
+        typed = (*self.precision.factors(region, self.constants), *region.outputs)
+        wanted = {name: replace(values[name], dtype=self.precision.stored(region, values[name])) for name in typed}
         return Problem(region, layouts, {**values, **wanted}, self.constants)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.counts import TensorCounts
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import rank
 from tilewright.selection.learned.gpu import corrected, models_for, refined
 from tilewright.selection.learned.hybrid import Learned
@@ -28,17 +31,24 @@ Progress = Callable[[str, int, int, int], None]
 """Called after each candidate with the layer's name and the numbers of candidates measured, candidates failed, and layers completed."""
 
 
-def ranking_of(problem: Problem, machine: Machine) -> Ranking:
+def ranking_of(problem: Problem, machine: Machine, numerics: Numerics = USUAL) -> Ranking:
     """Every candidate of a problem with its analytical prediction."""
-    return rank(problem, machine, learned=False)
+    return rank(problem, machine, numerics=numerics, learned=False)
+
+
+def to_sample(layer: Layer, problem: Problem, machine: Machine) -> Ranking:
+    """The candidates among which samples are drawn: all in fp32, in other precisions those on tensor cores if there are any."""
+    ranking = ranking_of(problem, machine, dataset.layer_numerics(layer))
+    own = tuple(part for part in ranking.parts if isinstance(part.counts, TensorCounts))
+    return replace(ranking, parts=own) if own else ranking
 
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:
-    """Chooses `each` schedules: a third drawn evenly over the schemas, the others with a bias towards the best by the analytical models and by the
-    learned models of the machine, if there are any."""
+    """Chooses `each` schedules of `to_sample`: a third drawn evenly over the schemas, others with a bias towards the best by the analytical and
+    the learned models of the machine, if there are any."""
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
-        ranking = ranking_of(problem, machine)
+        ranking = to_sample(layer, problem, machine)
         learned = bool(models_for(machine))
         own = int(np.random.SeedSequence([seed, zlib.crc32(str(layer["name"]).encode())]).generate_state(1)[0])
         parts = [evenly(ranking, each // 3, own), towards_the_best(ranking, each // 3 if learned else each, own)]
@@ -57,7 +67,7 @@ def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLay
     texts = {str(measured.layer["name"]): set(measured.times()) for measured in known}
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
-        ranking = refined(ranking_of(problem, machine), machine, (model,))
+        ranking = refined(to_sample(layer, problem, machine), machine, (model,))
         new = (choice.schedule for choice in ranking if serialisation.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
         return list(islice(new, each))
 

@@ -22,10 +22,11 @@ from tilewright.errors import InvalidInput
 from tilewright.files import first_line, json_of, lines_of, reading, regular, written
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import schedule_types
+from tilewright.kernels.schema import Numerics
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.trials import Outcome
-from tilewright.tuning.workloads import Convolution, Workload, problem_of, text_of, workload_of
+from tilewright.tuning.workloads import Convolution, Workload, numerics_of, problem_of, text_of, workload_of
 
 LAYER_FIELDS = ("outputs", "channels", "height", "width", "filter", "stride")
 MEASURES = ("seconds", "spread", "rounds")
@@ -52,6 +53,11 @@ def layer_workload(layer: Mapping[str, Any]) -> Workload:
         return workload_of(str(layer["name"]))
     outputs, channels, height, width, size, stride = (int(layer[name]) for name in LAYER_FIELDS)
     return Convolution(1, channels, outputs, (height, width), (size, size), stride)
+
+
+def layer_numerics(layer: Mapping[str, Any]) -> Numerics:
+    """The kinds of rounding that the layer's schedules may have."""
+    return numerics_of(layer_workload(layer))
 
 
 def layer_of(workload: Workload) -> dict[str, Any]:

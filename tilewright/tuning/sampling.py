@@ -32,7 +32,7 @@ import numpy as np
 
 from tilewright.kernels.columns import length
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning.workloads import FOLLOWS, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
+from tilewright.tuning.workloads import FOLLOWS, FP32, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
 
 LARGEST_PRIME = 17
 LEAST_FLOPS, MOST_FLOPS = 1e6, 2e10
@@ -82,7 +82,8 @@ depthwise convolutions (channels, height of the result, filter, stride), batched
 
 
 def bare(workload: Workload) -> Workload:
-    """The workload without what follows it or how its operands are stored: those with equal sizes count as one."""
+    """The workload without what follows it, how its operands are stored, or its precision: those with equal sizes count as one."""
+    workload = replace(workload, precision=FP32)
     if isinstance(workload, Convolution | Linear):
         return replace(workload, then="nothing")
     return replace(workload, swapped=0) if isinstance(workload, Product) else workload
@@ -256,9 +257,12 @@ TRAINING = (
 """Classes of training problems, drawn in turn."""
 
 
-def random_workloads(seed: int, classes: Sequence[str] = TRAINING, without: Collection[Workload] = JUDGED) -> Iterator[Workload]:
-    """Infinitely many different workloads of the classes in turn, determined by the seed and the classes; none has the sizes of one of `without`."""
-    draw = Draw([seed, SEEDED])
+def random_workloads(
+    seed: int, classes: Sequence[str] = TRAINING, without: Collection[Workload] = JUDGED, precisions: Sequence[str] = (FP32,)
+) -> Iterator[Workload]:
+    """Infinitely many different workloads of the classes in turn, each in one of the precisions, determined by the seed and the classes; none has the
+    sizes of one of `without`."""
+    draw, precision = Draw([seed, SEEDED]), Draw([seed, SEEDED, len(precisions)])
     seen = {bare(workload) for workload in without}
     for name in itertools.cycle(classes):
         workload = CLASSES[name](draw)
@@ -266,7 +270,7 @@ def random_workloads(seed: int, classes: Sequence[str] = TRAINING, without: Coll
         while not measurable(workload, most) or bare(workload) in seen:
             workload = CLASSES[name](draw)
         seen.add(bare(workload))
-        yield workload
+        yield replace(workload, precision=precision.of(*precisions))
 
 
 def measurable(workload: Workload, most_window_work: float = MOST_WINDOW_WORK) -> bool:

@@ -16,7 +16,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.kernels.schema import Options, form_of
-from tilewright.selection.learned.gpu import STREAMS_SUFFIX, described
+from tilewright.selection.learned.gpu import STREAMS_SUFFIX, TENSOR_SUFFIX, described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.selection.ranking import Part, estimated
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
@@ -32,7 +32,9 @@ SHALLOW = MappingProxyType(
 STREAMED = Recipe("gradient_boosting", "streams", "correction", 3.0, options=SHALLOW)
 """How models of windows, maps, row reductions and few rows' products are trained: with smaller trees on fewer features at a time, since a quarter as
 many layers were measured."""
-RECIPES = MappingProxyType({"": RECIPE, STREAMS_SUFFIX: STREAMED})
+TENSOR = Recipe("gradient_boosting", "tensor", "correction", 3.0, options=SHALLOW)
+"""How models of products on tensor cores are trained."""
+RECIPES = MappingProxyType({"": RECIPE, STREAMS_SUFFIX: STREAMED, TENSOR_SUFFIX: TENSOR})
 """The models of a machine, by what follows its name."""
 TOPS = (1, 10, 30)
 

@@ -1,6 +1,6 @@
 """Workloads: operators of given sizes as they occur in networks, described by text and rebuilt as problems. Models are trained and judged with them.
 
-    convolution batch=8 channels=64 outputs=128 size=28x28 filter=3x3 stride=1 dilation=1 groups=1 transposed=0 then=residual
+    convolution batch=8 channels=64 outputs=128 size=28x28 filter=3x3 stride=1 dilation=1 groups=1 transposed=0 then=residual precision=fp16
 
 A workload's graph holds the operator, what follows it, and small neighbours (pointwise convolutions from and to 8 channels), so that the operator's
 operands and result have the layouts of a network. Passes and partition are those of a compilation; constants are stored as one element.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from math import prod
 from types import MappingProxyType
 from typing import get_type_hints
@@ -19,14 +19,17 @@ import torch
 
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.passes import simplify
-from tilewright.ir.dtypes import DEFAULT_FLOAT
+from tilewright.ir.dtypes import DEFAULT_FLOAT, FLOAT32
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
+from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import canonical
 from tilewright.partition.plan import lay_out
+from tilewright.partition.precision import NARROW, PRECISIONS
 
 FOLLOWS = ("nothing", "bias", "relu", "silu", "gelu", "residual")
 """What follows a convolution or a linear layer in its region: nothing, a bias, a bias and that function, or a bias, an addition and ReLU."""
+FP32 = "fp32"
 FLAGS = ("transposed", "swapped", "mean", "softmax")
 """Names of sizes that are 0 or 1."""
 NEIGHBOUR = 8
@@ -42,7 +45,14 @@ SUBJECT = "subject"
 
 
 @dataclass(frozen=True)
-class Convolution:
+class _InPrecision:
+    """`precision`: that of a compilation. In those of 16 bits everything is stored in such a type; tf32 only allows schedules to round factors."""
+
+    precision: str = field(default=FP32, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Convolution(_InPrecision):
     """`size`: extents of the result (transposed: of the input); those of the other side are `stride` times as large. Filters with even extents have
     no padding, as in convolutions of patches. `groups` equal to channels and outputs: depthwise."""
 
@@ -94,7 +104,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(_InPrecision):
     """[rows, channels] times constant [outputs, channels], transposed."""
 
     rows: int
@@ -121,7 +131,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(_InPrecision):
     """[batch, rows, channels] times [batch, channels, outputs], both computed; `swapped`: the second is stored as [batch, outputs, channels]."""
 
     batch: int
@@ -147,7 +157,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pool(_InPrecision):
     """A maximum or mean over windows; `size`: extents of the result."""
 
     batch: int
@@ -178,7 +188,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class GlobalMean:
+class GlobalMean(_InPrecision):
     """The mean of each channel over all positions."""
 
     batch: int
@@ -201,7 +211,7 @@ class GlobalMean:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(_InPrecision):
     """A softmax or layer normalisation of each row of [rows, columns]."""
 
     rows: int
@@ -223,7 +233,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(_InPrecision):
     """ReLU of the sum of two tensors; `swapped`: the second is stored with channels first, and the result with channels last."""
 
     batch: int
@@ -256,8 +266,10 @@ KINDS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
 
 
 def text_of(workload: Workload) -> str:
-    """The workload's description: its kind, and name=value for each of its sizes."""
-    values = ((entry.name, getattr(workload, entry.name)) for entry in fields(workload))
+    """The workload's description: its kind, name=value for each of its sizes, and its precision unless that is fp32."""
+    values = [(entry.name, getattr(workload, entry.name)) for entry in fields(workload) if entry.name != "precision"]
+    if workload.precision != FP32:
+        values.append(("precision", workload.precision))
     return f"{type(workload).__name__.lower()} " + " ".join(f"{name}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in values)
 
 
@@ -277,8 +289,9 @@ def workload_of(text: str) -> Workload:
         if name not in types or name in given:
             raise ValueError(f"{kind} has no size {part[:40]!r}")
         if types[name] is str:
-            if value not in FOLLOWS:
-                raise ValueError(f"what follows is {value[:40]!r}: one of {', '.join(FOLLOWS)}")
+            known = FOLLOWS if name == "then" else PRECISIONS
+            if value not in known:
+                raise ValueError(f"{name} is {value[:40]!r}: one of {', '.join(known)}")
             given[name] = value
             continue
         if not re.fullmatch(r"[0-9]{1,7}(x[0-9]{1,7}){0,2}", value):
@@ -315,7 +328,16 @@ def problem_of(workload: Workload) -> Problem:
     laid_out = lay_out(graph)
     own = [region for region in laid_out.regions if any(node.place == SUBJECT for node in region.nodes)]
     region = max(own, key=lambda one: (one.kind == "contraction", one.flops()))
-    return canonical(Problem(region, laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
+    values = laid_out.values
+    if workload.precision in NARROW:
+        stored = NARROW[workload.precision]
+        values = {name: replace(value, dtype=stored) if value.dtype == FLOAT32 else value for name, value in values.items()}
+    return canonical(Problem(region, laid_out.layouts, values, frozenset(graph.constants))).problem
+
+
+def numerics_of(workload: Workload) -> Numerics:
+    """The kinds of rounding that the workload's precision allows."""
+    return Numerics(tf32=workload.precision == "tf32")
 
 
 def _constant(g: GraphBuilder, shape: Sequence[int]) -> Value:

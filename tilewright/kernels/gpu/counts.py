@@ -92,6 +92,12 @@ class TileCounts(LaunchCounts):
         return tiles
 
 
+@dataclass(frozen=True)
+class TensorCounts(TileCounts):
+    """Of tiles that tensor cores multiply: a warp's multiply-add instructions are those of matrices, and its loads from shared memory include the
+    matrices that the instructions read there."""
+
+
 def launch_counts(
     counts: Counts, blocks: np.ndarray, threads: np.ndarray, registers: np.ndarray | int, shared_bytes: np.ndarray | int, machine: Machine
 ) -> LaunchCounts:

@@ -4,13 +4,13 @@
 only our schedules have, and the time that the schema's own model predicts. `FORMED`: these and the problem's form (batch, groups, dilation, vectors,
 epilogue). `DETAILED`: these and the finer features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times
 over the bound, shares of its resources, waves), for a model that ranks kernels on machines it was not trained on. `STREAMS`: windows, maps and row
-reductions, which have no tiles in shared memory. All are binary logarithms, so that ratios become differences, except shares, which are logarithms in
-`STREAMS` only.
+reductions, which have no tiles in shared memory. `TENSOR`: tiles that tensor cores multiply. All are binary logarithms, so that ratios become
+differences, except shares, which are logarithms in `STREAMS` and `TENSOR` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
-from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts, ceil_div
+from tilewright.kernels.gpu.counts import LaunchCounts, TensorCounts, TileCounts, ceil_div
 from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
@@ -69,27 +69,44 @@ STREAMS = (
     "results of a thread", "sums added", "factor loads",
 )  # fmt: skip
 """Features of schemas that stream (`streamed`): axes, shares of the terms, the launch, facts, and what the schema's own `features` add."""
+TENSOR = (
+    "axis block_m", "axis block_n", "axis block_k", "axis warps_m", "axis warps_n", "axis consumers", "axis stages", "axis split", "axis cluster",
+    "axis staged", "axis swapped", "axis taps",
+    "term launch", "term compute", "term memory", "term drain", "term split",
+    "seconds", "blocks", "threads", "registers", "resident", "waves", "balance", "tail", "occupancy", "distinct over level 2",
+    "fact batch", "fact m", "fact n", "fact r", "fact a vector", "fact b vector", "fact a along r", "fact b along r", "fact a guarded", "fact a taps",
+    "fact store vector", "fact epilogue_bytes", "fact epilogue_flops", "fact factor bytes", "fact result bytes",
+    "steps", "accumulators", "shared bytes", "step sectors", "step products", "step wavefronts", "store sectors", "useful work", "work over bytes",
+    "reuse over level 2",
+)  # fmt: skip
+"""Features of products on tensor cores, by either family of instructions (`streamed`)."""
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 
 
 @dataclass(frozen=True)
 class Record:
-    """The `names` of features, in their order. `tiled`: whether they describe schemas with tiles in shared memory, or those without."""
+    """The `names` of features, in their order, and the `counts` of the schemas that they describe."""
 
     names: tuple[str, ...]
-    tiled: bool = True
+    counts: type[LaunchCounts] = TileCounts
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the features are those of tiles on CUDA cores, with the counts' analytical model; otherwise they are columns of `streamed`."""
+        return self.counts is TileCounts
 
     def describes(self, counts: LaunchCounts) -> bool:
         """Whether a model with this record covers the schema that counts so."""
-        return isinstance(counts, TileCounts) == self.tiled
+        return type(counts) is self.counts
 
 
 RECORDS: Mapping[str, Record] = MappingProxyType(
     {"black box": Record(BLACK_BOX), "hybrid": Record(HYBRID), "relative": Record(RELATIVE), "detailed": Record(DETAILED),
-     "candidate": Record(CANDIDATE), "formed": Record(FORMED), "own black box": Record(OWN_BLACK_BOX), "streams": Record(STREAMS, tiled=False)}
+     "candidate": Record(CANDIDATE), "formed": Record(FORMED), "own black box": Record(OWN_BLACK_BOX), "streams": Record(STREAMS, LaunchCounts),
+     "tensor": Record(TENSOR, TensorCounts)}
 )
 MISSING = -64.0
-"""Value of features of `STREAMS` that a schema does not have."""
+"""Value of features of `STREAMS` and `TENSOR` that a schema does not have."""
 LEAST = 2.0**-10
 """Facts, counts and shares below this one are not told apart."""
 
@@ -105,8 +122,10 @@ def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray
     return columns | {"schema": number * one}
 
 
-def streamed(facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Estimate, own: Columns, machine: Machine) -> dict[str, np.ndarray]:
-    """The columns of `STREAMS`, all as binary logarithms; `own` are those that the schema adds, not yet as logarithms."""
+def streamed(
+    names: Sequence[str], facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Estimate, own: Columns, machine: Machine
+) -> dict[str, np.ndarray]:
+    """The columns of these names, of `STREAMS` or `TENSOR`, all as binary logarithms; `own` are those that the schema adds, not yet as logarithms."""
     total = estimate.seconds
     each = ceil_div(counts.blocks, machine.processors)
     level2 = machine.cache(2)
@@ -126,8 +145,8 @@ def streamed(facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Es
         "distinct over level 2": counts.memory_bytes / level2.bytes,
     }
     columns |= {f"term {name}": term / total for name, term in estimate.terms.items()}
-    found = {name: np.broadcast_to(np.log2(np.maximum(columns[name], LEAST)), total.shape) for name in STREAMS if name in columns}
-    return {name: found.get(name, np.full(len(total), MISSING)) for name in STREAMS}
+    found = {name: np.broadcast_to(np.log2(np.maximum(columns[name], LEAST)), total.shape) for name in names if name in columns}
+    return {name: found.get(name, np.full(len(total), MISSING)) for name in names}
 
 
 def features(record: str, described: Columns, volumes: LaunchCounts, machine: Machine, overheads: Overheads) -> np.ndarray:

@@ -10,6 +10,7 @@ from tilewright.kernels.gpu.map.schema import MAP
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.row_reduction.schema import ROW_REDUCTION
 from tilewright.kernels.gpu.scan.schema import SCAN
+from tilewright.kernels.gpu.tensor_attention.schema import TENSOR_ATTENTION
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.window.schema import WINDOW
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
@@ -17,5 +18,8 @@ from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WINOGRAD, WINOGRAD_FUSED, ATTENTION, RECURRENCE)
+SCHEMAS: tuple[AnySchema, ...] = (
+    MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WINOGRAD, WINOGRAD_FUSED, ATTENTION,
+    TENSOR_ATTENTION, RECURRENCE,
+)  # fmt: skip
 LIBRARY = library(("convolution", "matmul"), (MAP, ROW_REDUCTION))

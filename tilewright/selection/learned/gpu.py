@@ -26,6 +26,9 @@ MODELS = Path(__file__).parent.parent / "models"
 """Trained models in the package, named after their machines."""
 STREAMS_SUFFIX = "-streams"
 """Appended to a machine's name: the model of its schemas without tiles in shared memory."""
+TENSOR_SUFFIX = "-tensor"
+"""Appended to a machine's name: the model of its schemas for tensor cores."""
+SUFFIXES = ("", STREAMS_SUFFIX, TENSOR_SUFFIX)
 KEPT = 8192
 """Candidates that the learned model evaluates: the best by the analytical models."""
 KEPT_EACH = 320
@@ -54,7 +57,7 @@ def models_for(machine: Machine) -> tuple[Learned, ...]:
     """
     found = in_use(machine)
     if found is None:
-        return tuple(model for name in (machine.name, machine.name + STREAMS_SUFFIX) if (model := model_of(name)) is not None)
+        return tuple(model for suffix in SUFFIXES if (model := model_of(machine.name + suffix)) is not None)
     return (_own_model(found.name, found.model, place(machine), remedy_of(machine)),) if found.model else ()
 
 
@@ -123,7 +126,7 @@ def described(part: Part, machine: Machine, record: str = "formed") -> Described
     if columns is None:
         return None
     if not RECORDS[record].tiled:
-        columns = streamed(part.facts, part.candidates, counts, part.estimate, columns, machine)
+        columns = streamed(RECORDS[record].names, part.facts, part.candidates, counts, part.estimate, columns, machine)
     seconds = part.estimate.seconds
     return Described({**columns, "own seconds": seconds}, counts, seconds)
 

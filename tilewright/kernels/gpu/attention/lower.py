@@ -16,16 +16,13 @@ have logits of minus infinity and values of 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.async_copy import await_groups, commit, copy
 from tilewright.codegen.intrinsics.barriers import block_barrier
-from tilewright.codegen.intrinsics.shuffle import exchange
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import lowest
 from tilewright.ir.expr import (
@@ -33,29 +30,23 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
-    as_lanes,
     binary,
     compare,
     index_const,
     loads,
-    range_of,
-    replace_loads,
-    select,
-    substitute,
     unary,
 )
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store, block_variable, thread_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered
-from tilewright.kernels.attention_form import SCORE, SUM, AttentionForm, finite, inverse
+from tilewright.kernels.attention_form import AttentionForm, finite
+from tilewright.kernels.gpu.attention.frame import attention_frame
 from tilewright.kernels.gpu.attention.space import PADDING, AttentionSchedule, blocks_to_ask_for, key_pitch, key_vector
 
 QUERIES, KEYS, VALUES, WEIGHTS = "queries", "keys", "values", "weights"
 WARP = 32
 UNROLLED_PRODUCTS = 512
 """Maximum multiply-adds in one unrolled run of a product's loop."""
-UNROLLED_TURNS = 8
-"""Maximum turns of an unrolled loop that fills shared memory."""
 
 
 def lower_attention(problem: Problem, form: AttentionForm, schedule: AttentionSchedule, machine: Machine) -> Lowered:
@@ -83,37 +74,23 @@ class _Tiles:
     """Emits the program of one thread."""
 
     def __init__(self, form: AttentionForm, schedule: AttentionSchedule) -> None:
-        facts = form.facts
-        self.form, self.facts, self.dtype = form, facts, form.dtype
+        self.frame = frame = attention_frame(form, schedule.block_m, schedule.block_n, schedule.threads)
+        self.form, self.facts, self.dtype = frame.form, form.facts, form.dtype
         self.bm, self.bn, self.tm, self.tn = schedule.block_m, schedule.block_n, schedule.thread_m, schedule.thread_n
         self.copies, self.buffers = schedule.stages > 0, max(schedule.stages, 1)
-        self.sharing, self.threads = schedule.sharing, schedule.threads
-        self.columns = -(-facts.d // self.sharing)
-        self.pitch, self.key_pitch, self.value_pitch = self.bm + PADDING, key_pitch(facts), self.columns * self.sharing
-        self.key_tiles = -(-facts.n // self.bn)
-        counts = facts.batch, -(-facts.m // self.bm)
-        self.launch = Launch((prod(counts), 1, 1), (self.threads, 1, 1))
-        self.thread = thread_variable(self.launch)
-        batch, tile_m = Var("batch", counts[0]), Var("tile_m", counts[1])
+        self.sharing = schedule.sharing
+        self.columns = -(-form.facts.d // self.sharing)
+        self.pitch, self.key_pitch, self.value_pitch = self.bm + PADDING, key_pitch(form.facts), self.columns * self.sharing
+        self.key_tiles, self.passes = frame.key_tiles, frame.passes
         self.thread_m, self.thread_n = Var("thread_m", self.bm // self.tm), Var("thread_n", self.sharing)
-        causal = facts.shift is not None
-        # with a causal mask later queries see more keys: their blocks start first
-        lets, where = named(decode(block_variable(self.launch), (tile_m, batch) if causal else (batch, tile_m)))
-        more, axes = named(decode(where.get(batch, batch), form.batch))
-        self.setup: list[Statement] = [*lets, *more, *self._places()]
-        self.form = form.bound(axes)
-        place = where.get(tile_m, tile_m)
-        self.first = (counts[1] - 1 - place if causal else place) * self.bm
-        self.passes: Expr = index_const(self.key_tiles)
-        if facts.shift is not None:
-            self.passes = Var("passes", self.key_tiles + 1)
-            needed = (self.first + (self.bm - 1 + facts.shift)) // self.bn + 1
-            self.setup.append(Let(self.passes, binary("min", needed, index_const(self.key_tiles))))
+        neighbours = 1 if self.sharing == WARP else 2
+        self.distances = [neighbours << bit for bit in reversed(range(self.sharing.bit_length() - 1))]
 
     def emit(self) -> tuple[Block, Launch]:
         tile = Var("tile", self.key_tiles)
         root = block(
-            self.setup,
+            self.frame.statements,
+            self._places(),
             self._allocations(),
             self._keys(index_const(0)), self._group(),
             self._values(index_const(0)), self._group(),
@@ -122,7 +99,7 @@ class _Tiles:
             For(tile, self.passes, self._turn(tile) if self.buffers == 1 else self._turn_ahead(tile)),
             self._results(),
         )  # fmt: skip
-        return root, self.launch
+        return root, self.frame.launch
 
     def _turn(self, tile: Var) -> Block:
         """A tile of keys, with one buffer each: keys are replaced after the scores, values after the sums."""
@@ -166,10 +143,11 @@ class _Tiles:
     def _places(self) -> list[Statement]:
         """The thread's place among those of the block. Adjacent threads alternate between two rows: of vector loads the hardware merges equal
         addresses only between lanes whose numbers differ in the lowest or the second bit."""
+        thread = self.frame.thread
         if self.sharing == WARP:
-            return [Let(self.thread_n, self.thread % WARP), Let(self.thread_m, self.thread // WARP)]
+            return [Let(self.thread_n, thread % WARP), Let(self.thread_m, thread // WARP)]
         pair = 2 * self.sharing
-        return [Let(self.thread_n, self.thread % pair // 2), Let(self.thread_m, self.thread // pair * 2 + self.thread % 2)]
+        return [Let(self.thread_n, thread % pair // 2), Let(self.thread_m, thread // pair * 2 + thread % 2)]
 
     # -- places --
 
@@ -182,11 +160,6 @@ class _Tiles:
         """The column of the values that is the thread's j-th."""
         wide = _wide(self.columns)
         return j // wide * (self.sharing * wide) + self.thread_n * wide + j % wide
-
-    def _query(self, row: Expr) -> Expr:
-        """The query at a row of the tile; past the end, the last one."""
-        position = self.first + row
-        return position if range_of(position)[1] < self.facts.m else binary("min", position, index_const(self.facts.m - 1))
 
     def _held(self, name: str, offset: Expr | int, lanes: int = 1) -> Load:
         return Load(name, (index_const(offset) if isinstance(offset, int) else offset,), self.dtype, lanes)
@@ -207,62 +180,29 @@ class _Tiles:
             def zero(place: Var) -> list[Statement]:
                 return [Store(VALUES, place // beyond * self.value_pitch + facts.d + place % beyond, Const(0.0, self.dtype))]
 
-            result += self._turns(self.buffers * self.bn * beyond, zero)
+            result += self.frame.turns(self.buffers * self.bn * beyond, zero)
         return result
-
-    def _turns(self, points: int, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
-        """The body for each point, which the threads share."""
-        turns = -(-points // self.threads)
-        turn = Var("turn", turns)
-        each = block(below(turn * self.threads + self.thread, points, "place", body))
-        return [For(turn, index_const(turns), each, "unroll" if turns <= UNROLLED_TURNS else "serial")]
 
     # -- filling shared memory --
 
     def _queries(self) -> list[Statement]:
         """The queries, transposed: neighbouring threads take neighbouring queries, so that they store to neighbouring places."""
-        lanes, form = self.facts.q_vector, self.form
-        vector = vectors_fit(form.q, form.r[-1], lanes, form.layouts)
-        assert vector is not None
+        lanes = self.facts.q_vector
 
-        def one(place: Var) -> list[Statement]:
-            row, first = place % self.bm, place // self.bm * lanes
-            lets, axes = named({**decode(self._query(row), form.m), **decode(first, form.r)})
-            shared, (value,) = bind_shared([as_lanes(substitute(vector, axes), lanes)])
-            stores = [Store(QUERIES, (first + lane) * self.pitch + row, self._held("query", lane)) for lane in range(lanes)]
-            return [*lets, *shared, Allocate(Buffer("query", self.dtype, lanes, "register", lanes)), Store("query", index_const(0), value), *stores]
+        def put(row: Expr, first: Expr) -> list[Statement]:
+            return [Store(QUERIES, (first + lane) * self.pitch + row, self._held("query", lane)) for lane in range(lanes)]
 
-        return self._turns(self.bm * self.facts.r // lanes, one)
+        return self.frame.queries(lanes, True, self.form.q, put)
 
     def _keys(self, tile: Expr) -> list[Statement]:
-        """Keys of a tile; past the end, the last one again."""
-        lanes, form = self.facts.k_vector, self.form
-        last = index_const(self.facts.n - 1)
-
-        def one(place: Var) -> list[Statement]:
-            row, first = place // (self.facts.r // lanes), place % (self.facts.r // lanes) * lanes
-            key = tile * self.bn + row
-            key = key if self.facts.n % self.bn == 0 else binary("min", key, last)
-            lets, axes = named({form.n: key, **decode(first, form.r)})
-            load = substitute(Load(form.k.buffer, form.k.index, self.dtype, lanes), axes)
-            return [*lets, self._fetched(KEYS, self._buffer(tile, self.bn * self.key_pitch) + row * self.key_pitch + first, load, form.stored[0])]
-
-        return self._turns(self.bn * self.facts.r // lanes, one)
+        buffer, pitch = self._buffer(tile, self.bn * self.key_pitch), self.key_pitch
+        put = lambda row, first, value: self._fetched(KEYS, buffer + row * pitch + first, value, self.form.stored[0])  # noqa: E731
+        return self.frame.keys(tile, self.facts.k_vector, self.dtype, put)
 
     def _values(self, tile: Expr) -> list[Statement]:
-        """Values of a tile; past the end, zeros."""
-        lanes, form = self.facts.v_vector, self.form
-
-        def one(place: Var) -> list[Statement]:
-            row, first = place // (self.facts.d // lanes), place % (self.facts.d // lanes) * lanes
-            key = tile * self.bn + row
-            lets, axes = named({form.n: key, **decode(first, form.d)})
-            load = substitute(Load(form.v.buffer, form.v.index, self.dtype, lanes), axes)
-            value = select(compare("lt", key, index_const(self.facts.n)), load, as_lanes(Const(0.0, self.dtype), lanes))
-            target = self._buffer(tile, self.bn * self.value_pitch) + row * self.value_pitch + first
-            return [*lets, self._fetched(VALUES, target, value, form.stored[1])]
-
-        return self._turns(self.bn * self.facts.d // lanes, one)
+        buffer, pitch = self._buffer(tile, self.bn * self.value_pitch), self.value_pitch
+        put = lambda row, first, value: self._fetched(VALUES, buffer + row * pitch + first, value, self.form.stored[1])  # noqa: E731
+        return self.frame.values(tile, self.facts.v_vector, self.dtype, put)
 
     def _fetched(self, tile: str, place: Expr, value: Expr, stored: str) -> Statement:
         return copy(tile, place, value, stored) if self.copies else Store(tile, place, value)
@@ -330,7 +270,7 @@ class _Tiles:
             Allocate(Buffer("best", self.dtype, 1, "register")),
             Store("best", index_const(0), greatest),
             *self._logits(tile, i, j, score, best),
-            *self._combined("best", "max"),
+            *self.frame.combined("best", "max", self.distances),
             Let(fresh, best),
             Let(base, finite(fresh)),
             Let(factor, unary("exp", greatest - base)),
@@ -349,57 +289,17 @@ class _Tiles:
 
     def _logits(self, tile: Expr, i: Var, j: Var, score: Load, best: Load) -> list[Statement]:
         """The logits of one row of the thread in place of its scores, and the greatest of them."""
-        form, key = self.form, Var("key", self.key_tiles * self.bn)
-        query_lets, query = named(decode(self._query(self._row(i)), form.m))
-        # a key past the end reads what the last one reads
-        there = key if self.key_tiles * self.bn == self.facts.n else binary("min", key, index_const(self.facts.n - 1))
-        logit = replace_loads(substitute(form.logit, {**query, form.n: there}), {SCORE: score})
-        value = select(compare("lt", key, index_const(self.facts.n)), logit, lowest(self.dtype))
-        lets, (value,) = bind_shared([value])
+        key = Var("key", self.key_tiles * self.bn)
+        query_lets, logit = self.frame.logit(self._row(i), key, score)
+        lets, (value,) = bind_shared([logit])
         fresh = Var("logit", None, self.dtype)
-        place = score.index[0]
         each: list[Statement] = [Let(key, tile * self.bn + self.thread_n + j * self.sharing), *lets, Let(fresh, value)]
-        each += [Store("scores", place, fresh), Store("best", index_const(0), binary("max", best, fresh))]
+        each += [Store("scores", score.index[0], fresh), Store("best", index_const(0), binary("max", best, fresh))]
         return [*query_lets, For(j, index_const(self.tn), block(each), "unroll")]
-
-    def _combined(self, name: str, operation: str) -> list[Statement]:
-        """Combines the register with those of the threads that share the row."""
-        result: list[Statement] = [Allocate(Buffer("other", self.dtype, 1, "register"))]
-        neighbours = 1 if self.sharing == WARP else 2
-        for bit in reversed(range(self.sharing.bit_length() - 1)):
-            result.append(exchange(Place("other", index_const(0)), self._held(name, 0), neighbours << bit))
-            result.append(Store(name, index_const(0), binary(operation, self._held(name, 0), self._held("other", 0))))
-        return result
 
     # -- results --
 
     def _results(self) -> list[Statement]:
-        form, facts = self.form, self.facts
-        wide = next(lanes for lanes in (4, 2, 1) if lanes <= min(facts.store_vector, _wide(self.columns)))
-        element = vectors_fit(form.element, form.d[-1], wide, form.layouts)
-        assert element is not None
-        i, j = Var("i", self.tm), Var("j", self.columns // wide)
-        scale = Var("scale", None, self.dtype)
-        held = Var("result", None, self.dtype, wide)
-        value = self._held("sums", i * self.columns + j * wide, wide) * as_lanes(scale, wide)
-
-        def row(m: Var) -> list[Statement]:
-            lets, query = named(decode(m, form.m))
-
-            def columns(d: Var) -> list[Statement]:
-                inner, axes = named(decode(d, form.d))
-                both = {**query, **axes}
-                result = replace_loads(substitute(as_lanes(element, wide), both), {SUM: held})
-                shared, (offset, result) = bind_shared([substitute(form.offset, both), result])
-                return [*inner, Let(held, value), *shared, Store(form.output, offset, result)]
-
-            stores = block(below(self._column(j * wide), facts.d, "d", columns))
-            return [*lets, For(j, index_const(self.columns // wide), stores, "unroll")]
-
-        whole = [
-            Allocate(Buffer("whole", self.dtype, 1, "register")),
-            Store("whole", index_const(0), self._held("total", i)),
-            *self._combined("whole", "add"),
-            Let(scale, inverse(self._held("whole", 0), form.zeroed)),
-        ]
-        return [For(i, index_const(self.tm), block(whole, below(self.first + self._row(i), facts.m, "m", row)), "unroll")]
+        wide = next(lanes for lanes in (4, 2, 1) if lanes <= min(self.facts.store_vector, _wide(self.columns)))
+        register = lambda i, j: i * self.columns + j  # noqa: E731
+        return self.frame.results(self.tm, self.columns, wide, self._row, self._column, register, self.distances)

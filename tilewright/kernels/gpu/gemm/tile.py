@@ -110,11 +110,7 @@ class Tile:
         """The offset within a buffer of the element at `own` (along m or n) and `k`, or of the vector that begins there."""
         row, column = (own, k) if self.deep else (k, own)
         if self.layout == MATRICES:
-            group = WIDEST_BYTES // size_of(self.stored)
-            together = gcd(self.ld // group, GROUPS)  # as rows are `together` groups apart, so many groups of a row can change places
-            read = 1 if self.deep or size_of(self.stored) == 2 else 2
-            turned = row // (GROUPS // together) % (together // read) * read
-            column = _exclusive_or(column // group, turned) * group + column % group
+            column = swizzled(row, column, self.ld, self.stored, self.deep)
         elif self.along_r and self.layout == SWIZZLED:
             # rows that the banks hold at once keep their places; a warp's stores of a transposed tile are already in that many different groups
             apart = max(1, BANKS // self.depth)
@@ -164,6 +160,16 @@ class Tile:
     @property
     def tile(self) -> str:
         return f"{self.name}_tile"
+
+
+def swizzled(row: Expr, column: Expr, pitch: int, dtype: str, deep: bool) -> Expr:
+    """The column of a matrix in shared memory at which its element of this row and column is: groups of 16 bytes change places. `deep`: rows are of
+    the factor's own axis, and hold what a product sums over."""
+    group = WIDEST_BYTES // size_of(dtype)
+    together = gcd(pitch // group, GROUPS)  # as rows are `together` groups apart, so many groups of a row can change places
+    read = 1 if deep or size_of(dtype) == 2 else 2
+    turned = row // (GROUPS // together) % (together // read) * read
+    return _exclusive_or(column // group, turned) * group + column % group
 
 
 def _exclusive_or(a: Expr, b: Expr) -> Expr:

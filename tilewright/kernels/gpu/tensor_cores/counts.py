@@ -9,7 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
-from tilewright.kernels.gpu.counts import TileCounts, ceil_div
+from tilewright.kernels.gpu.counts import TensorCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.gpu.tensor_cores.space import matrices_of, registers_of, shared_bytes_of, sums_of, threads_of
@@ -18,7 +18,7 @@ WAVEFRONTS = 4
 """Cycles of shared memory of an `ldmatrix` of four matrices: each has 128 bytes."""
 
 
-def tensor_core_counts(facts: TensorCoreFacts, candidates: Columns, machine: Machine) -> TileCounts:
+def tensor_core_counts(facts: TensorCoreFacts, candidates: Columns, machine: Machine) -> TensorCounts:
     """Counts of the tiles of a `TensorCoreSchedule`. A step covers block_k elements of the reduction; `step_multiply_adds` are a warp's products,
     each of 16 x 8 sums. For each 16 (of TF32 8) elements along k a warp loads four matrices for every 16 rows, and two for every 8 columns."""
     axes = ("block_m", "block_n", "block_k", "split")
@@ -42,7 +42,7 @@ def tensor_core_counts(facts: TensorCoreFacts, candidates: Columns, machine: Mac
     results = product.batch * product.m * product.n
     stored = product.bytes_written / results
     read = one * (product.a.bytes + product.b.bytes + product.epilogue_bytes)
-    return TileCounts(
+    return TensorCounts(
         flops=product.flops * one,
         read_bytes=read,
         result_bytes=one * product.bytes_written,

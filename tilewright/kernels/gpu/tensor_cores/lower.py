@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.barriers import block_barrier
@@ -45,6 +46,16 @@ def lower_tensor_cores(problem: Problem, form: TensorCoreForm, schedule: TensorC
     )
 
 
+class Matrix(Protocol):
+    """A factor in shared memory, in the buffer `tile`: the offset of the element at `own` and `k`. `deep`: rows hold what a product sums over."""
+
+    @property
+    def tile(self) -> str: ...
+    @property
+    def deep(self) -> bool: ...
+    def at(self, own: Expr, k: Expr) -> Expr: ...
+
+
 @dataclass(frozen=True)
 class WarpTile:
     """A warp's part of the block's tile: `rows` matrices of 16 rows from row `first_row` on, `columns` matrices of 8 columns from `first_column` on.
@@ -73,7 +84,7 @@ class WarpTile:
             self.register,
         )
 
-    def load(self, tile: Tile, name: str, own: Expr, first: Expr, k: Expr, buffer: Expr, fragment: Fragment, count: int) -> list[Statement]:
+    def load(self, tile: Matrix, name: str, own: Expr, first: Expr, k: Expr, buffer: Expr, fragment: Fragment, count: int) -> list[Statement]:
         """Loads `count` fragments, one after another along m or n from `own` on, of the elements from `k` on to the registers `name` from `first`
         on. The second factor's have 8 columns each, the first one's (a single one) 16 rows."""
         stored, size = self.shape.stored, count * fragment.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.kernels.gpu.tensor_cores.bound import tensor_core_bound
 from tilewright.kernels.gpu.tensor_cores.counts import tensor_core_counts
 from tilewright.kernels.gpu.tensor_cores.estimate import tensor_core_estimate
+from tilewright.kernels.gpu.tensor_cores.features import tensor_core_features
 from tilewright.kernels.gpu.tensor_cores.form import tensor_core_form
 from tilewright.kernels.gpu.tensor_cores.lower import lower_tensor_cores
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule, tensor_core_space
@@ -20,4 +21,5 @@ TENSOR_CORES = Schema(
     estimate=lambda facts, candidates, counts, machine, options: tensor_core_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_tensor_cores(problem, form.parts, schedule, machine),
     bound=tensor_core_bound,
+    features=lambda facts, candidates, machine, options: tensor_core_features(facts, candidates, machine),
 )

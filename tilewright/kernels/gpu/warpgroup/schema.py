@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.gpu.warpgroup.estimate import warpgroup_bound, warpgroup_counts, warpgroup_estimate
+from tilewright.kernels.gpu.warpgroup.features import warpgroup_features
 from tilewright.kernels.gpu.warpgroup.form import warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_warpgroup
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, warpgroup_space
@@ -19,4 +20,5 @@ WARPGROUP = Schema(
     estimate=lambda facts, candidates, counts, machine, options: warpgroup_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_warpgroup(problem, form.parts, schedule, machine),
     bound=warpgroup_bound,
+    features=lambda facts, candidates, machine, options: warpgroup_features(facts, candidates, machine),
 )

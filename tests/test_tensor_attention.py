@@ -1,0 +1,228 @@
+"""Attention on tensor cores: candidates over random sizes and masks in the interpreter, against PyTorch in float64; NVRTC compiles them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.attention_cases import regions_of
+from tests.gpu_cases import Case, execute
+from tests.on_device import cuda_binary
+from tests.test_attention import INFINITY, attend, holes, masked, of_projections, operands, softmax
+from tests.test_half_modules import array_of
+from tilewright.analysis.gpu.warps import accesses
+from tilewright.codegen.cuda import print_cuda, shared_bytes
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.gpu.bounds import lower_bound
+from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.tensor_attention.schema import TENSOR_ATTENTION
+from tilewright.kernels.gpu.tensor_attention.space import TensorAttentionSchedule
+from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import Numerics
+from tilewright.partition.plan import plan_program
+from tilewright.selection.choice import choose, rank
+from tilewright.selection.ranking import Ranking
+from tilewright.toolchain.binary import SourceFile
+from tilewright.toolchain.compilers import NvrtcCompiler
+from tilewright.tuning.trials import Job, Trials
+from tilewright.zoo import bert
+
+H200, A100, V100 = map(machine, ("h200", "a100", "v100"))
+KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
+EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+ERRORS = {"f16": 2.0**-9, "bf16": 2.0**-6, "tf32": 2.0**-9}
+"""Largest errors relative to the largest value: weights and the result (and in TF32 all factors) are rounded once."""
+
+
+def case_of(function: Callable[..., Tensor], inputs: Sequence[Tensor], kind: str) -> Case:
+    """The only region of a function, which is attention, of inputs in the type; what is expected is PyTorch's in float64 of the rounded inputs."""
+    inputs = [x.to(KINDS[kind]) if x.is_floating_point() else x for x in inputs]
+    graph, laid_out, names = regions_of(function, inputs)
+    (region,) = laid_out.regions
+    assert region.kind == "attention", region.reasons
+    expected = function(*(x.double() if x.is_floating_point() else x for x in inputs)).numpy()
+    tensors = {**graph.constants, **dict(zip(names, inputs, strict=True))}
+    arrays = {name: array_of(tensors[name].contiguous()) for name in region.inputs}
+    return Case(region, laid_out.layouts, laid_out.values, arrays, expected)
+
+
+def ranking_of(case: Case, kind: str, target: Machine = H200) -> Ranking:
+    """All candidates; those of tensor cores are its last part."""
+    ranking = rank(case.problem, target, numerics=Numerics(tf32=kind == "tf32"), learned=False)
+    assert ranking.parts[-1].schema is TENSOR_ATTENTION, ranking.rejections
+    return ranking
+
+
+def picked(ranking: Ranking, random: Random) -> TensorAttentionSchedule:
+    schedule: TensorAttentionSchedule = ranking.choice(random.randrange(*map(int, ranking.starts[-2:]))).schedule
+    return schedule
+
+
+def check_case(case: Case, schedule: TensorAttentionSchedule, kind: str, target: Machine = H200) -> None:
+    """Interprets the region under a schedule, and compares with the expected result, NaN included."""
+    found = execute(case, lower(case.problem, schedule, target))
+    if kind == "bf16":
+        found = (found.astype(np.uint32) << 16).view(np.float32)
+    scale = max(1.0, float(np.abs(case.expected[np.isfinite(case.expected)]).max(initial=0.0)))
+    np.testing.assert_allclose(found.astype(np.float64), case.expected, rtol=0, atol=ERRORS[kind] * scale, err_msg=str(schedule))
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "plain": (attend, operands(40, 75, 16)),
+    "one key more than a tile": (attend, operands(17, 33)),
+    "no scale": (lambda q, k, v: softmax(q, k, v, lambda s: s), operands()),
+    "negative scale": (partial(attend, scale=-0.5), operands()),
+    "other size of values": (attend, operands(size=6, columns=20)),
+    "odd sizes": (attend, operands(size=5, columns=7)),
+    "causal": (partial(attend, is_causal=True), operands(40, 75)),
+    "causal, more queries than keys": (partial(attend, is_causal=True), operands(70, 37)),
+    "additive mask": (masked, (*operands(), torch.randn(1, 1, 1, 37))),
+    "additive mask of minus infinities": (masked, (*operands(), torch.where(holes(1, 1, 20, 37), 0.5, -INFINITY))),
+    "additive mask of least numbers": (masked, (*operands(), torch.where(torch.rand(1, 1, 20, 37) > 0.3, 0.5, -6e4))),
+    "boolean mask": (masked, (*operands(), holes(1, 1, 20, 37))),
+    "boolean mask, plain softmax": (
+        lambda q, k, v, mask: softmax(q, k, v, lambda s: s.masked_fill(~mask, -INFINITY)), (*operands(), holes(1, 2, 20, 37)),
+    ),
+    "grouped queries": (partial(attend, enable_gqa=True), operands(heads=6, keys_heads=2)),
+    "soft cap": (lambda q, k, v: softmax(q, k, v, lambda s: torch.tanh(s / 5) * 5), operands()),
+    "no batch": (lambda q, k, v: torch.softmax(q @ k.T, -1) @ v, (torch.randn(18, 8), torch.randn(21, 8), torch.randn(21, 12))),
+    "one query": (attend, operands(m=1)),
+    "slices of one buffer": (of_projections, (torch.randn(2, 19, 3 * 2 * 8),)),
+    "epilogue": (lambda q, k, v, x: F.gelu(attend(q, k, v)) + x, (*operands(), torch.randn(1, 2, 20, 8))),
+    "heads of 128": (partial(attend, is_causal=True), operands(33, 33, 128, 1, 1)),
+    "heads of 256": (attend, operands(16, 40, 256, 1, 1)),
+}  # fmt: skip
+
+
+@EACH_KIND
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_pytorchs(name: str, kind: str) -> None:
+    case = case_of(*CASES[name], kind)
+    ranking = ranking_of(case, kind)
+    for number in range(2):
+        check_case(case, picked(ranking, Random(f"{name} {number}")), kind)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(0, 2**32), st.sampled_from(list(KINDS)), st.integers(1, 70), st.integers(2, 140), st.integers(1, 40), st.integers(1, 40),
+    st.sampled_from([1, 3]), st.booleans(), st.sampled_from([H200, A100]),
+)  # fmt: skip
+def test_any_sizes_and_schedules(
+    seed: int, kind: str, m: int, n: int, size: int, columns: int, group: int, causal: bool, target: Machine
+) -> None:
+    torch.manual_seed(seed)
+    case = case_of(partial(attend, is_causal=causal, enable_gqa=group > 1), operands(m, n, size + 1, 2 * group, 2, columns + 1), kind)
+    check_case(case, picked(ranking_of(case, kind, target), Random(seed)), kind, target)
+
+
+@EACH_KIND
+@pytest.mark.parametrize("name", ["plain", "odd sizes", "causal", "heads of 128"])
+def test_counts_are_those_of_the_kernel(name: str, kind: str) -> None:
+    """Blocks, threads and shared memory."""
+    case = case_of(*CASES[name], kind)
+    ranking = ranking_of(case, kind)
+    begin, end = map(int, ranking.starts[-2:])
+    counts = ranking.parts[-1].counts
+    assert isinstance(counts, TileCounts)
+    for position in Random(name).sample(range(end - begin), 6):
+        (kernel,) = lower(case.problem, ranking.choice(begin + position).schedule, H200).kernels
+        assert kernel.launch is not None
+        assert counts.blocks[position] == kernel.launch.grid[0]
+        assert counts.threads[position] == kernel.launch.block[0]
+        assert counts.shared_bytes[position] == shared_bytes(kernel)
+
+
+@EACH_KIND
+@pytest.mark.parametrize("size", [64, 128])
+def test_compiled_code_has_the_instructions_and_no_spills(kind: str, size: int) -> None:
+    inputs = [torch.zeros(1, 2, 512, size) for _ in range(3)]
+    case = case_of(partial(attend, is_causal=True), inputs, kind)
+    ranking = ranking_of(case, kind)
+    chosen = min((ranking.choice(at) for at in range(*map(int, ranking.starts[-2:]))), key=lambda choice: choice.seconds).schedule
+    for target in (H200, A100):
+        (kernel,) = lower(case.problem, chosen, target).kernels
+        text = print_cuda([kernel])
+        passed, log = cuda_binary(text, target.architecture)
+        assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
+        outcome, ptx, _ = NvrtcCompiler.find(target).translated(SourceFile("attention", text, "cuda", (kernel.name,)))
+        assert outcome.succeeded
+        assert "mma.sync.aligned" in ptx and "ldmatrix" in ptx and "ex2.approx.ftz.f32" in ptx
+        assert (".trans" in ptx) == (kind != "tf32")
+        assert ("cp.async.cg.shared.global" in ptx) == (chosen.stages > 1 or ranking.parts[-1].facts.copies)
+
+
+@pytest.mark.parametrize("size", [32, 64, 96, 128])
+@pytest.mark.parametrize("kind", ["f16", "tf32"])
+def test_shared_memory_has_no_bank_conflicts(kind: str, size: int) -> None:
+    case = case_of(attend, [torch.zeros(1, 1, 64, size) for _ in range(3)], kind)
+    (kernel,) = lower(case.problem, TensorAttentionSchedule(32, 32, 2, 2), H200).kernels
+    found = [access for access in accesses(kernel) if access.space == "shared" and access.kind == "load"]
+    assert {access.buffer for access in found} == {"queries", "keys", "values"}
+    for access in found:
+        assert access.transactions == access.lanes * access.bytes / 128, access
+
+
+def test_what_tensor_cores_cannot_do_is_refused() -> None:
+    case = case_of(*CASES["plain"], "f16")
+    with pytest.raises(Unsuitable, match="needs sm_80"):
+        TENSOR_ATTENTION.match(case.problem, V100)
+    kept = replace(case, values={name: replace(value, dtype="f32") if name in case.region.outputs else value for name, value in case.values.items()})
+    with pytest.raises(Unsuitable, match="not stored in one type"):
+        TENSOR_ATTENTION.match(kept.problem, H200)
+    narrow = case_of(*CASES["odd sizes"], "f16")
+    with pytest.raises(Unsuitable, match="too narrow"):
+        lower(narrow.problem, TensorAttentionSchedule(16, 16, 1, 2), H200)
+    ranking = rank(case_of(*CASES["plain"], "tf32").problem, H200)
+    assert all(part.schema is not TENSOR_ATTENTION for part in ranking.parts)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+def test_an_encoder_in_a_lower_precision_has_one_kernel(precision: str) -> None:
+    """The prediction that decides about the region knows the types in which its values are stored."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph, _ = simplify(read(bert.EncoderLayer(128, 2, 256).eval(), (torch.randn(2, 128, 128),)).graph)
+    numerics = Numerics(tf32=precision == "tf32")
+    program = plan_program(graph, H200, 1, partial(choose, numerics=numerics), precision, numerics)
+    (made,) = (lowered for lowered in program.regions if lowered.region.kind == "attention")
+    assert made.schedule.startswith("tensor attention") and made.predicted_seconds is not None
+    (reason,) = (reason for reason in made.region.reasons if "us in one kernel" in reason)
+    assert f"{1e6 * made.predicted_seconds:.1f} us in one kernel" in reason
+
+
+def test_bound_by_hand() -> None:
+    case = case_of(attend, [torch.zeros(1, 16, 2048, 64) for _ in range(3)], "f16")
+    form = TENSOR_ATTENTION.match(case.problem, H200)
+    rows = {name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "held": 0}.items()}
+    terms = lower_bound(TENSOR_ATTENTION, form.facts, rows, H200).terms
+    scores = 16 * 2048 * 2048
+    assert terms["fma"] == pytest.approx(scores * 4 * 64 / H200.peak_flops["fp16"])
+    assert terms["issue"] == pytest.approx((scores * 128 / 2048 + scores / 32) / 528 / H200.clock_hz)
+
+
+@pytest.mark.gpu
+@EACH_KIND
+@pytest.mark.parametrize("name", CASES)
+def test_candidates_on_a_gpu(name: str, kind: str) -> None:
+    """The measuring process compares each with float64 before it times it."""
+    here, case = machine("cuda"), case_of(*CASES[name], kind)
+    ranking, random = ranking_of(case, kind, machine("cuda")), Random(name)
+    with Trials(here) as trials:
+        outcomes = trials.measure([Job(case.problem, picked(ranking, random), name) for _ in range(8)])
+    assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]

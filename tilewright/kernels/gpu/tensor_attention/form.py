@@ -1,0 +1,116 @@
+"""Attention whose keys, values and weights tensor cores can multiply: stored as 16-bit floats, or float32 rounded to TF32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.codegen.common import expression_flops, widest
+from tilewright.codegen.intrinsics.async_copy import COPIED_BYTES
+from tilewright.codegen.intrinsics.mma import SHAPES, N, Shape
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import lowest
+from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import Apply, Const, Expr, Load, index_const, replace_loads
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.attention_form import SCORE, AttentionFacts, AttentionForm, loaded_width
+from tilewright.kernels.gpu.attention.schema import ATTENTION
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
+from tilewright.kernels.schema import Form, form_of
+
+
+@dataclass(frozen=True)
+class TensorAttentionFacts:
+    """The sizes, with vectors of up to 16 bytes, stores of pairs, and without operations on logits where these are the scores; and the type of the
+    factors, a key of `mma.SHAPES`."""
+
+    attention: AttentionFacts
+    kind: str
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.kind]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of a factor."""
+        return size_of(self.shape.stored)
+
+    @property
+    def r(self) -> int:
+        """Elements of queries and keys in shared memory, with zeros up to whole products."""
+        return -(-self.attention.r // self.shape.depth) * self.shape.depth
+
+    @property
+    def d(self) -> int:
+        """Elements of values in shared memory."""
+        return -(-self.attention.d // N) * N
+
+    @property
+    def copies(self) -> bool:
+        """Whether asynchronous copies can bring keys and values to shared memory."""
+        return min(self.attention.k_vector, self.attention.v_vector) * self.element_bytes >= COPIED_BYTES[0]
+
+
+@dataclass(frozen=True)
+class TensorAttentionForm:
+    """`attention`: with queries as they are loaded, without the constant that multiplies them: scores are multiplied by it instead. `bare`: its
+    logits are scores to be multiplied by `scale`, a positive constant, or minus infinity where they are masked; otherwise they have the scale."""
+
+    attention: AttentionForm
+    facts: TensorAttentionFacts
+    scale: float
+    bare: bool
+
+
+def tensor_attention_form(problem: Problem, machine: Machine) -> Form[TensorAttentionFacts, TensorAttentionForm]:
+    """The form of a region.
+
+    Weights are rounded to the type of keys and values, which is only done where the result is stored in that type as well (or in float32 if TF32 is
+    allowed): its rounding errors are then of the same size.
+
+    Raises:
+        Unsuitable: if the machine lacks the instructions, or the region is not attention over such factors.
+    """
+    found = form_of(ATTENTION, problem, machine)
+    if isinstance(found, Unsuitable):
+        raise Unsuitable(str(found))
+    attention = found.parts
+    if not machine.has("sm_80"):
+        raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
+    types = {*attention.stored, problem.values[attention.output].dtype}
+    kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == types), None)
+    if kind is None or attention.dtype != FLOAT32:
+        raise Unsuitable("keys, values and results are not stored in one type, float32 or of 16 bits")
+    q, scale = _without_scale(attention.q)
+    bare = scale > 0 and _is_bare(attention.logit)
+    scaled = {} if bare else {SCORE: Load(SCORE, (index_const(0),), FLOAT32) * scale}
+    logit, seen = (replace_loads(expr, scaled) for expr in (attention.logit, attention.seen))
+    attention = replace(attention, q=q, logit=logit, seen=seen)
+    most, layouts = WIDEST_BYTES // size_of(SHAPES[kind].stored), attention.layouts
+    sizes = replace(
+        attention.facts,
+        q_vector=loaded_width(attention.q, attention.r, layouts, most),
+        k_vector=loaded_width(attention.k, attention.r, layouts, most),
+        v_vector=loaded_width(attention.v, attention.d, layouts, most),
+        store_vector=widest(attention.element, attention.d[-1], layouts, attention.offset, 2),
+    )
+    sizes = replace(sizes, logit_flops=0.0 if bare and isinstance(seen, Load) else expression_flops(logit))
+    facts = TensorAttentionFacts(sizes, kind)
+    return Form(facts, TensorAttentionForm(replace(attention, facts=sizes), facts, scale if bare else 1.0, bare))
+
+
+def _without_scale(q: Expr) -> tuple[Expr, float]:
+    """A load times a constant as both; any other factor, and 1."""
+    if isinstance(q, Apply) and q.operation == "mul":
+        for load, scale in (q.args, q.args[::-1]):
+            if isinstance(load, Load) and isinstance(scale, Const):
+                return load, float(scale.value)
+    return q, 1.0
+
+
+def _is_bare(logit: Expr) -> bool:
+    """Whether the logit is the score, or minus infinity where it is masked."""
+    if isinstance(logit, Apply) and logit.operation == "select":
+        return any(_is_bare(one) and other == lowest(other.dtype) for one, other in (logit.args[1:], logit.args[:0:-1]))
+    return isinstance(logit, Load) and logit.buffer == SCORE
