@@ -163,6 +163,21 @@ def test_kernels_of_one_image_are_those_of_several(layers: tuple[nn.Module, ...]
         assert images > 1 or not any(re.search(r"\b2 x ", text) for text in texts)
 
 
+def test_panels_of_weights_are_prefetched_for_any_number_of_images() -> None:
+    """Which tiles fetch the next panel depends on the tiles of one image, although one loop goes over those of all images."""
+    cpu, memory = machine("x86-avx512"), Memory()
+    layers = nn.AvgPool2d(3, 1, 1), nn.Conv2d(512, 1024, 1), nn.ReLU(), nn.Conv2d(1024, 512, 1), nn.AvgPool2d(3, 1, 1)
+    model = ModuleModel(nn.Sequential(*layers).eval(), (torch.randn(2, 512, 14, 14),), None, [{0: "batch"}])
+    sources = []
+    for batch in (1, 2, 6):
+        program = plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory)
+        sources.append([source for source in source_files(program, cpu) if "n 1024, r 512" in source.text])
+        assert 14 * batch in {call.trips for region in program.regions for call in region.calls}
+    assert "__builtin_prefetch" in sources[0][0].text
+    assert [len(each) for each in sources] == [1, 1, 1]
+    assert len({kernel_key(each[0], compiler_for(cpu, "c")) for each in sources}) == 1
+
+
 def test_a_loop_inside_of_an_image_is_not_that_over_images() -> None:
     """Two images of a slice with one row each, of which the loop with the largest extent counts columns."""
 

@@ -132,8 +132,10 @@ class _Uses:
         elif isinstance(statement, With):
             self.visit(statement.body)
         elif isinstance(statement, Invoke):
-            for given in statement.operands:
-                if isinstance(given, Place):
+            for operand, given in zip(statement.intrinsic.operands, statement.operands, strict=True):
+                if isinstance(given, Place) and operand.access == "address":
+                    self.read(given.offset)  # a prefetch neither reads nor writes its place
+                elif isinstance(given, Place):
                     self.access(given.buffer, given.offset)
                 else:
                     self.read(given)

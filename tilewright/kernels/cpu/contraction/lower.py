@@ -80,7 +80,8 @@ def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSche
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
     stores = TileStores(problem.region.outputs[0], nest, schedule, panel)
-    tile = _Tile(nest, schedule, panel, b, stores, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
+    axis = _tile_axis(nest, schedule)
+    tile = _Tile(nest, schedule, panel, b, stores, axis, _tiles_of_image(nest, axis), level_2.bytes // 2 if level_2 is not None else 0)
     body = _outer_loops(nest, schedule, panel, tile)
     header = f"{described(problem)}\n{schedule}"
     roles = {**{load.buffer: "A" for load in loads(found.a)}, b.buffer: f"B in panels of {schedule.panel}" if b.layout is not None else "B"}
@@ -93,6 +94,13 @@ def _tile_axis(nest: Nest, schedule: CpuContractionSchedule) -> Var:
     if nest.rows is None:
         return Var("tile_column", -(-(nest.columns.extent or 0) // schedule.tile_columns))
     return Var("tile_row", -(-(nest.rows.extent or 0) // schedule.tile_rows))
+
+
+def _tiles_of_image(nest: Nest, tile: Var) -> int:
+    """Extent of the tile axis for one image, as code must not depend on the number of images; all of it if the axis is not one of whole images."""
+    tiles, merged = tile.extent or 1, nest.rows is None and not nest.outer
+    images = prod(axis.extent or 1 for axis in nest.found.step.axes[:1] if merged and axis in nest.found.m)
+    return tiles // images if tiles % images == 0 else tiles
 
 
 def _outer_loops(nest: Nest, schedule: CpuContractionSchedule, panel: Var, tile: _Tile) -> Statement:
@@ -161,6 +169,7 @@ class _Tile:
     b: SecondFactor
     stores: TileStores
     tile: Var  # the parallel loop over tile rows (or columns) inside the loop over panels
+    tiles: int  # of one image along it
     prefetched_bytes: int
 
     def emit(self, pixels: Pixels) -> Block:
@@ -211,10 +220,9 @@ class _Tile:
         element = size_of(self.b.dtype)
         line_of = LINE_BYTES // element
         lines = self.schedule.panel * steps_of_tile // line_of
-        tiles = self.tile.extent or 1
         large = self.b.layout is not None and self.b.layout.size * element > self.prefetched_bytes
-        if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % line_of:
+        if self.schedule.order != "n" or not large or not 2 <= self.tiles <= 16 or self.schedule.panel % line_of:
             return []
-        shares = min(tiles, self.schedule.panel // line_of)
+        shares = min(self.tiles, self.schedule.panel // line_of)
         line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
         return [prefetch(self.b.buffer, line * line_of)]
