@@ -2,8 +2,8 @@
 
     python -m bench.against CHECKOUT zoo:resnet50 zoo:mobilenet_v2 timm:efficientnet_b0 --threads 2 --name against_2
 
-Each checkout has a process of its own, which compiles the network, compares its result with PyTorch's in float64, and then calls it whenever it is its
-turn. Both read the same measured facts of the CPU if the cache folders of both have them.
+Each checkout has a process of its own, which compiles the network, compares its result with PyTorch's in float64, and then calls it in its turns.
+Both read the measured facts of the CPU, if there are any, from the same cache folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ with torch.no_grad():
     expected = copy.deepcopy(model.module).double()(*(x.double() if x.is_floating_point() else x for x in inputs))
     found = executable(*inputs)
 first = lambda results: next(iter(results.values())) if isinstance(results, dict) else results[0] if isinstance(results, tuple) else results
-print(float((first(found) - first(expected)).abs().max() / first(expected).abs().max()), len(executable.image.program.regions), file=answers, flush=True)
+found, expected = first(found), first(expected)
+print(float((found - expected).abs().max() / expected.abs().max()), len(executable.image.program.regions), file=answers, flush=True)
 for line in sys.stdin:
     seconds, end = [], time.perf_counter() + float(line)
     while len(seconds) < 3 or time.perf_counter() < end:
@@ -103,7 +104,8 @@ def main() -> None:
     table = Table("network", "this, ms", "against, ms", "against / this", "regions")
     for this, against in zip(rows[::2], rows[1::2], strict=True):
         cells = [f"{1e3 * row['median_seconds']:.2f}" for row in (this, against)]
-        table.add_row(this["network"], *cells, f"{against['median_seconds'] / this['median_seconds']:.2f}", f"{this['regions']}, {against['regions']}")
+        ratio = against["median_seconds"] / this["median_seconds"]
+        table.add_row(this["network"], *cells, f"{ratio:.2f}", f"{this['regions']}, {against['regions']}")
     Console().print(table)
     if options.name:
         earlier = earlier_results(options.name) or {"results": []}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.conversions import c_conversion, c_joined, conversion_name
-from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
+from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, VECTOR_FUNCTIONS, Helper, HelperTable, ordered
 from tilewright.codegen.printer import (
     _INFIX,
     ATOM,
@@ -205,6 +205,9 @@ class CPrinter(Printer):
                 if scalar.startswith("tw_"):
                     self.need(scalar)
             steps = "".join(f"    for (int i = 0; i < {lanes}; ++i)\n        {step}\n" for step in each)
+            if (scalar, lanes) in VECTOR_FUNCTIONS:
+                feature, native = VECTOR_FUNCTIONS[scalar, lanes]
+                steps = f"#ifdef {feature}\n{native}#else\n{steps}#endif\n"
             self.wrappers[name] = (
                 f"static inline {kind} {name}({', '.join(f'{kind} {n}' for n in names)}) {{\n    {kind} result;\n{steps}    return result;\n}}"
             )

@@ -196,6 +196,15 @@ static inline float tw_from_bits(int32_t i) { return ((tw_word){.i = i}).f; }
 // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the sum.
 #define TW_ROUNDER 12582912.0f"""
 )
+_EXP_OF_REST = """\
+    const TYPE r = (x - n * 0.693145752f) - n * 1.42860677e-06f;
+    TYPE p = r * 0.00019913707f + 0.0013941117f;
+    p = p * r + 0.008333274f;
+    p = p * r + 0.041666355f;
+    p = p * r + 0.16666667f;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+"""
 _LOG_MANTISSA = Helper(
     """// x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); returns f
 static inline float tw_split(float x, float *e) {
@@ -257,23 +266,15 @@ SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
         "tw_split": _LOG_MANTISSA,
         "tw_sine": _TRIGONOMETRIC,
         "tw_exp_f32": Helper(
-            _C
-            + """tw_exp_f32(float x) {
+            f"""{_C}tw_exp_f32(float x) {{
     x = x > 89.0f ? 89.0f : x;
     x = x < -104.0f ? -104.0f : x;
     const float t = x * 1.44269504f + TW_ROUNDER;
     const float n = t - TW_ROUNDER;
-    const float r = (x - n * 0.693145752f) - n * 1.42860677e-06f;
-    float p = 0.00019913707f;
-    p = p * r + 0.0013941117f;
-    p = p * r + 0.008333274f;
-    p = p * r + 0.041666355f;
-    p = p * r + 0.16666667f;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
+{_EXP_OF_REST.replace("TYPE", "float")}\
     const int32_t e = tw_bits(t) - 0x4b400000, half = e >> 1;  // 2^e as two factors: e may leave the range of normal numbers
     return p * tw_from_bits((half + 127) << 23) * tw_from_bits((e - half + 127) << 23);
-}""",
+}}""",
             ("tw_bits",),
         ),
         "tw_exp2_f32": Helper(
@@ -397,6 +398,25 @@ SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
         "tw_cos_f32": Helper(_C + "tw_cos_f32(float x) { return tw_sine(x, 1); }", ("tw_sine",)),
     }
 )
+
+VECTOR_FUNCTIONS: Mapping[tuple[str, int], tuple[str, str]] = MappingProxyType(
+    {
+        ("tw_exp_f32", 16): (
+            "__AVX512F__",
+            f"""\
+    const f32x16 most = (f32x16){{0}} + 89.0f, least = (f32x16){{0}} - 104.0f;
+    f32x16 x;
+    __asm__("vminps %1, %2, %0" : "=v"(x) : "v"(a), "v"(most));  // of NaN the second source, which is written first
+    __asm__("vmaxps %1, %2, %0" : "=v"(x) : "v"(x), "v"(least));
+    const f32x16 n = (x * 1.44269504f + TW_ROUNDER) - TW_ROUNDER;
+{_EXP_OF_REST.replace("TYPE", "f32x16")}\
+    __asm__("vscalefps %1, %2, %0" : "=v"(result) : "v"(n), "v"(p));  // p 2^n, rounded once
+""",
+        ),
+    }
+)
+"""By function and lanes: the macro that a compiler defines if the target has instructions for it, and the text that then computes `result` from
+`a`: the same numbers as the function applied to each lane."""
 
 
 def ordered(names: Iterable[str], find: Mapping[str, Helper]) -> list[str]:
