@@ -185,6 +185,16 @@ def expected(name: str, dtype: str, arrays: list[np.ndarray]) -> np.ndarray:
         return result.astype(ELEMENT_TYPES[result_type(name, dtype)].numpy)
 
 
+@pytest.mark.parametrize(("low", "high"), [(-2.0, 2.0), (-106.0, -85.0), (85.0, 90.0)])
+def test_instructions_for_vectors_give_the_numbers_of_scalars(low: float, high: float) -> None:
+    """Where results are usual, become subnormal, and become infinite; on a CPU without these instructions both are the same code."""
+    x = np.random.default_rng(0).uniform(low, high, COUNT).astype(np.float32)
+    scalars, vectors = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
+    for out, lanes in ((scalars, 1), (vectors, 16)):
+        call(operations_library(), f"exp_f32_x{lanes}", [x, out])
+    np.testing.assert_array_equal(scalars.view(np.int32), vectors.view(np.int32))
+
+
 @pytest.mark.parametrize("form", ["scalar", "vector"])
 @pytest.mark.parametrize(("name", "dtype"), cases())
 def test_c_operation(name: str, dtype: str, form: str) -> None:
