@@ -1,13 +1,15 @@
-"""float16 and bfloat16 networks and single operators on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs.
+"""Networks and single operators in 16 bits and TF32 on the GPU present: Tilewright, PyTorch eager (both layouts), Inductor, all as CUDA graphs.
 
     python -m bench.gpu_half resnet18 resnet50 mobilenet_v2 bert_base --batches 1 --name gpu_half_networks_1
     python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
-    python -m bench.gpu_half resnet18 bert_base --batches 1 --against inductor --name gpu_half_inductor
+    python -m bench.gpu_half resnet18 bert_base --types float16,tf32 --batches 1 --against inductor --name gpu_half_inductor
+    python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products
     python -m bench.gpu_half --batches 1 --against formulas --name gpu_half_formulas
 
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
-timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). `formulas` is Tilewright without learned corrections, which were
-trained on float32. The result file is written after each comparison; after `--seconds-in-all` no further one begins.
+timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). For tf32 the module stays in float32. `formulas` is Tilewright
+without learned corrections, which were trained on float32. The result file is written after each comparison; after `--seconds-in-all` no further one
+begins.
 """
 
 from __future__ import annotations
@@ -42,6 +44,19 @@ OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     "pointwise": (nn.Conv2d(256, 64, 1), (1, 256, 56, 56)),
 })
 """Single operators with the shape of their inputs at batch 1; the first dimension grows with the batch."""
+PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
+    name: (nn.Linear(channels, outputs, bias=name.startswith("bert")), (rows, channels))
+    for name, (rows, channels, outputs) in {
+        "product_4096": (4096, 4096, 4096), "vector_4096": (1, 4096, 4096), "vector_11008": (1, 4096, 11008), "rows_16": (16, 4096, 4096),
+        "bert_qkv": (128, 768, 2304), "bert_output": (128, 768, 768), "bert_inner": (128, 768, 3072), "bert_outer": (128, 3072, 768),
+        "resnet_classes": (1, 2048, 1000), "resnet_56": (3136, 64, 256), "resnet_28": (784, 128, 512), "resnet_14": (196, 1024, 256),
+        "resnet_7": (49, 512, 2048),
+    }.items()
+})  # fmt: skip
+"""Matrix products: large ones, those of one row and of few, and the shapes of BERT-base at 128 words and of ResNet-50's 1x1 convolutions."""
+GROUPS = MappingProxyType({"operators": OPERATORS, "products": PRODUCTS})
+SINGLE = MappingProxyType({**OPERATORS, **PRODUCTS})
+TF32 = "tf32"
 TOLERANCES = {"operator": 2e-2, "network": half.TOLERANCE}
 """Largest errors relative to the largest output."""
 
@@ -58,10 +73,10 @@ CONTENDERS = {**FLOAT32_CONTENDERS, "formulas": Contender("formulas", by_formula
 def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A network or operator in the type, and inputs, on the GPU."""
     torch.manual_seed(0)
-    if name not in OPERATORS:
+    if name not in SINGLE:
         module, inputs = zoo.build(name, batch)
     else:
-        module, (first, *rest) = OPERATORS[name]
+        module, (first, *rest) = SINGLE[name]
         inputs = tuple(torch.randn(batch * first, *rest) for _ in range(3 if isinstance(module, half.Attention) else 1))
         if isinstance(module, nn.Embedding):
             inputs = (torch.randint(module.num_embeddings, (batch * first, *rest)),)
@@ -70,8 +85,8 @@ def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=[*NETWORKS, *OPERATORS], metavar="NAME", help="zoo networks, single operators, or `operators`")
-    parser.add_argument("--types", default=",".join(half.TYPES))
+    parser.add_argument("names", nargs="*", default=[*NETWORKS, *OPERATORS], metavar="NAME", help="zoo networks, operators, products, or single ones")
+    parser.add_argument("--types", default=",".join(half.TYPES), help=f"of {', '.join((*half.TYPES, TF32))}")
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--against", default="eager,eager_cl", help=f"of {','.join(CONTENDERS)}")
     parser.add_argument("--rounds", type=int, default=5)
@@ -84,15 +99,18 @@ def main() -> None:
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     results: list[Outcome] = []
     start = time.monotonic()
-    chosen = [one for name in options.names for one in (OPERATORS if name == "operators" else (name,))]
+    chosen = [one for name in options.names for one in GROUPS.get(name, (name,))]
     for name, batch, dtype in ((n, b, t) for n in chosen for b in map(int, options.batches.split(",")) for t in options.types.split(",")):
         if time.monotonic() - start > options.seconds_in_all:
             print(f"out of time before {name} {dtype} x{batch}", flush=True)
             break
-        module, inputs = built(name, getattr(torch, dtype), batch)
-        tolerance = TOLERANCES["operator" if name in OPERATORS else "network"]
+        allowed = dtype == TF32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        module, inputs = built(name, torch.float32 if allowed else getattr(torch, dtype), batch)
+        tolerance = TOLERANCES["operator" if name in SINGLE else "network"]
+        known = {**CONTENDERS, OURS: Contender(OURS, partial(ours, precision=TF32))} if allowed else CONTENDERS
         outcomes = compare(
-            f"{name} {dtype} x{batch}", module, inputs, inputs, [CONTENDERS[c] for c in names], tolerance, options.rounds, options.seconds,
+            f"{name} {dtype} x{batch}", module, inputs, inputs, [known[c] for c in names], tolerance, options.rounds, options.seconds,
             partial(cold_seconds, scratch=scratch),
         )  # fmt: skip
         for outcome in outcomes:

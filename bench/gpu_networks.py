@@ -109,9 +109,9 @@ def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     return captured(compiled, inputs)
 
 
-def ours(module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None) -> Run:
+def ours(module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None, precision: str = "fp32") -> Run:
     """Tilewright's own kernels, no trials, no vendor library, no operator through PyTorch."""
-    executable = tilewright.compile(module, inputs, target, unsupported="error")
+    executable = tilewright.compile(module, inputs, target, precision=precision, unsupported="error")
     return executable
 
 
