@@ -1,10 +1,12 @@
 """The twenty benchmark layers in float16 and TF32 on the GPU present: ours against cuDNN and Inductor, and our candidates against their predictions.
 
     python -m bench.gpu_tensor_layers [--layers R2,R12] [--batches 1,64] [--types fp16,tf32] [--first 6] [--name gpu_tensor_layers]
+    python -m bench.gpu_tensor_layers --first 1 --only "tensor cores,warpgroups" --against cudnn
 
 As in `bench.layer_speed` everything is timed in one process as replays of CUDA graphs over sets of buffers that exceed level 2, interleaved, and the
 median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode. Ours reads the channels-last input with the zeroed
-halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema in their order.
+halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema (or of `--only`
+these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections.
 The second table has the measured and the predicted time of each of these, by schema, from which constants can be judged; fit them to problems of
 `tilewright train`, not to these layers. After `--seconds` no further layer begins, and `--resume` leaves out those of which the result file has rows.
 """
@@ -15,7 +17,8 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -59,12 +62,12 @@ def candidates(ranking: Ranking, first: int) -> dict[str, list[Choice]]:
     return found
 
 
-def ranking_of(problem: Problem, machine: Machine, precision: str) -> Ranking:
-    """All candidates, ranked by formulas: learned models do not know those of tensor cores."""
-    return rank(problem, machine, numerics=Numerics(tf32=precision == "tf32"), learned=False)
+def ranking_of(problem: Problem, machine: Machine, precision: str, learned: bool = False) -> Ranking:
+    """All candidates, ranked by formulas or as a compilation does."""
+    return rank(problem, machine, numerics=Numerics(tf32=precision == "tf32"), learned=learned)
 
 
-def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, sets: int) -> dict[str, Call]:
+def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, sets: int, against: Sequence[str]) -> dict[str, Call]:
     """PyTorch's convolution and Inductor's in both layouts."""
 
     def convolve(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -75,12 +78,11 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
     calls: dict[str, Call] = {}
     for name, layout in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
         images, weights = ([tensor.clone().to(memory_format=layout) for _ in range(sets)] for tensor in (x, w))
-        calls[f"cudnn {name}"] = partial(on_set, convolve, images, weights)
-        calls[f"inductor {name}"] = partial(on_set, compiled, images, weights)
+        calls |= {f"{peer} {name}": partial(on_set, {"cudnn": convolve, "inductor": compiled}[peer], images, weights) for peer in against}
     return calls
 
 
-def measure_layer(name: str, batch: int, precision: str, ours: Ours, first: int, rounds: int) -> dict[str, Any]:
+def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: argparse.Namespace) -> dict[str, Any]:
     """Measures all contenders of one layer; the rows of `candidates` are ours with their predictions, in seconds."""
     outputs, channels, size, filter_size, stride = LAYERS[name]
     dtype = TYPES[precision][1]
@@ -89,9 +91,13 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, first: int,
     w = torch.randn(outputs, channels, filter_size, filter_size, device="cuda", generator=generator).to(dtype)
     expected = torch.nn.functional.conv2d(x.double(), w.double(), None, stride, filter_size // 2)
     sets = max(2, min(MOST_SETS, math.ceil(ROTATED_BYTES / (x.element_size() * (x.numel() + w.numel() + expected.numel())))))
-    found = candidates(ours.ranking, first)
-    chosen = serialisation.schedule_text(ours.ranking.first().schedule)
-    texts = {serialisation.schedule_text(choice.schedule): choice for choices in found.values() for choice in choices}
+    only = options.only.split(",") if options.only else None
+    found = {schema: choices for schema, choices in candidates(ours.ranking, options.first).items() if only is None or schema in only}
+    best_of_all = ours.ranking.first()
+    chosen = serialisation.schedule_text(best_of_all.schedule)
+    texts = {serialisation.schedule_text(choice.schedule): choice for choices in (*found.values(), [best_of_all]) for choice in choices}
+    with suppress(RuntimeError):  # what does not compile says so below
+        ours.prepare(list(texts))
     rows: list[dict[str, Any]] = []
     for text, choice in texts.items():
         row: dict[str, Any] = {"schema": choice.schema.name, "schedule": text, "predicted": choice.seconds, "measured": None}
@@ -109,8 +115,8 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, first: int,
         own = {text: measured[text] for text in measured if texts[text].schema.name == schema}
         if own:
             timers[f"ours, best {schema}"] = ours.timer(min(own, key=lambda text: own[text]))
-    calls = library_calls(x, w, stride, filter_size // 2, sets)
-    contenders = compare(calls, expected, sets, rounds, timers, TOLERANCES[precision])
+    calls = library_calls(x, w, stride, filter_size // 2, sets, options.against.split(","))
+    contenders = compare(calls, expected, sets, options.rounds, timers, TOLERANCES[precision])
     return {"layer": name, "batch": batch, "precision": precision, "sets": sets, "contenders": contenders, "candidates": rows}
 
 
@@ -159,6 +165,9 @@ def main() -> None:
     parser.add_argument("--types", default="fp16,tf32", help=f"of {','.join(TYPES)}")
     parser.add_argument("--target", default="h200")
     parser.add_argument("--first", type=int, default=6, help="candidates of each schema that are measured")
+    parser.add_argument("--only", help="schemas whose candidates are measured besides our choice, such as tensor cores,warpgroups")
+    parser.add_argument("--against", default="cudnn,inductor", help="of cudnn,inductor")
+    parser.add_argument("--formulas", action="store_true", help="rank without learned corrections")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=500.0, help="no layer begins after these")
     parser.add_argument("--resume", action="store_true")
@@ -180,8 +189,9 @@ def main() -> None:
                 print(f"out of time before {name} x{batch} {precision}", flush=True)
                 break
             problem = layer_problem(name, batch, precision)
-            ours = Ours(problem, ranking_of(problem, machine, precision), server, compiler, Path(folder) / f"{name}_{batch}_{precision}")
-            results.append(measure_layer(name, batch, precision, ours, options.first, options.rounds))
+            ranking = ranking_of(problem, machine, precision, not options.formulas)
+            ours = Ours(problem, ranking, server, compiler, Path(folder) / f"{name}_{batch}_{precision}")
+            results.append(measure_layer(name, batch, precision, ours, options))
             print(name, batch, precision, {key: round(value, 1) for key, value in summary(results[-1]).items()}, flush=True)
             write_results(options.name, vars(options), results)
             torch.cuda.empty_cache()
