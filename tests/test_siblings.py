@@ -24,6 +24,7 @@ from tilewright.hardware import machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import Region
 from tilewright.partition import siblings
+from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program
 from tilewright.partition.siblings import find_siblings, merge_siblings
 
@@ -77,6 +78,10 @@ def predicting(together: float, apart: float) -> siblings.Predict:
         return [(region, together if is_merged else apart) for region in regions if concerns(region)]
 
     return predict
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("predicted")
 
 
 def merged(module: nn.Module | Callable[..., Any], *inputs: Tensor) -> Graph:
@@ -188,11 +193,32 @@ def test_reasons_are_in_the_plan() -> None:
 
 def test_a_graph_without_siblings_is_not_predicted() -> None:
     graph = graph_of(same_weight, X)
-
-    def never(*_: object) -> Any:
-        raise AssertionError("predicted")
-
     assert merge_siblings(graph, never).graph is graph
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 2.0), (2.0, 1.0)], ids=["together", "apart"])
+def test_siblings_are_merged_as_for_another_size(seconds: tuple[float, float]) -> None:
+    """The sizes then have the same regions, and no further one is predicted."""
+    module = Heads()
+    kept: dict[tuple[str, ...], frozenset[str]] = {}
+    one = merge_siblings(graph_of(module, IMAGE), predicting(*seconds), kept)
+    graph = graph_of(module, torch.randn(5, *IMAGE.shape[1:]))
+    another = merge_siblings(graph, never, kept)
+    assert [node.name for node in another.graph.nodes] == [node.name for node in one.graph.nodes]
+    assert another.decisions.keys() == one.decisions.keys()
+    assert all(text.endswith("as for another size") for text in (decision.text for decision in another.decisions.values()))
+    assert (another.graph is graph) == (seconds == (2.0, 1.0))
+
+
+def test_plans_of_further_sizes_merge_the_same_siblings() -> None:
+    """One product is predicted to gain for a single image only."""
+    cpu, module = machine("x86-avx512"), Attention(256, 256)
+    decided = []
+    for memory in (Memory(), None):
+        programs = [plan_program(graph_of(module, torch.randn(batch, 64, 256)), cpu, 2, memory=memory) for batch in (1, 2, 8)]
+        decided.append([[merge.taken for merge in program.search if "read the same value" in merge.text] for program in programs])
+    together, fresh = decided
+    assert fresh == [[True], [False], [False]] and together == [[True]] * 3
 
 
 CASES: Sequence[tuple[str, nn.Module, Tensor]] = [

@@ -133,8 +133,8 @@ def plan_program(
     `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by default on CPUs, and on GPUs where
     its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the outputs that replace inputs after a
     call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans for other sizes, whose schedules and
-    chains are kept where they are predicted nearly as fast as the best; this plan is added. `ready`: is called with kernels as soon as the program is
-    likely to have them.
+    chains are kept where they are predicted nearly as fast as the best, and on CPUs whose merged siblings are kept; this plan is added. `ready`: is
+    called with kernels as soon as the program is likely to have them.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -143,9 +143,10 @@ def plan_program(
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
     predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages)
+    memory = memory or Memory()
     stages.report("partition")
     with stages.stage("partition"):
-        merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions), lambda _: Merged(graph))
+        merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
         graph = merged.graph
         fused = partial(predictions.laid_out, graph, precision)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
@@ -155,7 +156,6 @@ def plan_program(
             laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _: apart)
         if persistent is None:
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
-        memory = memory or Memory()
         context = _Context(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready
         )
@@ -204,8 +204,8 @@ def deciding_once(chooser: Chooser) -> Chooser:
     return chosen
 
 
-def _merged(graph: Graph, precision: Precision, predictions: _Predictions) -> Merged:
-    """The graph with siblings merged where the models predict a gain."""
+def _merged(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory) -> Merged:
+    """The graph with siblings merged where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
     machine, threads = predictions.machine, predictions.threads
 
     def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
@@ -217,7 +217,7 @@ def _merged(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
             if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in laid_out.values[name].shape for name in region.outputs)
         ]
 
-    return merge_siblings(graph, predict)
+    return merge_siblings(graph, predict, None if machine.is_gpu else memory.siblings)
 
 
 def _chained(

@@ -8,7 +8,7 @@ by prediction (`merge_siblings`): the regions that a merge changes, before and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -67,13 +67,17 @@ LEAST_GAIN = 0.01
 """Share of the time that a merge must gain by prediction."""
 
 
-def merge_siblings(graph: Graph, predict: Predict) -> Merged:
+def merge_siblings(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, ...], frozenset[str]] | None = None) -> Merged:
     """Merges the siblings of a graph wherever the regions concerned are predicted faster: those that compute the siblings or read their results.
     A second way leaves out the siblings whose results are concatenated: these can be stored in place, slices of a merged product are copied. Graphs
-    without siblings cost nothing."""
+    without siblings cost nothing. `kept`: by the results of each group those that are merged for another size of the model, which decide without any
+    prediction if they decide about all groups; otherwise what is decided here is added."""
     groups = find_siblings(graph)
     if not groups:
         return Merged(graph)
+    kept = {} if kept is None else kept
+    if all(group.results in kept for group in groups):
+        return _as_before(graph, groups, kept)
     concatenated = frozenset(name for node in graph.nodes if node.operator == "concatenate" for name in node.inputs)
     fewer = [group.without(concatenated) if concatenated.intersection(group.results) else None for group in groups]
     ways: list[list[Siblings | None]] = [list(groups), fewer]
@@ -95,13 +99,30 @@ def merge_siblings(graph: Graph, predict: Predict) -> Merged:
         told = f"{', '.join(chain[0].name for chain in best.chains)} read the same value"
         if seconds < (1 - LEAST_GAIN) * apart:
             chosen.append(best)
+            kept[group.results] = frozenset(best.results)
             text = f"{told}: {seconds_text(seconds)} predicted in one product, {seconds_text(apart)} apart"
             decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(best.results, True, text)
         else:
+            kept[group.results] = frozenset()
             text = f"{told}, but are predicted faster apart: {seconds_text(apart)}, {seconds_text(seconds)} in one product"
             decisions[group.chains[0][0].name] = MergeDecision(group.results, False, text)
     known = next((merged for groups, merged in predicted if groups == chosen), None)
     return Merged(known or _with(graph, chosen), MappingProxyType(decisions))
+
+
+def _as_before(graph: Graph, groups: Sequence[Siblings], kept: Mapping[tuple[str, ...], frozenset[str]]) -> Merged:
+    """The graph with the siblings merged that are so for another size."""
+    chosen: list[Siblings] = []
+    decisions: dict[str, MergeDecision] = {}
+    for group in groups:
+        merged = group.without(frozenset(group.results) - kept[group.results])
+        told = f"{', '.join(chain[0].name for chain in (merged or group).chains)} read the same value"
+        if merged is not None:
+            chosen.append(merged)
+            decisions[merged.chains[0][0].name + TOGETHER] = MergeDecision(merged.results, True, f"{told}: one product, as for another size")
+        else:
+            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart, as for another size")
+    return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(decisions))
 
 
 
