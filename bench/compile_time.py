@@ -3,8 +3,9 @@
     python -m bench.compile_time resnet50
 
 Each compilation runs in a fresh process with a cache folder of its own: first empty (cold), then filled (warm). PyTorch's import and export
-are timed separately, since a compiler cannot avoid them; "process" is the whole process, from start to end. The figures are wall-clock seconds, each
-with the machine's load average of the minute before it starts, since other processes may use the cores too.
+are timed separately, since a compiler cannot avoid them; "process" is the whole process, from start to end, and "processor" the time that all its
+threads spent on processors. The other figures are wall-clock seconds, each with the machine's load average of the minute before it starts, since
+other processes may use the cores too.
 
     python -m bench.compile_time resnet50 --targets native,h200 --against CHECKOUT --rounds 5 --name compile_time_against
 
@@ -31,7 +32,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parents[1]
 
 
-def one_compilation(network: str, target: str) -> dict[str, float]:
+def one_compilation(network: str, target: str, precision: str) -> dict[str, float]:
     """Stage times of one compilation in this process."""
     start = time.perf_counter()
     import torch
@@ -65,7 +66,7 @@ def one_compilation(network: str, target: str) -> dict[str, float]:
             export_seconds += time.perf_counter() - began
 
     torch.export.ExportedProgram.run_decompositions = timed_decompose  # type: ignore[method-assign]
-    tilewright.compile(module, inputs, target)
+    tilewright.compile(module, inputs, target, precision=precision)
     done = time.perf_counter()
     return {
         "import_torch": imported_torch - start,
@@ -73,12 +74,14 @@ def one_compilation(network: str, target: str) -> dict[str, float]:
         "export": export_seconds,
         "compile_besides_export": done - built - export_seconds,
         "compile": done - built,
+        "processor": time.process_time(),
     }
 
 
-def one_process(network: str, target: str, cache: str, checkout: Path = HERE) -> dict[str, float]:
+def one_process(network: str, target: str, cache: str, checkout: Path = HERE, precision: str = "") -> dict[str, float]:
     """The stage times of one compilation by a checkout, in a process of its own with this cache folder, and the time of the whole process."""
     command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
+    command += ["--precision", precision] if precision else []  # other checkouts may not have the option
     load = os.getloadavg()[0]
     start = time.perf_counter()
     environment = {**os.environ, "TILEWRIGHT_CACHE": cache, "PYTHONPATH": str(checkout)}
@@ -105,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", default=["resnet50"], metavar="NETWORK")
     parser.add_argument("--targets", default="native,cortex-a53,neoverse-n1,x86-avx512,h200,a100")
+    parser.add_argument("--precision", default="fp32", help="of the compilations, except with --against")
     parser.add_argument("--repeats", type=int, default=3, help="warm compilations; the median counts")
     parser.add_argument("--name", default="compile_time")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository, in turns with this one")
@@ -112,7 +116,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="one compilation in this process, as JSON")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one_compilation(options.networks[0], options.targets)))
+        print(json.dumps(one_compilation(options.networks[0], options.targets, options.precision)))
         return
     from bench.common import git_commit, write_results
 
@@ -128,15 +132,17 @@ def main() -> None:
         settings = {"networks": options.networks, "targets": options.targets, "rounds": options.rounds, "against": against}
         write_results(options.name, settings, results)
         return
-    table = Table("network", "target", "cold process s", "cold s", "cold besides export s", "warm s", "warm besides export s", "load")
+    columns = ("cold process s", "cold s", "cold besides export s", "cold processor s", "warm s", "warm besides export s", "load")
+    table = Table("network", "target", *columns)
     for network in options.networks:
         for target in options.targets.split(","):
             with tempfile.TemporaryDirectory() as cache:
-                runs = [one_process(network, target, cache) for _ in range(1 + options.repeats)]
+                runs = [one_process(network, target, cache, precision=options.precision) for _ in range(1 + options.repeats)]
             cold, warm = runs[0], runs[1:]
             median = {key: statistics.median(run[key] for run in warm) for key in cold}
             results.append({"network": network, "target": target, "cold": cold, "warm": median, "warm_runs": warm})
-            row = (cold["process"], cold["compile"], cold["compile_besides_export"], median["compile"], median["compile_besides_export"])
+            row = [cold[key] for key in ("process", "compile", "compile_besides_export", "processor")]
+            row += [median[key] for key in ("compile", "compile_besides_export")]
             table.add_row(network, target, *(f"{seconds:.1f}" for seconds in row), f"{cold['load_before']:.1f}")
             write_results(options.name, vars(options), results)
     Console().print(table)
