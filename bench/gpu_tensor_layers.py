@@ -4,7 +4,8 @@
     python -m bench.gpu_tensor_layers --first 1 --only "tensor cores,warpgroups" --against cudnn
 
 As in `bench.layer_speed` everything is timed in one process as replays of CUDA graphs over sets of buffers that exceed level 2, interleaved, and the
-median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode. Ours reads the channels-last input with the zeroed
+median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode, and with the type fp32-tensor compute in float32
+without TF32. Ours reads the channels-last input with the zeroed
 halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema (or of `--only`
 these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections.
 The second table has the measured and the predicted time of each of these, by schema, from which constants can be judged; fit them to problems of
@@ -41,9 +42,11 @@ from tilewright.selection.ranking import Choice, Ranking
 from tilewright.tuning import compile_worker, serialisation, trial_worker
 from tilewright.tuning.problems import convolution_problem
 
-TYPES = {"fp16": ("f16", torch.float16), "bf16": ("bf16", torch.bfloat16), "tf32": ("f32", torch.float32)}
+TYPES = {
+    "fp16": ("f16", torch.float16), "bf16": ("bf16", torch.bfloat16), "tf32": ("f32", torch.float32), "fp32-tensor": ("f32", torch.float32),
+}  # fmt: skip
 """By precision: the type of stored values, in Tilewright and in PyTorch."""
-TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "tf32": 2e-3}
+TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "tf32": 2e-3, "fp32-tensor": 1e-4}
 """Largest errors relative to the largest result."""
 
 
@@ -64,7 +67,8 @@ def candidates(ranking: Ranking, first: int) -> dict[str, list[Choice]]:
 
 def ranking_of(problem: Problem, machine: Machine, precision: str, learned: bool = False) -> Ranking:
     """All candidates, ranked by formulas or as a compilation does."""
-    return rank(problem, machine, numerics=Numerics(tf32=precision == "tf32"), learned=learned)
+    numerics = Numerics(tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
+    return rank(problem, machine, numerics=numerics, learned=learned)
 
 
 def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, sets: int, against: Sequence[str]) -> dict[str, Call]:
@@ -174,7 +178,6 @@ def main() -> None:
     parser.add_argument("--name", default="gpu_tensor_layers", help="the result file's name in bench/results")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     machine, start = identified_machine(options.target), time.monotonic()
     server, compiler = trial_worker.Server(0), compile_worker.Server()
     server({"do": "start", "machine": serialisation.encode(machine)})
@@ -188,6 +191,7 @@ def main() -> None:
             if time.monotonic() - start > options.seconds:
                 print(f"out of time before {name} x{batch} {precision}", flush=True)
                 break
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
             problem = layer_problem(name, batch, precision)
             ranking = ranking_of(problem, machine, precision, not options.formulas)
             ours = Ours(problem, ranking, server, compiler, Path(folder) / f"{name}_{batch}_{precision}")

@@ -19,11 +19,12 @@ from types import MappingProxyType
 from bench.cells import Rows
 from bench.cpu_tables import CPU_TABLES
 from bench.gpu_tables import GPU_TABLES
+from bench.pair_errors import pair_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
 BLOCK = re.compile(r"<!-- table (?P<name>[a-z0-9_]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
-TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType({made.__name__: made for made in (*GPU_TABLES, *CPU_TABLES)})
+TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType({made.__name__: made for made in (*GPU_TABLES, *CPU_TABLES, pair_errors)})
 
 
 def markdown(rows: Rows) -> str:

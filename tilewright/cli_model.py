@@ -31,7 +31,8 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224, 1x128:int64 or 2:int64=5,7; repeat"
     )
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code")
-    parser.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), tf32, fp16 or bf16 on a GPU, bf16 on a CPU with AMX")
+    on_gpu = "fp32 (default), fp32-tensor, tf32, fp16 or bf16 on a GPU"
+    parser.add_argument("--precision", default="fp32", metavar="P", help=f"{on_gpu}; fp32, or bf16 on a CPU with AMX")
     parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first (default 0)")
     parser.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     add_numerics(parser)

@@ -133,7 +133,8 @@ def compile(
         trials: the number of each region's candidates, the models' favourites, to measure first; needs the target machine. 0: none.
         precision: "fp32"; on GPUs "fp16" and "bf16", on CPUs with AMX "bf16": values stored between kernels and the factors of contractions are
             rounded to 16 bits, sums and everything else are float32; inputs and outputs keep their types. On GPUs (sm_80) also "tf32": the factors of
-            contractions are rounded to 10 bits of mantissa where that is faster.
+            contractions are rounded to 10 bits of mantissa where that is faster; and "fp32-tensor": they may be split into pairs of such numbers, so
+            that sums have errors like those in float32.
         records: the file of measurements (default: the user's); measurements take precedence over the models, and trials are added to the file.
         deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, if that is faster: two calls may then
         differ in the last bits. The choice of kernels is deterministic either way.
@@ -171,7 +172,7 @@ def compile(
     machine = find_machine(default_target(inputs) if target is None else target)
     check_precision(precision, machine)
     stages.report("export")
-    numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor, tf32=precision == "tf32")
+    numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor, tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
     by_code = dynamic is None  # calls wait for the programs of new sizes, and comparing code takes up to half of their time
     request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:

@@ -33,12 +33,14 @@ class Numerics:
     winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block; so do those of
     libraries' Fourier transforms, whose block is an image.
     vendor: sums may be computed by library kernels, in the order and with the algorithms that the library chooses.
-    tf32: float32 factors of sums of products may be rounded to TF32, with 10 bits of mantissa, for tensor cores (on a GPU)."""
+    tf32: float32 factors of sums of products may be rounded to TF32, with 10 bits of mantissa, for tensor cores (on a GPU).
+    tf32_pairs: they may be split into two such numbers, and sums of three products then be as accurate as in float32."""
 
     atomics: bool = False
     winograd: bool = True
     vendor: bool = False
     tf32: bool = False
+    tf32_pairs: bool = False
 
 
 USUAL = Numerics()

@@ -74,7 +74,7 @@ def _multiplied_in_bfloat16(region: Region, value: Value) -> str:
 
 
 AS_COMPUTED = Precision(_as_computed)
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+PRECISIONS = ("fp32", "fp32-tensor", "tf32", "fp16", "bf16")
 NARROW = MappingProxyType({"fp16": "f16", "bf16": "bf16"})
 """The types in which values are stored, by precision."""
 FP32 = 'use precision="fp32"'
@@ -101,8 +101,9 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
     if machine is None or precision == "fp32":
         return
     if machine.is_gpu:
-        if precision == "tf32" and not machine.has("sm_80"):
-            raise UnsupportedOption(f"precision 'tf32' needs the tensor cores of sm_80 or newer, and {machine.name} is {machine.architecture}", FP32)
+        if precision in ("fp32-tensor", "tf32") and not machine.has("sm_80"):
+            lacks = f"needs the tensor cores of sm_80 or newer, and {machine.name} is {machine.architecture}"
+            raise UnsupportedOption(f"precision {precision!r} {lacks}", FP32)
         return
     if precision != "bf16":
         raise UnsupportedOption(f"precision {precision!r} is for GPUs, and {machine.name} is a CPU", FP32)

@@ -3,6 +3,7 @@
     mma(type, sums, a, b)           sums[16, 8] += a[16, k] b[k, 8], in float32; k = 8 for "tf32", 16 for "f16" and "bf16"
     ldmatrix(type, target, source)  1, 2 or 4 matrices of 8 rows of 16 bytes from shared memory to the lanes' registers
     round_to_tf32(target, value)    the nearest number with 10 bits of mantissa; ties away from zero
+    pair_of_tf32(high, low, value)  two such numbers whose sum is the value, but for its last bits
 
 The elements of a matrix that a lane holds are its fragment (`Fragment`; PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... mma.m16n8k16"), in a
 register buffer: one element per register for float32 and TF32, two for 16-bit floats (a buffer of 2 lanes).
@@ -14,15 +15,15 @@ apply `round_to_tf32` first to round to nearest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, size_of
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Expr, Load
 from tilewright.ir.intrinsic import LANES, Array, Intrinsic, Operand, Text
-from tilewright.ir.kernel import Invoke, Kernel, Place, statements
+from tilewright.ir.kernel import Invoke, Kernel, Place, Statement, Store, statements
 
 M, N = 16, 8
 ROW_BYTES = 16
@@ -108,8 +109,15 @@ def round_to_tf32(target: Place, value: Expr) -> Invoke:
     return Invoke(_ROUND, (target, value))
 
 
+def pair_of_tf32(high: Place, low: Place, value: Expr) -> list[Statement]:
+    """high + low = a float32, with a relative error of at most 2^-22: high is the nearest TF32, low the nearest to the rest, which is exact in
+    float32. Both registers are of float32, and `high` may hold the value."""
+    rest = Load(low.buffer, (low.offset,), FLOAT32) - Load(high.buffer, (high.offset,), FLOAT32)
+    return [Store(low.buffer, low.offset, value), Invoke(_PART, (high, value)), Invoke(_PART, (low, rest))]
+
+
 def rounds_to_tf32(kernel: Kernel) -> bool:
-    """Whether the kernel rounds float32 values to TF32."""
+    """Whether the kernel rounds float32 values to TF32, instead of making pairs of them."""
     return any(isinstance(statement, Invoke) and statement.intrinsic == _ROUND for statement in statements(kernel.body))
 
 
@@ -200,6 +208,9 @@ _ROUND = Intrinsic(
     "cvt.rna.tf32",
     ("sm_80",),
 )
+
+
+_PART = replace(_ROUND, name="part of a pair of tf32")
 
 
 def exact(held: Array, kind: str) -> Array:

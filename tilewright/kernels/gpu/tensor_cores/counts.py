@@ -20,7 +20,8 @@ WAVEFRONTS = 4
 
 def tensor_core_counts(facts: TensorCoreFacts, candidates: Columns, machine: Machine) -> TensorCounts:
     """Counts of the tiles of a `TensorCoreSchedule`. A step covers block_k elements of the reduction; `step_multiply_adds` are a warp's products,
-    each of 16 x 8 sums. For each 16 (of TF32 8) elements along k a warp loads four matrices for every 16 rows, and two for every 8 columns."""
+    each of 16 x 8 sums, and three for pairs of TF32. For each 16 (of TF32 8) elements along k a warp loads four matrices for every 16 rows, and two
+    for every 8 columns."""
     axes = ("block_m", "block_n", "block_k", "split")
     bm, bn, bk, split = (np.asarray(candidates[axis], dtype=np.float64) for axis in axes)
     product = facts.product
@@ -57,7 +58,7 @@ def tensor_core_counts(facts: TensorCoreFacts, candidates: Columns, machine: Mac
         shared_bytes=shared_bytes * one,
         resident=resident_blocks(machine, threads, registers, shared_bytes) * one,
         accumulators=sums * one,
-        step_multiply_adds=turns * rows * columns,
+        step_multiply_adds=turns * rows * columns * (1 + 2 * candidates["pairs"]),
         step_shared_loads=turns * WAVEFRONTS * (rows + columns / 2),
         step_cached_loads=0 * one,
         step_fill=fill,

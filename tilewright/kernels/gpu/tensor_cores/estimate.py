@@ -56,7 +56,10 @@ def tensor_core_estimate(facts: TensorCoreFacts, candidates: Columns, counts: Ti
     if facts.kind == "tf32":
         # what is not along r is loaded one element at a time, and all are rounded
         single = sum(registers for operand, registers in ((product.a, 4 * rows), (product.b, 2 * columns)) if operand.along != "r")
-        matrices = matrices + turns * (single + ROUNDING * (4 * rows + 2 * columns))
+        # the parts of pairs are two roundings and a difference; their sums start at zero and are added
+        pairs = candidates["pairs"]
+        matrices = matrices + turns * (single + (ROUNDING + (ROUNDING + 1) * pairs) * (4 * rows + 2 * columns))
+        matrices = matrices + turns * rows * columns * 2 * facts.shape.sums.size * pairs
     fetch: np.ndarray = np.zeros(len(threads))
     for operand, extent in ((product.a, bm), (product.b, bn)):
         vectors = extent * bk / (threads * operand.vector_width)
@@ -72,7 +75,8 @@ def tensor_core_estimate(facts: TensorCoreFacts, candidates: Columns, counts: Ti
     level2 = counts.step_sectors * SECTOR_BYTES / cache2.bandwidth
     latency = latencies.loaded_latency * machine.memory_latency_cycles
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
-    chain = cache1.latency_cycles + turns * np.maximum(TENSOR_CORES[machine.compute_capability].latency_cycles, rows * columns * one)
+    each = 1 + 2 * candidates["pairs"]
+    chain = cache1.latency_cycles + turns * each * np.maximum(TENSOR_CORES[machine.compute_capability].latency_cycles, rows * columns * one)
     least = np.maximum(chain, latency / np.maximum(candidates["stages"] - 1, 1))
     step = BlockStep(tensor, issue, shared, level2, least, barrier, latencies.overlap)
     storing, barriers = storing_cycles(facts, candidates, counts, machine)

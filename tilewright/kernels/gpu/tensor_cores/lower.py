@@ -3,7 +3,12 @@
 Tiles are filled as those of the CUDA cores' implicit GEMM are (`gemm/staging.py`), and so are parts added and results stored
 (`gemm/block_result.py`). Tiles keep the direction in which memory is read: of [m][k] and [n][k] plain `ldmatrix` loads fragments, of [k][m] and
 [k][n] its transposed form, or of float32 loads of single elements. A warp loads the fragments of the next 16 (of TF32 8) elements along k while it
-multiplies those of the current ones. float32 is rounded to the nearest TF32 in the fragments.
+multiplies those of the current ones. float32 is rounded to the nearest TF32 in the fragments, or split into a pair of TF32, `high + low`:
+
+    part = 0;  part += low_a high_b;  part += high_a low_b;  part += high_a high_b;  sums += part
+
+for every 8 elements along k. The small products come first, and `part` is added in float32: tensor cores truncate their sums instead of rounding
+them, by which long sums would lose more bits than the pairs have.
 """
 
 from __future__ import annotations
@@ -14,9 +19,9 @@ from typing import Protocol
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.barriers import block_barrier
-from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, ROW_BYTES, Fragment, M, N, Shape, ldmatrix, mma, round_to_tf32
+from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, ROW_BYTES, Fragment, M, N, Shape, ldmatrix, mma, pair_of_tf32, round_to_tf32
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import size_of
+from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Const, Expr, Load, Var, index_const, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
@@ -59,7 +64,7 @@ class Matrix(Protocol):
 @dataclass(frozen=True)
 class WarpTile:
     """A warp's part of the block's tile: `rows` matrices of 16 rows from row `first_row` on, `columns` matrices of 8 columns from `first_column` on.
-    `lane`: the thread's place in the warp."""
+    `lane`: the thread's place in the warp. `pairs`: float32 factors are pairs of TF32, whose low parts are in registers of their own."""
 
     shape: Shape
     rows: int
@@ -67,6 +72,7 @@ class WarpTile:
     first_row: Expr
     first_column: Expr
     lane: Expr
+    pairs: bool = False
 
     def register(self, row: Expr, column: Expr) -> Expr:
         """The register of the thread's sum in its row and column of sums: fragments one after another, each [half][column]."""
@@ -104,7 +110,9 @@ class WarpTile:
             places = [(number % 2 * 8, number // 2 * 4) if is_a else (number // 2 * 8, number % 2 * 4) for number in range(size)]
             values = [Load(tile.tile, (buffer + tile.at(own + rows + along_own, k + columns + along_k),), stored) for along_own, along_k in places]
         if size_of(stored) == 4:
-            loads += [round_to_tf32(Place(name, first + number), value) for number, value in enumerate(values)]
+            for number, value in enumerate(values):
+                place = Place(name, first + number)
+                loads += pair_of_tf32(place, replace(place, buffer=low_part(name)), value) if self.pairs else [round_to_tf32(place, value)]
         return loads
 
     def fragments(self, a: Tile, b: Tile, turn: int, k: Expr, buffers: Sequence[Expr]) -> list[Statement]:
@@ -123,16 +131,35 @@ class WarpTile:
 
     def products(self, kind: str, turn: int) -> Statement:
         """sums += a b for every pair of fragments."""
-        i, j = Var("i", self.rows), Var("j", self.columns)
-        sums = Place("acc", (i * self.columns + j) * self.shape.sums.size)
-        product = mma(kind, sums, Place(f"a{turn}", i * self.shape.a.size), Place(f"b{turn}", j * self.shape.b.size))
+        i, j, size = Var("i", self.rows), Var("j", self.columns), self.shape.sums.size
+        first = (i * self.columns + j) * size
+        a, b = Place(f"a{turn}", i * self.shape.a.size), Place(f"b{turn}", j * self.shape.b.size)
+        product: Statement = mma(kind, Place("acc", first), a, b)
+        if self.pairs:
+            part, at = Place("part", index_const(0)), Var("at", size)
+            held, total = Load("part", (at,), FLOAT32), Load("acc", (first + at,), FLOAT32)
+            product = block(
+                Allocate(Buffer("part", FLOAT32, size, "register")),
+                For(at, index_const(size), Store("part", at, Const(0.0, FLOAT32)), "unroll"),
+                mma(kind, part, replace(a, buffer=low_part(a.buffer)), b),
+                mma(kind, part, a, replace(b, buffer=low_part(b.buffer))),
+                mma(kind, part, a, b),
+                For(at, index_const(size), Store("acc", first + at, total + held), "unroll"),
+            )
         return For(i, index_const(self.rows), For(j, index_const(self.columns), product, "unroll"), "unroll")
+
+
+def low_part(name: str) -> str:
+    """The registers of the low parts of pairs whose high parts are in these."""
+    return f"{name}_low"
 
 
 def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedule) -> tuple[Block, Launch]:
     """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     if schedule.stages > 1 and not facts.copies:
         raise Unsuitable("elements of a factor are too narrow to be copied asynchronously, or computed while they are read")
+    if schedule.pairs and facts.kind != "tf32":
+        raise Unsuitable("only float32 factors are pairs of TF32")
     size = schedule.block_m, schedule.block_n, schedule.block_k
     if schedule.staged and schedule.split > 1:
         raise Unsuitable("parts of a split are stored as they are, or meet in shared memory anyway")
@@ -158,7 +185,7 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
     rows, columns = schedule.block_m // schedule.warps_m, schedule.block_n // schedule.warps_n
     lane, warp = Var("lane", WARP), Var("warp", schedule.threads // WARP)
     warp_m, warp_n = warp // schedule.warps_n, warp % schedule.warps_n
-    mine = WarpTile(facts.shape, rows // M, columns // N, warp_m * rows, warp_n * columns, lane)
+    mine = WarpTile(facts.shape, rows // M, columns // N, warp_m * rows, warp_n * columns, lane, bool(schedule.pairs))
     count = mine.rows * mine.columns * facts.shape.sums.size
     at = Var("at", count)
     root += [
@@ -185,13 +212,18 @@ def _step(mine: WarpTile, pair: Sequence[Tile], facts: TensorCoreFacts, block_k:
     packed = REGISTER_BYTES // size_of(shape.stored)
     statements: list[Statement] = []
     turns = block_k // shape.depth
-    for turn in range(min(turns, 2)):
-        statements.append(Allocate(Buffer(f"a{turn}", shape.stored, mine.rows * shape.a.size, "register", packed)))
-        statements.append(Allocate(Buffer(f"b{turn}", shape.stored, mine.columns * shape.b.size, "register", packed)))
+    for number in range(1 if mine.pairs else min(turns, 2)):
+        for name, size in ((f"a{number}", mine.rows * shape.a.size), (f"b{number}", mine.columns * shape.b.size)):
+            parts = (name, low_part(name)) if mine.pairs else (name,)
+            statements += [Allocate(Buffer(part, shape.stored, size, "register", packed)) for part in parts]
     a, b = pair
+    if mine.pairs:  # a loop, as the assembler would load fragments of all turns ahead, and spill
+        turn = Var("turn", turns)
+        body = block(mine.fragments(a, b, 0, turn * shape.depth, buffers), mine.products(facts.kind, 0))
+        return [*statements, For(turn, index_const(turns), body)]
     statements += mine.fragments(a, b, 0, index_const(0), buffers)
-    for turn in range(turns):
-        if turn + 1 < turns:
-            statements += mine.fragments(a, b, (turn + 1) % 2, index_const((turn + 1) * shape.depth), buffers)
-        statements.append(mine.products(facts.kind, turn % 2))
+    for number in range(turns):
+        if number + 1 < turns:
+            statements += mine.fragments(a, b, (number + 1) % 2, index_const((number + 1) * shape.depth), buffers)
+        statements.append(mine.products(facts.kind, number % 2))
     return statements

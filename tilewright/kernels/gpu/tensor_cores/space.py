@@ -15,6 +15,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject
 from tilewright.kernels.gpu.gemm.space import CLUSTERS, SPLITS, steps_of
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
+from tilewright.kernels.schema import Numerics
 
 WARP = 32
 
@@ -24,7 +25,8 @@ class TensorCoreSchedule:
     """One candidate. `stages` > 1: number of buffers, filled by asynchronous copies that run `stages` - 1 steps ahead; 1: two buffers, filled through
     registers. `split` blocks share the reduction of one output tile; as a `cluster` (0 or 1) they add their parts through shared memory, otherwise a
     second kernel adds them, both in order. `staged` (0 or 1): without a split, sums go through shared memory, so that adjacent threads store (and
-    read, in the epilogue) adjacent vectors; otherwise each thread stores pairs of adjacent elements from its registers."""
+    read, in the epilogue) adjacent vectors; otherwise each thread stores pairs of adjacent elements from its registers. `pairs` (0 or 1): float32
+    factors are pairs of TF32 numbers, instead of rounded to one."""
 
     block_m: int
     block_n: int
@@ -35,6 +37,7 @@ class TensorCoreSchedule:
     split: int = 1
     cluster: int = 0
     staged: int = 0
+    pairs: int = 0
 
     @property
     def threads(self) -> int:
@@ -43,7 +46,7 @@ class TensorCoreSchedule:
     def __str__(self) -> str:
         return (
             f"tensor cores block={self.block_m}x{self.block_n}x{self.block_k} warps={self.warps_m}x{self.warps_n} "
-            f"stages={self.stages} split={self.split}" + " cluster" * self.cluster + " staged" * self.staged
+            f"stages={self.stages} split={self.split}" + " cluster" * self.cluster + " staged" * self.staged + " pairs" * self.pairs
         )
 
 
@@ -61,13 +64,16 @@ PARTS_PADDING = 8
 MOST_SUMS = 128
 """Sums that a thread holds at most: beside them there are two sets of fragments, and addresses."""
 
+FEWEST_OF_PAIRS = 72
+"""Products of a sum from which on pairs of TF32 are as accurate as a chain of float32 multiply-adds (docs/usage.md, "Precision")."""
 
-def tensor_core_space(facts: TensorCoreFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The candidates, and the number rejected for each reason (a rejected tile counts once for each split and stage). `tf32`: whether float32 factors
-    may be rounded to TF32."""
-    if facts.kind == "tf32" and not tf32:
+
+def tensor_core_space(facts: TensorCoreFacts, machine: Machine, numerics: Numerics) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The candidates, and the number rejected for each reason (a rejected tile counts once for each split and stage)."""
+    pairs = [0] if facts.kind != "tf32" or numerics.tf32 else [1] if numerics.tf32_pairs else []
+    if not pairs:
         return {entry.name: np.zeros(0, np.int64) for entry in fields(TensorCoreSchedule)}, {"float32 may not be rounded to TF32": 1}
-    rest = product_of({"stages": STAGES if facts.copies else (1,), "split": SPLITS, "cluster": (0, 1), "staged": (0, 1)})
+    rest = product_of({"stages": STAGES if facts.copies else (1,), "split": SPLITS, "cluster": (0, 1), "staged": (0, 1), "pairs": pairs})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
     possible &= (rest["staged"] == 0) | ((rest["split"] == 1) & (facts.product.store_vector > 1))
     rest = {name: column[possible] for name, column in rest.items()}
@@ -115,6 +121,8 @@ def rules(facts: TensorCoreFacts, candidates: Columns, machine: Machine) -> list
         ("a cluster does not divide the steps evenly", (candidates["cluster"] > 0) & (steps % split != 0)),
         ("a split would have nothing to reduce", (split > 1) & ((split - 1) * steps_each >= steps)),
         ("a split reduces fewer than two steps", (split > 1) & (steps_each < 2)),
+        ("a thread holds too many sums beside pairs", (candidates["pairs"] > 0) & (sums_of(candidates) > MOST_SUMS // 2)),
+        ("a sum of so few products is more accurate on CUDA cores", (candidates["pairs"] > 0) & (facts.product.r < FEWEST_OF_PAIRS)),
     ]
 
 
@@ -151,7 +159,8 @@ def shared_bytes_of(facts: TensorCoreFacts, candidates: Columns) -> np.ndarray:
 
 
 def registers_of(facts: TensorCoreFacts, candidates: Columns) -> np.ndarray:
-    """Estimated 32-bit registers per thread: sums, two sets of fragments, vectors on their way to shared memory, and addresses."""
+    """Estimated 32-bit registers per thread: sums, two sets of fragments (of pairs one, high and low, and eight sums that hide one another's
+    latency), vectors on their way to shared memory, and addresses."""
     rows, columns = matrices_of(candidates)
     product, threads = facts.product, threads_of(candidates)
     addresses: np.ndarray = np.full(len(threads), 40)
@@ -160,7 +169,7 @@ def registers_of(facts: TensorCoreFacts, candidates: Columns) -> np.ndarray:
         words = -(-operand.vector_width * facts.element_bytes // 4)
         held = np.where(candidates["stages"] > 1, 0, vectors * words)
         addresses = addresses + held + np.where(operand.along == "r", vectors * (3 if operand.guarded else 1), 2)
-    registers: np.ndarray = sums_of(candidates) + 2 * (4 * rows + 2 * columns) + addresses
+    registers: np.ndarray = sums_of(candidates) + 2 * (4 * rows + 2 * columns) + 8 * facts.shape.sums.size * candidates["pairs"] + addresses
     return registers
 
 

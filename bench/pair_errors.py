@@ -1,0 +1,120 @@
+"""Errors of sums of products in float32 as pairs of TF32, whose sums tensor cores truncate, beside those of a chain of float32 multiply-adds.
+
+    python -m bench.pair_errors --name pair_errors
+
+The model of tensor cores is that of Fasi, Higham, Mikaitis and Pranesh ("Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science, 2021):
+four products at a time and the sum before are aligned to the largest of them and truncated one bit below float32, and so is their sum to float32. An
+error is a root mean square over sums of random numbers against float64, in units of 2^-24 of that of the sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bench.cells import Rows, results_of
+from bench.common import write_results
+from tilewright.codegen.intrinsics.mma import SHAPES
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+UNIT = 2.0**-24
+TOGETHER = 4
+"""Products that are added at once."""
+DEPTH = SHAPES["tf32"].depth
+LENGTHS = (8, 16, 32, 64, 576, 4608)
+INPUTS: dict[str, Callable[[np.random.Generator, tuple[int, int]], tuple[Array, Array]]] = {
+    "normal": lambda random, size: (random.standard_normal(size), random.standard_normal(size)),
+    "positive": lambda random, size: (random.random(size), random.random(size)),
+    "after a ReLU": lambda random, size: (np.maximum(random.standard_normal(size), 0), random.standard_normal(size)),
+}
+
+
+def _truncated(values: Array, bits: int) -> Array:
+    """The sums along the last axis of the terms, truncated to the unit of the last of `bits` bits of the largest."""
+    _, exponents = np.frexp(np.abs(values).max(-1, keepdims=True))
+    unit = np.ldexp(1.0, exponents - bits)
+    result: Array = (np.trunc(values / unit) * unit).sum(-1)
+    return result
+
+
+def truncated_product(sums: Array, a: Array, b: Array) -> Array:
+    """sums + the sums of a b along the last axis, as tensor cores compute them; in float32, as a and b are exact in float64."""
+    total = sums.astype(np.float64)
+    for first in range(0, a.shape[-1], TOGETHER):
+        products = a[..., first : first + TOGETHER].astype(np.float64) * b[..., first : first + TOGETHER]
+        terms = np.concatenate([total[..., None], np.broadcast_to(products, (*total.shape, products.shape[-1]))], -1)
+        total = _truncated(_truncated(terms, 25)[..., None], 24)
+    return total.astype(np.float32)
+
+
+def rounded(values: Array) -> Array:
+    """The nearest TF32 numbers."""
+    return ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def of_pairs(a: Array, b: Array, moved: bool = True) -> Array:
+    """Sums of products of pairs; `moved`: to float32 after every 8 elements."""
+    (high_a, low_a), (high_b, low_b) = ((high := rounded(values), rounded(values - high)) for values in (a, b))
+    total = part = np.zeros(len(a), np.float32)
+    for first in range(0, a.shape[1], DEPTH):
+        here = slice(first, first + DEPTH)
+        part = np.zeros_like(total) if moved else part
+        for left, right in ((low_a, high_b), (high_a, low_b), (high_a, high_b)):
+            part = truncated_product(part, left[:, here], right[:, here])
+        total = total + part if moved else part
+    return total
+
+
+def of_tf32(a: Array, b: Array) -> Array:
+    total = np.zeros(len(a), np.float32)
+    for first in range(0, a.shape[1], DEPTH):
+        total = truncated_product(total, rounded(a[:, first : first + DEPTH]), rounded(b[:, first : first + DEPTH]))
+    return total
+
+
+def of_multiply_adds(a: Array, b: Array) -> Array:
+    """One after another along the last axis, each rounded once: what CUDA cores compute."""
+    total = np.zeros(np.broadcast_shapes(a.shape, b.shape)[:-1], np.float32)
+    for k in range(a.shape[-1]):
+        total = (total.astype(np.float64) + a[..., k].astype(np.float64) * b[..., k]).astype(np.float32)
+    return total
+
+
+WAYS: dict[str, Callable[[Array, Array], Array]] = {
+    "multiply-adds": of_multiply_adds,
+    "pairs": of_pairs,
+    "pairs, not moved": lambda a, b: of_pairs(a, b, False),
+    "tf32": of_tf32,
+}
+
+
+def pair_errors() -> Rows:
+    """The table of the documentation."""
+    rows = [["factors", "products of a sum", "chain of float32 multiply-adds", '`"fp32-tensor"`', "sums not moved to float32", '`"tf32"`']]
+    for entry in results_of("pair_errors"):
+        rows.append([entry["inputs"], f"{entry['products']:,}", *(f"{entry[way]:.2g}" if entry[way] < 100 else f"{entry[way]:,.0f}" for way in WAYS)])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sums", type=int, default=4000, help="random sums of each length")
+    parser.add_argument("--name", default="pair_errors", help="the result file's name in bench/results")
+    options = parser.parse_args()
+    random, results = np.random.default_rng(0), []
+    for inputs, made in INPUTS.items():
+        for length in LENGTHS:
+            a, b = (values.astype(np.float32) for values in made(random, (options.sums, length)))
+            exact = (a.astype(np.float64) * b).sum(-1)
+            errors = {way: float(np.sqrt(((add(a, b) - exact) ** 2).mean() / (exact**2).mean()) / UNIT) for way, add in WAYS.items()}
+            results.append({"inputs": inputs, "products": length, **errors})
+            print(results[-1])
+    write_results(options.name, vars(options), results)
+
+
+if __name__ == "__main__":
+    main()

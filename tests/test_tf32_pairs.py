@@ -1,0 +1,214 @@
+"""Products of float32 as pairs of TF32: errors against float64 in the interpreter, also where tensor cores truncate their sums as real ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tilewright
+from bench.gpu_tensor_layers import layer_problem, ranking_of
+from bench.pair_errors import UNIT, of_multiply_adds, truncated_product
+from tests.interpreted import returned, run_program
+from tests.on_device import cuda_binary
+from tests.test_gpu_half import planned
+from tests.test_gpu_tensor_cores import drawn
+from tilewright.codegen.cuda import print_cuda
+from tilewright.codegen.intrinsics import mma
+from tilewright.frontend.torch_import import import_module
+from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Program
+from tilewright.kernels.gpu.tensor_cores import space
+from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
+from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
+from tilewright.kernels.schema import Numerics
+from tilewright.partition.plan import Chooser
+from tilewright.selection.choice import choose, rank
+from tilewright.selection.ranking import Choice
+from tilewright.tuning.trials import Job, Trials
+
+H200, A100 = machine("h200"), machine("a100")
+PAIRS = Numerics(tf32_pairs=True)
+USUAL_PRODUCT = mma._mma
+
+
+def picking(pick: Callable[[int], int] | TensorCoreSchedule, used: list[TensorCoreSchedule]) -> Chooser:
+    """Chooses a given candidate of the schema for each region that has some, or the one that `pick` picks of their number."""
+
+    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
+        ranking = rank(problem, machine, threads, PAIRS, learned=False)
+        own = next((number for number, part in enumerate(ranking.parts) if part.schema is TENSOR_CORES), None)
+        if own is None:
+            return ranking.first()
+        begin, end = map(int, ranking.starts[own : own + 2])
+        choice = ranking.choice(begin + (0 if isinstance(pick, TensorCoreSchedule) else pick(end - begin)))
+        if isinstance(pick, TensorCoreSchedule):
+            choice = replace(choice, schedule=pick if ranking.parts[own].facts.copies else replace(pick, stages=1))
+        used.append(choice.schedule)
+        return choice
+
+    return chooser
+
+
+def results(module: nn.Module, inputs: tuple[torch.Tensor, ...], program: Program) -> torch.Tensor:
+    imported = import_module(module, inputs)
+    found, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
+    assert not faults
+    (result,) = returned(imported, [found[name] for name in program.graph.outputs], inputs)
+    return result
+
+
+def exact(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = module.double()(*(x.double() for x in inputs))
+    module.float()
+    return result
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**31), target=st.sampled_from([H200, A100]))
+def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> None:
+    """Of random layers, also of sums that are too short to be candidates."""
+    random = Random(seed)
+    with torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space, "FEWEST_OF_PAIRS", 1)
+        torch.manual_seed(seed)
+        module, inputs = drawn(random)
+        used: list[TensorCoreSchedule] = []
+        program = planned(module.eval(), inputs, target, picking(random.randrange, used))
+    assert used and all(schedule.pairs for schedule in used)
+    expected = exact(module, inputs)
+    error = (results(module, inputs, program).double() - expected).abs().max()
+    assert error <= 16 * UNIT * max(1.0, float(expected.abs().max())), used
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        TensorCoreSchedule(32, 32, 16, 1, 2, 2, pairs=1),
+        TensorCoreSchedule(64, 16, 32, 2, 1, 3, pairs=1),
+        TensorCoreSchedule(32, 32, 32, 2, 2, 1, pairs=1),
+        TensorCoreSchedule(64, 32, 16, 2, 4, 2, 3, pairs=1),
+        TensorCoreSchedule(32, 64, 16, 2, 2, 2, 4, 1, pairs=1),
+        TensorCoreSchedule(32, 32, 16, 1, 2, 2, staged=1, pairs=1),
+    ],
+    ids=str,
+)
+def test_schedules(schedule: TensorCoreSchedule) -> None:
+    torch.manual_seed(0)
+    module, inputs = nn.Conv2d(32, 40, (2, 4), padding=1).eval(), (torch.randn(1, 32, 7, 9),)
+    used: list[TensorCoreSchedule] = []
+    found = results(module, inputs, planned(module, inputs, H200, picking(schedule, used)))
+    expected = exact(module, inputs)
+    assert used == [schedule]
+    assert (found.double() - expected).abs().max() <= 8 * UNIT * expected.abs().max()
+
+
+def truncating(kind: str) -> Any:
+    """The product with the sums that tensor cores truncate."""
+    original, shape = USUAL_PRODUCT(kind), mma.SHAPES[kind]
+
+    def meaning(sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        left, right = shape.a.matrix(mma.exact(a, kind)), shape.b.matrix(mma.exact(b, kind))
+        return shape.sums.of(truncated_product(shape.sums.matrix(sums), left[:, None], right.T[None]))
+
+    return replace(original, name=f"{original.name}, truncating", meaning=meaning)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("products", [space.FEWEST_OF_PAIRS, 520, 2048])
+def test_errors_are_those_of_float32_where_sums_are_truncated(products: int, positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mma, "_mma", truncating)
+    torch.manual_seed(products)
+    module, x = nn.Linear(products, 32, bias=False).eval(), torch.randn(64, products)
+    if positive:
+        x, module.weight.data = x.abs(), module.weight.data.abs()
+    expected = exact(module, (x,)).numpy()
+    weight = module.weight.detach().numpy()
+    usual = of_multiply_adds(x.numpy()[:, None], weight[None])
+    schedule = TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1)
+    found = results(module, (x,), planned(module, (x,), H200, picking(schedule, []))).numpy()
+    error, usual_error = (np.sqrt(((values - expected) ** 2).mean()) for values in (found, usual))
+    assert error <= 1.05 * usual_error
+
+
+@pytest.mark.parametrize("scale", [1e-28, 1e18])
+def test_range(scale: float) -> None:
+    """Factors of 2^-102 and more keep their low parts, which are normal numbers then, up to the largest ones that do not round to infinity."""
+    torch.manual_seed(0)
+    module, x = nn.Linear(128, 32, bias=False).eval(), torch.randn(32, 128)
+    found = results(module, (x * scale,), planned(module, (x * scale,), H200, picking(TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1), [])))
+    expected = exact(module, (x * scale,))
+    assert (found.double() - expected).abs().max() <= 8 * UNIT * expected.abs().max()
+    found = results(module, (x / 0,), planned(module, (x / 0,), H200, picking(TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1), [])))
+    assert found.isnan().all()
+
+
+def test_candidates_are_those_that_the_caller_allows() -> None:
+    problems: list[Problem] = []
+
+    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
+        problems.append(problem)
+        return choose(problem, machine, threads)
+
+    for width in (512, space.FEWEST_OF_PAIRS - 1):
+        planned(nn.Linear(width, 512), (torch.zeros(1024, width),), H200, chooser)
+    for numerics, pairs in ((Numerics(), None), (Numerics(tf32=True), 0), (PAIRS, 1), (Numerics(tf32=True, tf32_pairs=True), 0)):
+        ranking = rank(problems[0], H200, numerics=numerics, learned=False)
+        own = [part for part in ranking.parts if part.schema is TENSOR_CORES]
+        assert [set(part.candidates["pairs"].tolist()) for part in own] == ([] if pairs is None else [{pairs}])
+    assert ranking.first().schema is TENSOR_CORES
+    assert "a sum of so few products is more accurate on CUDA cores" in rank(problems[1], H200, numerics=PAIRS).rejections["tensor cores"]
+
+
+def test_compiled_code_has_three_products_and_no_spills() -> None:
+    module, inputs = nn.Linear(512, 512), (torch.zeros(4096, 512),)
+    for target in (H200, A100):
+        program = planned(module, inputs, target, partial(choose, numerics=PAIRS))
+        (made,) = (lowered for lowered in program.regions if "pairs" in lowered.schedule)
+        text = print_cuda(list(made.kernels))
+        passed, log = cuda_binary(text, target.architecture)
+        assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
+        assert text.count("tw_mma_tf32(part") == 3 * text.count("float part[4];")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["D6", "R7", "R12"])
+def test_candidates_on_a_gpu(name: str) -> None:
+    """The measuring process compares each with float64, with the tolerance of float32, before it times it."""
+    here = machine("cuda")
+    problem = layer_problem(name, 2, "fp32-tensor")
+    ranking = ranking_of(problem, here, "fp32-tensor")
+    number = next(number for number, part in enumerate(ranking.parts) if part.schema is TENSOR_CORES)
+    positions = Random(name).sample(range(*map(int, ranking.starts[number : number + 2])), 20)
+    with Trials(here) as trials:
+        outcomes = trials.measure([Job(problem, ranking.choice(position).schedule, name) for position in positions])
+    assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]
+
+
+@pytest.mark.gpu
+def test_errors_on_a_gpu_are_at_most_those_of_its_library() -> None:
+    """Root mean squares over a layer of 4,608 products a sum, against float64."""
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(512, 512, 3, padding=1).cuda().eval(), torch.randn(8, 512, 14, 14, device="cuda")
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    with torch.no_grad():
+        theirs = layer(x)
+        expected = layer.double()(x.double())
+    torch.backends.cudnn.allow_tf32 = before
+    with tilewright.compile(layer.float(), (x,), precision="fp32-tensor", winograd=False) as executable:
+        assert "pairs" in str(executable.plan)
+        ours = executable(x)
+    error, usual = ((found.double() - expected).square().mean().sqrt() for found in (ours, theirs))
+    assert error <= 1.05 * usual
