@@ -110,7 +110,7 @@ def main() -> None:
     if options.name:
         earlier = earlier_results(options.name) or {"results": []}
         kept = [row for row in earlier["results"] if row["network"] not in options.networks]
-        settings = {**vars(options), "against": git_commit(options.checkout / "bench")}
+        settings = {name: value for name, value in vars(options).items() if name != "checkout"} | {"against": git_commit(options.checkout / "bench")}
         print(f"wrote {write_results(options.name, settings, [*kept, *rows])}")
 
 
