@@ -40,7 +40,8 @@ def code_scores() -> Rows:
 
 
 def learned_on_cpus() -> Rows:
-    """What the forest makes of the order of the models, with and without data of the machine."""
+    """What the forest makes of the order of the models, with and without data of the machine. Losses of the first have the number of problems whose
+    first choice was measured, if it was not for all."""
     says = {
         "conv2d": "convolutions, all schedules", "winograd conv2d": "Winograd alone", "direct conv2d": "direct alone",
         "depthwise": "depthwise", "batched product": "batched products",
@@ -52,7 +53,9 @@ def learned_on_cpus() -> Rows:
             for entry in means:
                 if (entry["machine"], entry["kind"]) != (machine, kind):
                     continue
-                losses = (f"{percent(entry[key])} %" if key in entry else "" for key in ("loss", "median loss", "loss of ten"))
+                losses = [f"{percent(entry[key])} %" if key in entry else "" for key in ("loss", "median loss", "loss of ten")]
+                if losses[0] and (unknown := entry["first choices not measured"]):
+                    losses[0] += f" (of {entry['layers'] - unknown})"
                 ratios = (f"{entry[key]:.3f}" if (key := f"ratio of {count}") in entry else "" for count in (10, 50))
                 rows.append([machine, f"{name} ({entry['layers']})", entry["ranked by"], *losses, *ratios])
     return rows

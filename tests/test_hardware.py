@@ -224,8 +224,16 @@ def test_identify_zen5() -> None:
     assert missing_facts(found) == ()
     desktop = identify_cpu(identity(zen5.replace("model\t\t: 2\n", "model\t\t: 68\n")))
     assert desktop.clock_hz == pytest.approx(3.245e9, rel=1e-3)
-    narrow = identify_cpu(identity(HASWELL.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 26")))
+    without = HASWELL.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 26").replace("model\t\t: 60", "model\t\t: 2")
+    narrow = identify_cpu(identity(without))
     assert (narrow.pipeline, narrow.vector_bits, narrow.fma_ports) == ("zen5", 256, 2)
+
+
+@pytest.mark.parametrize(("model", "multiply_adds"), [(0x24, 1), (0x60, 1), (0x50, 2), (0x90, 2)])
+def test_other_cores_of_the_family_of_zen5_have_no_pipeline_of_it(model: int, multiply_adds: int) -> None:
+    """Pipes of 256 bits (0x24, 0x60) and Zen 6 (0x50, 0x90): no measurement and no table is of these cores."""
+    found = identify_cpu(identity(ZEN4.replace("family\t: 25", "family\t: 26").replace("model\t\t: 17", f"model\t\t: {model}")))
+    assert (found.pipeline, found.fma_ports) == (identify_cpu(identity(ZEN4)).pipeline, multiply_adds)
 
 
 def test_identify_server_with_amx_assumes_its_turbo() -> None:

@@ -48,6 +48,10 @@ AMD_BOOST_LIMIT_HZ = 4.1e9
 """The same for AMD's servers with Zen 5. AMD's product specifications, base clock and all-core boost in GHz: EPYC 9655 2.6 and 4.1, 9755 2.7 and 4.1,
 9575F 3.3 and 4.5, 9965 2.25 and 3.35."""
 ZEN5_FAMILY, ZEN5_SERVER_MODELS = 26, range(0x20)
+ZEN5_MODELS = (*ZEN5_SERVER_MODELS, *range(0x40, 0x50), *range(0x70, 0x80))
+"""Models of the family with Zen 5 and vector pipes of 512 bits (Linux, arch/x86/kernel/cpu/amd.c, lists generations)."""
+ZEN5_NARROW_MODELS = (*range(0x20, 0x30), *range(0x60, 0x70))
+"""Zen 5 with pipes of 256 bits: Strix Point, Krackan Point. Other models of the family are Zen 6."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ AMD_CORES = {
     "zen3": AmdCore(2.0, 2.0, 1.0, 4, 6),
     "zen4": AmdCore(1.0, 1.0, 0.5, 4, 6),  # 512-bit operations occupy the 256-bit pipes for two cycles
     "zen5": AmdCore(2.0, 2.0, 1.0, 4, 8),
+    "zen5 narrow": AmdCore(1.0, 1.0, 0.5, 4, 8),  # as Zen 4
 }
 
 
@@ -174,13 +179,15 @@ def _x86_clock(identity: CpuIdentity, flags: set[str]) -> tuple[float, str]:
 
 
 def _is_zen5(properties: Mapping[str, str]) -> bool:
-    return properties.get("vendor_id") == "AuthenticAMD" and int(properties.get("cpu family", "0")) >= ZEN5_FAMILY
+    """Whether the core is the one that `cpus.ZEN5` describes."""
+    family, model = int(properties.get("cpu family", "0")), int(properties.get("model", "0"))
+    return properties.get("vendor_id") == "AuthenticAMD" and family == ZEN5_FAMILY and model in ZEN5_MODELS
 
 
 def _amd_core(properties: Mapping[str, str], flags: set[str]) -> AmdCore:
     family, model = int(properties.get("cpu family", "23")), int(properties.get("model", "0"))
     if family >= ZEN5_FAMILY:
-        return AMD_CORES["zen5"]
+        return AMD_CORES["zen5 narrow" if family == ZEN5_FAMILY and model in ZEN5_NARROW_MODELS and "avx512f" in flags else "zen5"]
     if family == 25:
         return AMD_CORES["zen4" if "avx512f" in flags else "zen3"]
     return AMD_CORES["zen2" if model >= 0x30 else "zen"]

@@ -125,7 +125,6 @@ def _as_before(graph: Graph, groups: Sequence[Siblings], kept: Mapping[tuple[str
     return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(decisions))
 
 
-
 def _names(group: Siblings) -> frozenset[str]:
     """The nodes that the merge of a group adds."""
     return frozenset((*(node.name + TOGETHER for node in group.chains[0]), *(name + PART for name in group.results)))
