@@ -60,7 +60,7 @@ def test_random_problems_of_all_types() -> None:
     assert [replace(one, precision="fp32") for one in found] == plain and not {bare(one) for one in found} & JUDGED
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", (*PRECISIONS, "fp32-tensor"))
 def test_samples_are_of_tensor_cores(precision: str) -> None:
     layer = dataset.layer_of(replace(LAYER, precision=precision))
     problem = dataset.layer_problem(layer)

@@ -46,7 +46,8 @@ SUBJECT = "subject"
 
 @dataclass(frozen=True)
 class _InPrecision:
-    """`precision`: that of a compilation. In those of 16 bits everything is stored in such a type; tf32 only allows schedules to round factors."""
+    """`precision`: that of a compilation. In those of 16 bits everything is stored in such a type; tf32 only allows schedules to round factors,
+    and fp32-tensor to split them."""
 
     precision: str = field(default=FP32, kw_only=True)
 
@@ -337,7 +338,7 @@ def problem_of(workload: Workload) -> Problem:
 
 def numerics_of(workload: Workload) -> Numerics:
     """The kinds of rounding that the workload's precision allows."""
-    return Numerics(tf32=workload.precision == "tf32")
+    return Numerics(tf32=workload.precision == "tf32", tf32_pairs=workload.precision == "fp32-tensor")
 
 
 def _constant(g: GraphBuilder, shape: Sequence[int]) -> Value:
