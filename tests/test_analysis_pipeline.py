@@ -174,3 +174,9 @@ def test_addresses_of_branches_are_no_registers() -> None:
         (instruction,) = code(line)
         usage = aarch64_usage(instruction.mnemonic, instruction.operands)
         assert usage.is_jump and not any(name.startswith("v") for name in (*usage.sources, *usage.targets))
+
+
+@pytest.mark.parametrize("core", ["skylake-server", "golden-cove", "zen5"])
+def test_scaling_by_powers_of_two_is_an_addition(core: str) -> None:
+    """As in LLVM's tables; exponentials of vectors end with it."""
+    assert steady(core, *["vscalefps %zmm1,%zmm0,%zmm0"] * 8) == steady(core, *["vaddps %zmm1,%zmm0,%zmm0"] * 8)

@@ -36,7 +36,7 @@ class Usage:
 _X86_KINDS = (
     (r"vfn?m(add|sub)(add|sub)?\d", "fma"),
     (r"vmul[ps][sd]", "multiply"),
-    (r"v(add|sub)[ps][sd]|vh(add|sub)p", "add"),
+    (r"v(add|sub|scalef)[ps][sd]|vh(add|sub)p", "add"),
     (r"v(and|andn|or|xor)p[sd]|vp(and|andn|or|xor)[dq]?$|vpternlog", "logic"),
     (r"vpmull|vpmulu?dq", "vector multiply"),
     (r"vps(ll|rl|ra)[wdqv]", "vector shift"),
