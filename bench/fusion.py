@@ -62,7 +62,7 @@ def fusing(way: str) -> Iterator[None]:
             for rule in ("_refuse_reader", "_refuse_epilogue", "_refuse_absorbing"):
                 stack.enter_context(mock.patch.object(fusion._Partitioner, rule, lambda *_: "nothing is fused"))
             stack.enter_context(mock.patch.object(fusion._Partitioner, "_join_softmax", lambda *_: None))
-            stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, predict: Merged(graph)))
+            stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, *_: Merged(graph)))
         yield
 
 

@@ -75,7 +75,8 @@ def check(executable: Executable, module: nn.Module, inputs: tuple[Tensor, ...])
         expected = module.double()(*(x.double() for x in inputs))
     module.float()
     for _ in range(2):
-        torch.testing.assert_close(executable(*inputs).double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        # float32 cancels far out in the tail of GELU
+        torch.testing.assert_close(executable(*inputs).double(), expected, rtol=1e-4, atol=1e-4 * max(float(expected.abs().max()), 0.01))
     assert executable.verify(*inputs).passed
 
 

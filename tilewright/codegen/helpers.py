@@ -399,8 +399,27 @@ SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
     }
 )
 
+
+
+def _exp_of_lanes(lanes: int) -> str:
+    """`tw_exp_f32` in operations on whole vectors: gcc unrolls loops over few lanes before it vectorises them, and leaves branches in them."""
+    return f"""\
+    typedef int32_t words __attribute__((vector_size({4 * lanes})));
+    f32x{lanes} x;
+    for (int i = 0; i < {lanes}; ++i)
+        x[i] = a[i] > 89.0f ? 89.0f : a[i];
+    for (int i = 0; i < {lanes}; ++i)
+        x[i] = x[i] < -104.0f ? -104.0f : x[i];
+    const f32x{lanes} t = x * 1.44269504f + TW_ROUNDER, n = t - TW_ROUNDER;
+{_EXP_OF_REST.replace("TYPE", f"f32x{lanes}")}\
+    const words e = (words)t - 0x4b400000, half = e >> 1;
+    result = p * (f32x{lanes})((half + 127) << 23) * (f32x{lanes})((e - half + 127) << 23);
+"""
+
+
 VECTOR_FUNCTIONS: Mapping[tuple[str, int], tuple[str, str]] = MappingProxyType(
     {
+        **{("tw_exp_f32", lanes): ("__GNUC__", _exp_of_lanes(lanes)) for lanes in (4, 8)},
         ("tw_exp_f32", 16): (
             "__AVX512F__",
             f"""\
