@@ -17,6 +17,12 @@ def product_of(axes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     return {name: grid.ravel() for name, grid in zip(axes, mesh, strict=True)}
 
 
+def times(candidates: Columns, more: Columns) -> dict[str, np.ndarray]:
+    """The product of two sets of candidates: every row of one with every row of the other; rows of `more` vary fastest."""
+    each, count = length(more), length(candidates)
+    return {name: np.repeat(column, each) for name, column in candidates.items()} | {name: np.tile(column, count) for name, column in more.items()}
+
+
 def vector_widths(widest: int) -> tuple[int, ...]:
     """Widths of vectors that are candidates: up to four elements, and eight where accesses allow it (16-bit values)."""
     return (1, 2, 4, 8) if widest > 4 else (1, 2, 4)

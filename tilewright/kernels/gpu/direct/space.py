@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, length, product_of, reject, take
+from tilewright.kernels.columns import Columns, product_of, reject, take, times
 from tilewright.kernels.gpu.direct.schedule import (
     AXES,
     BANKS,
@@ -68,27 +68,21 @@ def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) ->
 
     register = product_of({"slice": (RS, S), "register_k": REGISTER_K, "register_y": REGISTER_PIXELS, "register_x": REGISTER_PIXELS})
     candidates = keep(register, register_rules(facts, register))
-    candidates = _times(candidates, _threads(machine))
+    candidates = times(candidates, _threads(machine))
     candidates = keep(candidates, block_rules(facts, candidates, machine))
     candidates = keep(candidates, waste_rules(facts, candidates))
     candidates = keep(candidates, [("level 2 brings a tile more slowly than it is multiplied", _too_slow(facts, candidates, machine))])
     candidates = keep(candidates, [("another arrangement of the same threads reads less shared memory", _arranged_worse(facts, candidates))])
     candidates = keep(candidates, [("the block tile reads or wastes more than another of its size", _shaped_worse(facts, candidates, machine))])
     own = (facts.channels,) if facts.channels <= CHANNELS[-1] else ()
-    candidates = _times(candidates, product_of({"channels": sorted({*CHANNELS, *own})}))
+    candidates = times(candidates, product_of({"channels": sorted({*CHANNELS, *own})}))
     candidates = keep(candidates, channel_rules(facts, candidates))
-    candidates = _times(candidates, product_of({"stages": STAGES if facts.copies(machine) else (1,), "filters": (SHARED, 1, REGISTERS)}))
+    candidates = times(candidates, product_of({"stages": STAGES if facts.copies(machine) else (1,), "filters": (SHARED, 1, REGISTERS)}))
     candidates = keep(candidates, stage_rules(facts, candidates, machine))
-    candidates = _times(candidates, _splits(machine, atomics))
+    candidates = times(candidates, _splits(machine, atomics))
     candidates = keep(candidates, split_rules(facts, candidates, machine))
     candidates = keep(candidates, [("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block)])
     return {name: candidates[name] for name in AXES}, rejected
-
-
-def _times(candidates: Columns, more: Columns) -> dict[str, np.ndarray]:
-    """The product of two sets of candidates: every row of one with every row of the other."""
-    each, count = length(more), length(candidates)
-    return {name: np.repeat(column, each) for name, column in candidates.items()} | {name: np.tile(column, count) for name, column in more.items()}
 
 
 def _powers(limit: int) -> list[int]:
@@ -103,7 +97,7 @@ def _threads(machine: Machine) -> dict[str, np.ndarray]:
     most = min(THREADS[1], machine.threads_per_block) // BANKS
     blocks = product_of({f"block_{axis}": _powers(most) for axis in "kyx"})
     count = blocks["block_k"] * blocks["block_y"] * blocks["block_x"]
-    return _times(warps, take(blocks, (count <= most) & (count >= THREADS[0] // BANKS)))
+    return times(warps, take(blocks, (count <= most) & (count >= THREADS[0] // BANKS)))
 
 
 def _splits(machine: Machine, atomics: bool) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.kernels.columns import Columns, product_of, reject
+from tilewright.kernels.columns import Columns, product_of, reject, times
 
 PADDING = 4
 """Padding in elements between the rows of a transposed tile in shared memory: four keeps vectors aligned and halves bank conflicts."""
@@ -160,9 +160,7 @@ def contraction_space(
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)
     tiles, rejected = reject(tiles, tile_rules(facts, tiles, machine))
-    count = len(tiles["block_m"])
-    candidates = {name: np.repeat(column, each) for name, column in tiles.items()}
-    candidates |= {name: np.tile(column, count) for name, column in rest.items()}
+    candidates = times(tiles, rest)
     candidates, more = reject(candidates, contraction_rules(facts, candidates, machine))
     return candidates, {**{reason: number * each for reason, number in rejected.items()}, **more}
 

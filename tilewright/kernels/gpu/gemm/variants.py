@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, length, product_of, reject, take
+from tilewright.kernels.columns import Columns, length, product_of, reject, take, times
 from tilewright.kernels.gpu.gemm.space import (
     AHEAD,
     PADDED,
@@ -41,9 +41,7 @@ def contraction_variants(facts: ContractionFacts, candidates: Columns, machine: 
     """The feasible variants of candidates, with their columns and VARIANT_AXES, and for each the position of the candidate that it varies."""
     kinds = product_of(dict(zip(VARIANT_AXES, ((PADDED, SWIZZLED, TRANSPOSED), (AHEAD, PREFETCHED, PLAIN), (0, 1)), strict=True)))
     kinds = take(kinds, np.any(list(kinds.values()), axis=0))
-    count, each = length(candidates), length(kinds)
-    rows = {name: np.repeat(column, each) for name, column in candidates.items()} | {name: np.tile(column, count) for name, column in kinds.items()}
-    rows[ORIGIN] = np.repeat(np.arange(count), each)
+    rows = times({**candidates, ORIGIN: np.arange(length(candidates))}, kinds)
     for rules in (variant_rules, tile_rules, contraction_rules):
         rows, _ = reject(rows, rules(facts, rows, machine))
     origins = rows.pop(ORIGIN)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.codegen.intrinsics.mma import M, N
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, product_of, reject
+from tilewright.kernels.columns import Columns, product_of, reject, times
 from tilewright.kernels.gpu.gemm.space import CLUSTERS, SPLITS, steps_of
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.schema import Numerics
@@ -80,9 +80,7 @@ def tensor_core_space(facts: TensorCoreFacts, machine: Machine, numerics: Numeri
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)
     tiles, rejected = reject(tiles, tile_rules(facts, tiles, machine))
-    count = len(tiles["block_m"])
-    candidates = {name: np.repeat(column, each) for name, column in tiles.items()}
-    candidates |= {name: np.tile(column, count) for name, column in rest.items()}
+    candidates = times(tiles, rest)
     candidates, more = reject(candidates, rules(facts, candidates, machine))
     return candidates, {**{reason: number * each for reason, number in rejected.items()}, **more}
 

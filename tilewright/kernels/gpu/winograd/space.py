@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.kernels.columns import length, product_of, reject
+from tilewright.kernels.columns import length, product_of, reject, times
 from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
@@ -109,10 +109,7 @@ def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np
         ]
         candidates, more = reject(candidates, rules)
         count = length(candidates)
-        columns = {"output_tile": np.full(count * each, output_tile)}
-        columns |= {name: np.tile(column, count) for name, column in transforms.items()}
-        columns |= {name: np.repeat(column, each) for name, column in candidates.items()}
-        parts.append(columns)
+        parts.append({"output_tile": np.full(count * each, output_tile), **times(candidates, transforms)})
         for reason, number in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
             rejected[reason] = rejected.get(reason, 0) + number
     return {name: np.concatenate([part[name] for part in parts]) for name in AXES}, rejected
