@@ -224,5 +224,5 @@ def test_candidates_on_a_gpu(name: str, kind: str) -> None:
     here, case = machine("cuda"), case_of(*CASES[name], kind)
     ranking, random = ranking_of(case, kind, machine("cuda")), Random(name)
     with Trials(here) as trials:
-        outcomes = trials.measure([Job(case.problem, picked(ranking, random), name) for _ in range(8)])
+        outcomes = list(trials.measure([Job(case.problem, picked(ranking, random), name) for _ in range(8)]))
     assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]

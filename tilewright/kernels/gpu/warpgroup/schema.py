@@ -1,5 +1,4 @@
-"""The schema of products by warpgroups. It is not among those that are asked (`gpu/registry.py`): nothing of it was measured yet. Inside
-`kernels.registry.registered(WARPGROUP, gpu=True)` it is."""
+"""The schema of products by warpgroups."""
 
 from __future__ import annotations
 
