@@ -1,6 +1,6 @@
 """Checks an installed wheel: it is the one imported, every module of it imports, and no file of the package is missing.
 
-    python check_wheel.py SITE SOURCE_PACKAGE
+python check_wheel.py SITE SOURCE_PACKAGE
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ def main(site: str, source: str) -> None:
     installed = Path(site) / "tilewright"
     assert Path(tilewright.__file__).parent == installed, f"{tilewright.__file__} was imported, not the wheel"
     wanted = {
-        path.relative_to(source)
-        for path in Path(source).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+        path.relative_to(source) for path in Path(source).rglob("*") if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
     missing = sorted(str(path) for path in wanted if not (installed / path).exists())
     assert not missing, f"the wheel lacks {missing}"

@@ -119,9 +119,7 @@ def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) 
             yield
 
 
-def compiled(
-    links: Links, way: str, constants: GpuChains, seen: dict[str, Any], device: str, target: str
-) -> tuple[Executable, tuple[Tensor, ...]]:
+def compiled(links: Links, way: str, constants: GpuChains, seen: dict[str, Any], device: str, target: str) -> tuple[Executable, tuple[Tensor, ...]]:
     """The chain and what surrounds it, compiled for the target, with inputs on the device. Raises RuntimeError if it is not planned as asked for."""
     torch.manual_seed(0)
     module, inputs = links.module().to(device), tuple(x.to(device) for x in links.inputs())

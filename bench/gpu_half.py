@@ -37,12 +37,14 @@ from tilewright.selection.learned import gpu
 from tilewright.tuning import choices
 
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base")
-OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
-    **half.OPERATORS,
-    "linear": (nn.Linear(768, 3072), (128, 768)),
-    "convolution": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
-    "pointwise": (nn.Conv2d(256, 64, 1), (1, 256, 56, 56)),
-})
+OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType(
+    {
+        **half.OPERATORS,
+        "linear": (nn.Linear(768, 3072), (128, 768)),
+        "convolution": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
+        "pointwise": (nn.Conv2d(256, 64, 1), (1, 256, 56, 56)),
+    }
+)
 """Single operators with the shape of their inputs at batch 1; the first dimension grows with the batch."""
 PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     name: (nn.Linear(channels, outputs, bias=name.startswith("bert")), (rows, channels))

@@ -1,6 +1,6 @@
 """The program of `make demo`: handwritten digits from training to generated kernels, and ResNet-18 against PyTorch.
 
-    python examples/demo.py [--seconds 5] [--target native]
+python examples/demo.py [--seconds 5] [--target native]
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ def compile_layer(folder: Path, target: str, alternatives: int, only: str, name:
     for position, choice in sample(ranking, alternatives, only):
         lowered = lower(problem, choice.schedule, machine)
         packed = {
-            n: {"view": s.view, "matrix": s.matrix, "shape": s.value.shape, "pad": s.layout.size}
-            for n, s in lowered.storage.items()
-            if s.source
+            n: {"view": s.view, "matrix": s.matrix, "shape": s.value.shape, "pad": s.layout.size} for n, s in lowered.storage.items() if s.source
         }
         place = folder / f"{name}_{position}"
         place.mkdir(exist_ok=True)
@@ -120,9 +118,7 @@ def layer_problem(outputs: int, channels: int, size: int, filter_size: int, stri
         "sum",
         (1, outputs, size, size),
         (filter_size, filter_size, channels),
-        lambda n, k, oy, ox, fy, fx, c: (
-            x(n, c, oy * stride + fy - padding, ox * stride + fx - padding) * w(k, c, fy, fx)
-        ),
+        lambda n, k, oy, ox, fy, fx, c: x(n, c, oy * stride + fy - padding, ox * stride + fx - padding) * w(k, c, fy, fx),
     )
     steps = builder.finish([result], ["out"]).steps
     values = {t.name: Value(t.name, t.shape, "f32") for t in (x, w)} | {"out": Value("out", result.shape, "f32")}
@@ -250,8 +246,7 @@ def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -
     bytes_each = 4 * (padded.numel() + w.numel() + expected.numel())
     sets = max(2, min(MOST_SETS, ceil(ROTATED_BYTES / bytes_each)))
     library = min(
-        timed(torch, library_calls(torch, x, w, stride, padding, sets, layout), sets)
-        for layout in (torch.contiguous_format, torch.channels_last)
+        timed(torch, library_calls(torch, x, w, stride, padding, sets, layout), sets) for layout in (torch.contiguous_format, torch.channels_last)
     )
     scale = expected.abs().max().item()
     candidates = []
@@ -300,9 +295,7 @@ def make_buffers(torch: Any, candidate: dict[str, Any], padded: Any, w: Any, out
     return buffers
 
 
-def library_calls(
-    torch: Any, x: Any, w: Any, stride: int, padding: int, sets: int, layout: Any
-) -> Callable[[int], None]:
+def library_calls(torch: Any, x: Any, w: Any, stride: int, padding: int, sets: int, layout: Any) -> Callable[[int], None]:
     inputs = [x.clone().to(memory_format=layout) for _ in range(sets)]
     weights = [w.clone().to(memory_format=layout) for _ in range(sets)]
 

@@ -30,7 +30,10 @@ class Browser:
         ]  # fmt: skip
         redirected = f'exec "$@" 3<&{read_commands} 4>&{write_answers}'  # the protocol's descriptors are 3 and 4
         self._process = subprocess.Popen(
-            ["bash", "-c", redirected, "bash", *arguments], pass_fds=(read_commands, write_answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["bash", "-c", redirected, "bash", *arguments],
+            pass_fds=(read_commands, write_answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(read_commands)
         os.close(write_answers)

@@ -87,7 +87,12 @@ def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor], winograd: bo
             np.testing.assert_array_equal(result.numpy(), wanted.to(like.dtype).numpy(), err_msg=where)
             continue
         array, reference = result.double().numpy(), wanted.double().numpy()
-        if winograd and wanted.dim() == 4 and inputs[0].dim() == 4 and (wanted.shape[0], *wanted.shape[2:]) == (inputs[0].shape[0], *inputs[0].shape[2:]):
+        if (
+            winograd
+            and wanted.dim() == 4
+            and inputs[0].dim() == 4
+            and (wanted.shape[0], *wanted.shape[2:]) == (inputs[0].shape[0], *inputs[0].shape[2:])
+        ):
             array = np.where(near_not_finite(inputs[0]).numpy(), reference, array)
         finite = np.abs(reference[np.isfinite(reference)])
         scale = max(1.0, float(finite.max(initial=0.0)))
@@ -123,7 +128,6 @@ def poison(executable: Executable) -> None:
 @contextmanager
 def without_chains() -> Iterator[None]:
     """Compilation and tuning plan every region on its own, so that what tests expect of single regions does not depend on predictions."""
-
 
     def separate(*given: Any, **named: Any) -> Program:
         return plan_program(*given, **{**named, "chains": False})

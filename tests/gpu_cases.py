@@ -94,9 +94,7 @@ def execute(case: Case, lowered: Lowered, scalars: tuple[int, ...] = ()) -> np.n
             kernel,
             [memory[name] for name in call.arguments],
             scalars[: len(kernel.scalars)],
-            initialised=[
-                p.name for p, n in zip(kernel.parameters, call.arguments, strict=True) if n in ready and p.writable
-            ],
+            initialised=[p.name for p, n in zip(kernel.parameters, call.arguments, strict=True) if n in ready and p.writable],
         )
         assert report.is_clean, report.faults
         ready |= set(call.arguments)
@@ -240,11 +238,7 @@ def matmul_case(
 ) -> Case:
     """A (batched) matrix product with either factor transposed; `added`: a bias for each column and another matrix are added."""
     a = random(seed, *batch, *((r, m) if transpose_a else (m, r)))
-    b = (
-        random(seed + 1, *((n, r) if transpose_b else (r, n)))
-        if constant
-        else random(seed + 1, *batch, *((n, r) if transpose_b else (r, n)))
-    )
+    b = random(seed + 1, *((n, r) if transpose_b else (r, n))) if constant else random(seed + 1, *batch, *((n, r) if transpose_b else (r, n)))
     ta, tb = tensor("a", a), tensor("b", b)
     builder = StepBuilder("mm")
 

@@ -234,7 +234,9 @@ def products(random: Random, count: int = 6) -> list[Case]:
     sizes = (1, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 70)
     for _ in range(count):
         m, n, k = (random.choice(sizes) for _ in range(3))
-        batch, other = random.choice((((), ()), ((2,), (2,)), ((3,), ()), ((), (3,)), ((2, 1), (3,)), ((2, 3), (1, 3)), ((2, 3), (2, 3)), ((1,), (4,))))
+        batch, other = random.choice(
+            (((), ()), ((2,), (2,)), ((3,), ()), ((), (3,)), ((2, 1), (3,)), ((2, 3), (1, 3)), ((2, 3), (2, 3)), ((1,), (4,)))
+        )
         transposed_a, transposed_b, constant = (random.random() < 0.4 for _ in range(3))
         a = normal(*batch, k, m) if transposed_a else normal(*batch, m, k)
         b = normal(*other, n, k) if transposed_b else normal(*other, k, n)
@@ -270,8 +272,12 @@ def product_forms(random: Random) -> list[Case]:
     features = random.choice((1, 3, 16, 37))
     return [
         case("vectors", lambda a, v: [a @ v, v @ a.T, v @ v, torch.outer(v, v), torch.dot(v, v)], normal(m, k), normal(k)),
-        case("einsum", lambda a, b: [torch.einsum("bij,bkj->bik", a, b), torch.einsum("bij,bij->", a, a), torch.einsum("bij,bkj->kbi", a, b)],
-             normal(2, m, k), normal(2, n, k)),  # fmt: skip
+        case(
+            "einsum",
+            lambda a, b: [torch.einsum("bij,bkj->bik", a, b), torch.einsum("bij,bij->", a, a), torch.einsum("bij,bkj->kbi", a, b)],
+            normal(2, m, k),
+            normal(2, n, k),
+        ),  # fmt: skip
         case("addmm", lambda a, b, c: [torch.addmm(c, a, b), torch.addmm(c, a, b, beta=0.5, alpha=2)], normal(m, k), normal(k, n), normal(n)),
         case("linear", nn.Linear(k, features), normal(2, m, k)),
         case("linear without bias", nn.Linear(k, features, bias=False), normal(k)),
@@ -291,7 +297,10 @@ def normalisations(random: Random) -> list[Case]:
     size = random.randint(1, 7)
     image = normal(2, channels, size, size + 2)
     return [
-        *(case(f"softmax {d} {shape}", lambda x, d=d: [F.softmax(x, d), F.log_softmax(x * 3, d), torch.logsumexp(x, d)], normal(*shape)) for d in (0, 1, 2)),
+        *(
+            case(f"softmax {d} {shape}", lambda x, d=d: [F.softmax(x, d), F.log_softmax(x * 3, d), torch.logsumexp(x, d)], normal(*shape))
+            for d in (0, 1, 2)
+        ),
         case("logsumexp", lambda x: torch.logsumexp(x, (0, 2)), normal(*shape)),
         case("layer norm", randomised(nn.LayerNorm(shape[2:])), normal(*shape)),
         case("layer norm 2", randomised(nn.LayerNorm(shape[1:])), normal(*shape)),
@@ -380,16 +389,35 @@ def reductions(random: Random) -> list[Case]:
     holes = torch.where(torch.rand(shape) < 0.05, torch.nan, x)
     name = f"{shape} {dims} {dim}"
     return [
-        case(f"sums {name}", lambda x: [x.sum(dims, keep), x.mean(dims, keep), x.var(dims, correction=0, keepdim=keep), torch.linalg.vector_norm(x, 2, dims)], x, tolerance=1e-4),
+        case(
+            f"sums {name}",
+            lambda x: [x.sum(dims, keep), x.mean(dims, keep), x.var(dims, correction=0, keepdim=keep), torch.linalg.vector_norm(x, 2, dims)],
+            x,
+            tolerance=1e-4,
+        ),
         case(f"extremes {name}", lambda x: [x.amax(dims, keep), x.amin(dims, keep), x.max(dim), x.min(dim, keep), x.argmax(dim), x.argmin()], x),
         case(f"ties {name}", lambda x: [x.argmax(dim), x.argmin(dim, keep), x.max(dim), x.argmax()], ties, fixed=True),
         case(f"NaN {name}", lambda x: [x.amax(dims), x.amin(), x.argmax(dim), x.min(dim), x.sum(dim), x.max()], holes, fixed=True),
         case(f"logical {name}", lambda x: [(x > 0).any(dim), (x > -1).all(dim, keep), (x > 0).all(), (x > 0).sum(dim)], x),
-        case(f"integers {name}", lambda x: [x.int().sum(dims), x.int().amax(dims), x.long().prod(dim), x.int().cumsum(dim), x.long().argmax(dim)], ties, fixed=True),
+        case(
+            f"integers {name}",
+            lambda x: [x.int().sum(dims), x.int().amax(dims), x.long().prod(dim), x.int().cumsum(dim), x.long().argmax(dim)],
+            ties,
+            fixed=True,
+        ),
         case(f"products {name}", lambda x: [(1 + x * 0.01).prod(dim), x.cumsum(dim), (1 + x * 0.01).cumprod(dim)], x, tolerance=1e-4),
-        case(f"of views {name}", lambda x: [x.permute(2, 0, 1).sum(dim), x.flip(0).amax(dims), x.reshape(-1, shape[1]).sum(0), x[..., None].sum(dim)], x),
+        case(
+            f"of views {name}",
+            lambda x: [x.permute(2, 0, 1).sum(dim), x.flip(0).amax(dims), x.reshape(-1, shape[1]).sum(0), x[..., None].sum(dim)],
+            x,
+        ),
         case(f"moments {name}", lambda x: [torch.var_mean(x, dims, correction=0), x.std(correction=0)], x, tolerance=1e-4),
-        case(f"fused {name}", lambda x, y: [F.relu(x * y).sum(dims, keep), torch.exp((x - y).mean(dim)) + 1, (x * y).sum(), (x + 1).amax(dim) * 2], x, normal(*shape)),
+        case(
+            f"fused {name}",
+            lambda x, y: [F.relu(x * y).sum(dims, keep), torch.exp((x - y).mean(dim)) + 1, (x * y).sum(), (x + 1).amax(dim) * 2],
+            x,
+            normal(*shape),
+        ),
     ]
 
 
@@ -409,16 +437,30 @@ def large_maps_and_windows(random: Random) -> list[Case]:
     image, matrix = normal(2, channels, size, size + 3), normal(rows, columns)
     chained = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
     return [
-        case(f"map {rows} {columns}", lambda x: [torch.tanh(x) * 2 + 1, x.T.contiguous() + 1, x.flatten() * 3, x[:, ::3] + x[:, 1::3][:, :1]], matrix),
+        case(
+            f"map {rows} {columns}", lambda x: [torch.tanh(x) * 2 + 1, x.T.contiguous() + 1, x.flatten() * 3, x[:, ::3] + x[:, 1::3][:, :1]], matrix
+        ),
         case("long map", lambda x: F.relu(x.flatten()[: rows * columns - 5]) + 1, matrix),
-        case(f"last dimension first {image.shape}", lambda x: [x.permute(0, 2, 3, 1) * 2, x.permute(3, 1, 0, 2) + 1, x.permute(1, 0, 2, 3) + 2], image),
-        case(f"pools {image.shape}", lambda x: [F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 2, count_include_pad=False)], image),
+        case(
+            f"last dimension first {image.shape}", lambda x: [x.permute(0, 2, 3, 1) * 2, x.permute(3, 1, 0, 2) + 1, x.permute(1, 0, 2, 3) + 2], image
+        ),
+        case(
+            f"pools {image.shape}", lambda x: [F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 2, count_include_pad=False)], image
+        ),
         case(f"depthwise {image.shape}", nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), chained, nn.ReLU6(), nn.MaxPool2d(2)), image),
         case(f"products {rows}", lambda x: [x @ x.T, x[:, :50].T @ x[:, :70], F.gelu(x[:, :33] @ x[:, :33].T)], matrix, tolerance=1e-4),
-        case(f"convolution {image.shape}", nn.Sequential(nn.Conv2d(channels, 40, 3, 2, 1), nn.BatchNorm2d(40), nn.ReLU(), nn.Conv2d(40, 17, (1, 3))), image),
+        case(
+            f"convolution {image.shape}",
+            nn.Sequential(nn.Conv2d(channels, 40, 3, 2, 1), nn.BatchNorm2d(40), nn.ReLU(), nn.Conv2d(40, 17, (1, 3))),
+            image,
+        ),
         case(f"rows {rows} {columns}", lambda x: [F.softmax(x, 0), F.softmax(x, 1), x.argmax(0), x.sum(0), x.cumsum(0)], matrix, tolerance=1e-4),
         case("group norm", randomised(nn.GroupNorm(channels, channels)), image),
-        case("over channels", lambda x: [F.softmax(x, 1), x.mean(1), x.amax((0, 2, 3)), x.argmax(1), F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],))], image),
+        case(
+            "over channels",
+            lambda x: [F.softmax(x, 1), x.mean(1), x.amax((0, 2, 3)), x.argmax(1), F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],))],
+            image,
+        ),
     ]
 
 
@@ -452,11 +494,45 @@ def shapes(random: Random) -> list[Case]:
     x = normal(2 * a, 3 * b, 4 * c)
     begin, end = random.randint(0, 2), random.randint(-1, 3)
     return [
-        case("views", lambda x: [y * 2 for y in (x.reshape(-1, 6), x.flatten(1), x.permute(2, 0, 1), x.transpose(0, 2), x[None, :, None], x[:, 1:], x[..., ::2])], x),
-        case("joined", lambda x: [torch.cat([x, x * 2, x[:, :1]], 1), torch.stack([x, x + 1], -1), torch.cat([x[:0], x]), torch.cat([F.relu(x), x.flip(0)], 0)], x),
+        case(
+            "views",
+            lambda x: [
+                y * 2 for y in (x.reshape(-1, 6), x.flatten(1), x.permute(2, 0, 1), x.transpose(0, 2), x[None, :, None], x[:, 1:], x[..., ::2])
+            ],
+            x,
+        ),
+        case(
+            "joined",
+            lambda x: [torch.cat([x, x * 2, x[:, :1]], 1), torch.stack([x, x + 1], -1), torch.cat([x[:0], x]), torch.cat([F.relu(x), x.flip(0)], 0)],
+            x,
+        ),
         case("parts", lambda x: [y + 1 for y in (*x.split(2, 2), *x.chunk(3, 1), *x.unbind(0))], x),
-        case(f"padded {begin} {end}", lambda x: [F.pad(x, (begin, end)), F.pad(x, (1, -1, 0, 2), value=3.0), F.pad(x, (2, 1), mode="reflect"), F.pad(x, (1, 1), mode="replicate"), F.pad(x, (2, 1), mode="circular")], x),
-        case("turned", lambda x: [x.flip(0, 2), x.roll(1, 0), x.roll((1, -2), (1, 2)), x.tril(), x.triu(1), x.repeat(2, 1, 2), x.repeat_interleave(2, 1), x.diagonal(0, 1, 2), x.unfold(2, 2, 1)], x),
+        case(
+            f"padded {begin} {end}",
+            lambda x: [
+                F.pad(x, (begin, end)),
+                F.pad(x, (1, -1, 0, 2), value=3.0),
+                F.pad(x, (2, 1), mode="reflect"),
+                F.pad(x, (1, 1), mode="replicate"),
+                F.pad(x, (2, 1), mode="circular"),
+            ],
+            x,
+        ),
+        case(
+            "turned",
+            lambda x: [
+                x.flip(0, 2),
+                x.roll(1, 0),
+                x.roll((1, -2), (1, 2)),
+                x.tril(),
+                x.triu(1),
+                x.repeat(2, 1, 2),
+                x.repeat_interleave(2, 1),
+                x.diagonal(0, 1, 2),
+                x.unfold(2, 2, 1),
+            ],
+            x,
+        ),
         case("made", lambda x: [torch.arange(5) + x.shape[0], torch.eye(3), torch.full((2, 3), 7.0), torch.ones_like(x) * 2, x.new_zeros(3)], x),
         case("unfolded", lambda x: F.unfold(x[None], (2, 2), 1, 1, (1, 2)), x),
         case("folded into a sum", lambda x: (x.reshape(2, a, 3, b, 4, c).permute(0, 2, 4, 1, 3, 5) * 2).sum(2), x),
@@ -481,7 +557,12 @@ def indexings(random: Random) -> list[Case]:
     x = normal(rows, rows, width)
     return [
         case("index", lambda x, i, j: [x[i], x[:, i], x[i, i], x[:, i, :2], x[i[0], :, i[1] % 2]], x, index, inside),
-        case("gather", lambda x, j: [torch.gather(x, 0, j[:, :, None] % 2), x.index_select(1, j[0]), torch.take_along_dim(x[0], j[:, :1], 0)], x, inside),
+        case(
+            "gather",
+            lambda x, j: [torch.gather(x, 0, j[:, :, None] % 2), x.index_select(1, j[0]), torch.take_along_dim(x[0], j[:, :1], 0)],
+            x,
+            inside,
+        ),
         case("embedding", nn.Embedding(rows, width), inside),
         case("embedding, projected", nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm(width), nn.Linear(width, 5)), inside),
         case("bag", nn.EmbeddingBag(rows, width, mode="sum"), inside),
@@ -500,7 +581,9 @@ def _writes(rows: int, width: int, x: torch.Tensor, index: torch.Tensor, inside:
     return [
         case("index copy", lambda x, j, v: [x.index_copy(1, j, v), x.index_copy(1, j[:1], v[:, :1]), x.index_fill(0, j, 2.5)], x, order, several),
         case("index add", lambda x, j, v: x.index_add(1, j, v, alpha=2), x, order, several),
-        case("index put", lambda x, j, v: [x.index_put((j,), v[0, 0]), _assigned(x, (slice(None), j), v), x.index_put((j, j), v[0])], x, order, several),
+        case(
+            "index put", lambda x, j, v: [x.index_put((j,), v[0, 0]), _assigned(x, (slice(None), j), v), x.index_put((j, j), v[0])], x, order, several
+        ),
         case("index put, apart", lambda x, j, v: _assigned(x, (j, slice(None), j % width), v), x, order, apart),
         case("index put, negative", lambda x, i: x.index_put((i,), x[0, 0], accumulate=True), x, index),
         case("index put, masked", lambda x, m, v: x.index_put((m,), v[0, 0]), x, torch.rand(rows, rows) > 0.5, wide),
@@ -540,8 +623,14 @@ def other_types(random: Random) -> list[Case]:
     size = random.randint(3, 8)
     return [
         case("float64", DoublePrecision(), normal(2, 3, size, size).double(), torch.randint(0, 3, (size,)), tolerance=1e-6),
-        case("booleans", lambda m, x: [m & (x > 0), ~m, m.any(1), m.sum(), torch.where(m, x, 0.0), m.int() * 2], torch.rand(3, 5) > 0.5, normal(3, 5)),
-        case("small integers", lambda x: [x + 1, x.float() / 3, x.sum(), x.amax(0), x.to(torch.int64) * 2], torch.randint(0, 100, (4, 5), dtype=torch.uint8)),
+        case(
+            "booleans", lambda m, x: [m & (x > 0), ~m, m.any(1), m.sum(), torch.where(m, x, 0.0), m.int() * 2], torch.rand(3, 5) > 0.5, normal(3, 5)
+        ),
+        case(
+            "small integers",
+            lambda x: [x + 1, x.float() / 3, x.sum(), x.amax(0), x.to(torch.int64) * 2],
+            torch.randint(0, 100, (4, 5), dtype=torch.uint8),
+        ),
         case("bytes", lambda x: [x * 3, -x, x.sum(1), x < 0], torch.randint(-100, 100, (4, 5), dtype=torch.int8)),
         case("16 bits", lambda x: [x * 3, x.sum(1), x // 3], torch.randint(-100, 100, (4, 5), dtype=torch.int16)),
     ]
@@ -569,10 +658,20 @@ def special_values(random: Random) -> list[Case]:
         case("two convolutions", nn.Sequential(nn.Conv2d(channels, 6, 1), nn.Conv2d(6, outputs, 3, 1, 1)), image, fixed=True),
         case("linear", nn.Linear(channels + 2, outputs), matrix, fixed=True),
         case("product", lambda x, y: [x @ y, y.T @ x.T, (y * 2).T @ y], matrix, spoilt(channels + 2, outputs), fixed=True),
-        case("pools", lambda x: [F.max_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 2), F.max_pool2d(x, 2, return_indices=True)], image, fixed=True),
+        case(
+            "pools",
+            lambda x: [F.max_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 2), F.max_pool2d(x, 2, return_indices=True)],
+            image,
+            fixed=True,
+        ),
         case("rows", lambda x: [F.softmax(x, 1), F.layer_norm(x, x.shape[1:]), x.sum(0), x.amax(1), x.argmin(0), x.cumsum(1)], matrix, fixed=True),
         case("masked softmax", lambda x: [F.softmax(x, 1), F.log_softmax(x, 1), torch.logsumexp(x, 1)], low, fixed=True),
-        case("maps", lambda x: [F.relu(x), x.clamp(-1, 1), F.gelu(x), torch.sigmoid(x), torch.tanh(x), F.hardswish(x), x > 0, F.silu(x), F.softplus(x)], matrix, fixed=True),
+        case(
+            "maps",
+            lambda x: [F.relu(x), x.clamp(-1, 1), F.gelu(x), torch.sigmoid(x), torch.tanh(x), F.hardswish(x), x > 0, F.silu(x), F.softplus(x)],
+            matrix,
+            fixed=True,
+        ),
         case("resampled", lambda x: [F.interpolate(x, scale_factor=2), F.pad(x, (1, 1)), x.tril()], image, fixed=True),
     ]
 

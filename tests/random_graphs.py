@@ -203,7 +203,11 @@ class Growth:
 
     def evaluated(self, node: Node) -> Value | None:
         operands = [self.values[number] for number in node.inputs]
-        part = copy.deepcopy(node.part).double().eval() if any(True for _ in node.part.buffers()) or any(True for _ in node.part.parameters()) else node.part
+        part = (
+            copy.deepcopy(node.part).double().eval()
+            if any(True for _ in node.part.buffers()) or any(True for _ in node.part.parameters())
+            else node.part
+        )
         with torch.no_grad():
             exact = part(*[v.exact for v in operands])
             sure = all(v.sure for v in operands)
@@ -237,7 +241,11 @@ class Growth:
         unsure = [v.is_float and not v.sure for v in operands]
 
         def same(changed: Callable[[Tensor, float], Tensor]) -> bool:
-            return bool((part(*[changed(v.exact, 1e-4 * _magnitude(v.exact)) if it else v.exact for v, it in zip(operands, unsure, strict=True)]) == exact).all())
+            return bool(
+                (
+                    part(*[changed(v.exact, 1e-4 * _magnitude(v.exact)) if it else v.exact for v, it in zip(operands, unsure, strict=True)]) == exact
+                ).all()
+            )
 
         def shaken(x: Tensor, size: float) -> Tensor:
             return x + size * (2 * torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 1)
@@ -334,4 +342,6 @@ def _with_input(case: RandomCase, number: int) -> RandomCase | None:
     nodes = [replace(case.nodes[i - count], inputs=tuple(fresh[j] for j in case.nodes[i - count].inputs)) for i in order[count + 1 :]]
     if not all(growth.add(node) for node in nodes):
         return None
-    return trimmed(replace(case, inputs=tuple(growth.inputs), values=tuple(growth.values), nodes=tuple(nodes), outputs=tuple(fresh[i] for i in case.outputs)))
+    return trimmed(
+        replace(case, inputs=tuple(growth.inputs), values=tuple(growth.values), nodes=tuple(nodes), outputs=tuple(fresh[i] for i in case.outputs))
+    )

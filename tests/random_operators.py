@@ -116,7 +116,9 @@ def convolution(g: Growth) -> Node | None:
     if g.chance(0.2):
         padding = [g.random.randint(0, min(p, d * (k - 1))) for p, d, k in zip(padding, dilation, kernel, strict=True)]
         extra = [g.random.randint(0, s - 1) for s in stride]
-        after = [(e - 1) * s - 2 * p + d * (k - 1) + o + 1 for e, s, p, d, k, o in zip(spatial, stride, padding, dilation, kernel, extra, strict=True)]
+        after = [
+            (e - 1) * s - 2 * p + d * (k - 1) + o + 1 for e, s, p, d, k, o in zip(spatial, stride, padding, dilation, kernel, extra, strict=True)
+        ]
         if min(after) < 1 or x.exact.numel() * prod(kernel) * outputs // groups > MOST_PRODUCTS:
             return None
         return module(TRANSPOSED[rank - 1](channels, outputs, kernel, stride, padding, extra, groups, bias, dilation), x)
@@ -367,7 +369,17 @@ def joined(g: Growth) -> Node | None:
     if x is None:
         return None
     dim = g.random.randrange(x.rank)
-    fits = g.value(lambda v: v.is_float and v.rank == x.rank and v.number != x.number and all(a == b or i == dim for i, (a, b) in enumerate(zip(v.shape, x.shape, strict=True)))) or x
+    fits = (
+        g.value(
+            lambda v: (
+                v.is_float
+                and v.rank == x.rank
+                and v.number != x.number
+                and all(a == b or i == dim for i, (a, b) in enumerate(zip(v.shape, x.shape, strict=True)))
+            )
+        )
+        or x
+    )
     if fits.shape == x.shape and g.chance(0.2):
         return call(f"stack {dim}", (x, fits), lambda a, b: torch.stack([a, b], dim), True)
     way = g.pick(("two", "two", "part", "activated"))

@@ -114,8 +114,16 @@ def _view(g: _Growth) -> bool:
 def _copy(g: _Growth) -> bool:
     x = g.pick()
     assert x is not None
-    choices = ("{0}.clone()", "{0}.to({0}.dtype, copy=True)", "torch.cat([{0}])", "{0}.clone(memory_format=torch.contiguous_format)", "torch.stack([{0}])[0]")
-    return g.add(g.draw.choice((*choices, "{0}.flip(0)", "torch.zeros_like({0})", "{0}.repeat(1, 1)", "{0} * 1", "{0}.index_select(0, torch.tensor([0]))")), x)
+    choices = (
+        "{0}.clone()",
+        "{0}.to({0}.dtype, copy=True)",
+        "torch.cat([{0}])",
+        "{0}.clone(memory_format=torch.contiguous_format)",
+        "torch.stack([{0}])[0]",
+    )
+    return g.add(
+        g.draw.choice((*choices, "{0}.flip(0)", "torch.zeros_like({0})", "{0}.repeat(1, 1)", "{0} * 1", "{0}.index_select(0, torch.tensor([0]))")), x
+    )
 
 
 def _compute(g: _Growth) -> bool:

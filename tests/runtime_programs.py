@@ -23,10 +23,7 @@ HEADER = "#include <stdint.h>\n#include <omp.h>\n"
 def c_kernel(name: str, body: str, inputs: int) -> str:
     """`body` computes `y` from `x0`, `x1`...; all are float."""
     loads = "".join(f"const float *x{i} = arguments[{i}]; " for i in range(inputs))
-    return (
-        f"void {name}(void *const *arguments, const int64_t *scalars) "
-        f"{{ {loads} float *y = arguments[{inputs}]; (void)scalars; {body} }}\n"
-    )
+    return f"void {name}(void *const *arguments, const int64_t *scalars) {{ {loads} float *y = arguments[{inputs}]; (void)scalars; {body} }}\n"
 
 
 def compiled(text: str, entries: Sequence[str]) -> Binary:
@@ -47,13 +44,10 @@ def positional_signature(inputs: Sequence[tuple[str, tuple[int, ...], str]], out
     )
 
 
-
 class ProgramBuilder:
     """Collects regions of one kernel each. Values are float32 and row-major unless a layout is given."""
 
-    def __init__(
-        self, inputs: Mapping[str, Sequence[int]], constants: Mapping[str, torch.Tensor] | None = None
-    ) -> None:
+    def __init__(self, inputs: Mapping[str, Sequence[int]], constants: Mapping[str, torch.Tensor] | None = None) -> None:
         self.values: dict[str, Value] = {}
         self.storage: dict[str, Storage] = {}
         self.nodes: list[Node] = []
@@ -99,16 +93,12 @@ class ProgramBuilder:
         parameters.append(Buffer("y", "f32", self.storage[output].layout.size, writable=True))
         kernel = Kernel(name, tuple(parameters), Block(()), scalars=tuple(Var(f"s{i}", repeat) for i in range(scalars)))
         region = Region(f"region{len(self.regions)}", "map", (node,), (), tuple(inputs), (output,), ("a reason",))
-        self.regions.append(
-            Lowered(region, "plain", (kernel,), (Call(name, (*reads, output)),), predicted_seconds=1e-6, repeat=repeat)
-        )
+        self.regions.append(Lowered(region, "plain", (kernel,), (Call(name, (*reads, output)),), predicted_seconds=1e-6, repeat=repeat))
         self.nodes.append(node)
         self.text += c_kernel(name, body, len(reads))
         self.entries.append(name)
 
-    def torch(
-        self, target: str, call: object, inputs: Sequence[str], outputs: Mapping[str, tuple[Sequence[int], str]]
-    ) -> None:
+    def torch(self, target: str, call: object, inputs: Sequence[str], outputs: Mapping[str, tuple[Sequence[int], str]]) -> None:
         """Adds a node that runs through PyTorch."""
         for name, (shape, dtype) in outputs.items():
             self.values[name] = Value(name, tuple(shape), dtype)
@@ -124,9 +114,7 @@ class ProgramBuilder:
         self.aliases[name] = of
         node = Node(f"node_{name}", "reshape", (of,), (name,), {"shape": tuple(shape)})
         self.nodes.append(node)
-        self.regions.append(
-            Lowered(Region(f"region{len(self.regions)}", "alias", (node,), (), (of,), (name,)), "", (), ())
-        )
+        self.regions.append(Lowered(Region(f"region{len(self.regions)}", "alias", (node,), (), (of,), (name,)), "", (), ()))
 
     def program(self, outputs: Sequence[str]) -> Program:
         graph = Graph(tuple(self.nodes), self.inputs, tuple(outputs), self.values, self.constants)

@@ -77,7 +77,7 @@ def test_conditions(condition: str, a: int, b: int, width: int) -> None:
     mask = (1 << 8 * width) - 1
     outcome = decided(condition, "sub", Value(a & mask), Value(b & mask), width)
     assert outcome is not None
-    x, y = ((a & mask, b & mask) if condition.endswith("u") else (a, b))
+    x, y = (a & mask, b & mask) if condition.endswith("u") else (a, b)
     name = condition.removesuffix("u")
     assert outcome[0] == {"eq": a == b, "ne": a != b, "lt": x < y, "ge": x >= y, "le": x <= y, "gt": x > y}[name]
     assert all(guard.holds() for guard in outcome[1])

@@ -23,9 +23,7 @@ def wavefronts(addresses: np.ndarray, size: int, active: np.ndarray = ALL) -> in
     return int(shared_wavefronts(np.asarray(addresses).reshape(1, 32), active, size)[0])
 
 
-@pytest.mark.parametrize(
-    "stride, expected", [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1), (0, 1)]
-)
+@pytest.mark.parametrize("stride, expected", [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1), (0, 1)])
 def test_strides_of_the_programming_guide(stride: int, expected: int) -> None:
     assert wavefronts(4 * stride * LANES, 4) == expected
 

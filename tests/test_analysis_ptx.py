@@ -195,7 +195,9 @@ def test_loops_have_their_instructions() -> None:
     inner = max((loop for loop in one.loops if loop.is_innermost), key=lambda loop: loop.iterations * loop.instructions.get("fma", 0))
     assert inner.iterations * inner.instructions["fma"] == pytest.approx(one.of_a_thread["fma"], rel=0.5)
     assert inner.instructions["fma"] == schedule.block_m * schedule.block_n * schedule.block_k / schedule.threads
-    assert inner.trips == inner.iterations and sum(loop.iterations * sum(loop.instructions.values()) for loop in one.loops) < sum(one.of_a_thread.values())
+    assert inner.trips == inner.iterations and sum(loop.iterations * sum(loop.instructions.values()) for loop in one.loops) < sum(
+        one.of_a_thread.values()
+    )
 
 
 def test_costs_are_there_for_every_gpu_and_have_sources() -> None:

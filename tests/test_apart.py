@@ -141,6 +141,7 @@ def test_texts_that_are_no_schedules_are_refused(text: str) -> None:
 
 def test_libraries_are_not_measured_apart() -> None:
     """A region that a library computes fastest leaves its chain undecided."""
+
     def chooser(by_library: bool, measured: float | None = 1e-6) -> Any:
         def chosen(problem: Problem, here: Any, threads: int) -> Any:
             found = rank(problem, here, threads, Numerics(vendor=by_library))

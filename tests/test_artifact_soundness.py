@@ -232,7 +232,9 @@ SLICES: dict[str, Change] = {
     "a slice of a slice of nothing": lambda m: m["program"]["aliases"].update(relu_1="cat", cat="nothing"),
     "a concatenation that lacks a part": lambda m: m["program"]["regions"].pop(0),
     "a concatenation that lacks its copied part": lambda m: m["program"]["regions"].pop(part_of(m, "cat.24")),
-    "a kernel that writes to all of what it reads a slice of": lambda m: m["program"]["regions"][part_of(m, "relu_2")]["calls"][0][1].__setitem__(-1, "cat_1"),
+    "a kernel that writes to all of what it reads a slice of": lambda m: m["program"]["regions"][part_of(m, "relu_2")]["calls"][0][1].__setitem__(
+        -1, "cat_1"
+    ),
 }
 
 

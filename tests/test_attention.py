@@ -46,7 +46,9 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
-def operands(m: int = 20, n: int = 37, size: int = 8, heads: int = 2, keys_heads: int = 2, columns: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def operands(
+    m: int = 20, n: int = 37, size: int = 8, heads: int = 2, keys_heads: int = 2, columns: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     return normal(1, heads, m, size), normal(1, keys_heads, n, size), normal(1, keys_heads, n, columns or size)
 
 
@@ -139,7 +141,9 @@ def test_compiled_results_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 70), st.integers(1, 24), st.integers(2, 24), st.sampled_from([1, 2, 3]), st.booleans())
+@given(
+    st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 70), st.integers(1, 24), st.integers(2, 24), st.sampled_from([1, 2, 3]), st.booleans()
+)
 def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: int, group: int, causal: bool) -> None:
     """On a GPU with asynchronous copies, one without, and this CPU."""
     torch.manual_seed(seed)

@@ -349,7 +349,11 @@ def test_usage_that_is_refused_before_anything_is_compiled(tmp_path: Path, capfd
         assert main(arguments) == 2
         out, err = capfd.readouterr()
         assert out == "" and err.count("\n") == 1 and words in err and "fault in tilewright" not in err, err
-    for arguments in (["bench", "zoo:lenet5", "--seconds", "-1"], ["verify", "zoo:lenet5", "--tolerance", "nan"], ["cache", "prune", "--limit", "-3"]):
+    for arguments in (
+        ["bench", "zoo:lenet5", "--seconds", "-1"],
+        ["verify", "zoo:lenet5", "--tolerance", "nan"],
+        ["cache", "prune", "--limit", "-3"],
+    ):
         assert main(arguments) == 2
         assert "no number from 0 up" in capfd.readouterr().err
 

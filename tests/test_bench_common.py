@@ -96,7 +96,9 @@ def test_a_contender_that_fails_stops_nobody_and_holds_nothing() -> None:
 
 def test_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.orig_argv", ["/usr/bin/python3", "scripts/check.py", "run", str(tmp_path), "--data", str(tmp_path / "a.json"), "--name", "x"])
+    monkeypatch.setattr(
+        "sys.orig_argv", ["/usr/bin/python3", "scripts/check.py", "run", str(tmp_path), "--data", str(tmp_path / "a.json"), "--name", "x"]
+    )
     path = common.write_results("trial", {"rounds": 2}, [Outcome("net", "eager", "measured", median_seconds=0.5)])
     document = json.loads(path.read_text())
     assert document["results"][0]["median_seconds"] == 0.5

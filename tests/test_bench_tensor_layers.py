@@ -29,7 +29,11 @@ def test_layers_have_candidates_of_each_schema(name: str, batch: int, precision:
 
 
 def test_tables() -> None:
-    contenders = [{"contender": "cudnn nhwc", "median_us": 6.0}, {"contender": "cudnn nchw", "median_us": None}, {"contender": "ours", "median_us": 4.0}]
+    contenders = [
+        {"contender": "cudnn nhwc", "median_us": 6.0},
+        {"contender": "cudnn nchw", "median_us": None},
+        {"contender": "ours", "median_us": 4.0},
+    ]
     rows = [
         {"schema": "tensor cores", "schedule": "text", "predicted": 4e-6, "measured": 5e-6},
         {"schema": "direct", "schedule": "other", "predicted": 9e-6, "measured": None, "error": "wrong"},

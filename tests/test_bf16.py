@@ -149,7 +149,9 @@ def execute(case: Case, lowered: Lowered) -> torch.Tensor:
     for call in lowered.calls:
         report = run(kernels[call.kernel], [memory[name] for name in call.arguments])
         assert report.is_clean, report.faults
-    flat = torch.from_numpy(memory["out"].view(np.int16)).view(torch.bfloat16) if case.values["out"].dtype == "bf16" else torch.from_numpy(memory["out"])
+    flat = (
+        torch.from_numpy(memory["out"].view(np.int16)).view(torch.bfloat16) if case.values["out"].dtype == "bf16" else torch.from_numpy(memory["out"])
+    )
     return unpack(flat, case.layouts["out"])
 
 

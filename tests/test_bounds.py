@@ -143,7 +143,9 @@ def test_warps_do_not_leave_their_scheduler() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 20), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.sampled_from([32, 64]))
-def test_no_distribution_of_blocks_and_warps_beats_the_bound(tiles: int, split: int, steps: int, processors: int, schedulers: int, block: int) -> None:
+def test_no_distribution_of_blocks_and_warps_beats_the_bound(
+    tiles: int, split: int, steps: int, processors: int, schedulers: int, block: int
+) -> None:
     small = replace(H200, processors=processors, schedulers_per_processor=schedulers, fp32_lanes_per_processor=32 * schedulers)
     each = -(-steps // split)
     parts = [min(each, steps - at * each) for at in range(split)]

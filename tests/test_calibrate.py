@@ -149,13 +149,24 @@ def test_nothing_is_measured_or_stored_without_the_command(cache: Path, monkeypa
 def test_every_damage_is_an_error_that_names_file_and_remedy(stored: Path) -> None:
     text = stored.read_text()
     content = json.loads(text)
-    damaged = [text.replace("4000000000.0", "4000000001.0"), text.replace("2 us", "").replace("B/s", "B/h"), text[:-9], "", "[]", "{}", "[" * 10_000, "\udce9"]
+    damaged = [
+        text.replace("4000000000.0", "4000000001.0"),
+        text.replace("2 us", "").replace("B/s", "B/h"),
+        text[:-9],
+        "",
+        "[]",
+        "{}",
+        "[" * 10_000,
+        "\udce9",
+    ]
     damaged += [json.dumps({field: value for field, value in content.items() if field != left_out}) for left_out in content]
     damaged += [json.dumps({**content, "version": 2}), json.dumps({**content, "more": 1})]
     assert len(set(damaged) - {text}) == len(damaged)
     for other in damaged:
         stored.write_bytes(other.encode(errors="surrogateescape"))
-        with pytest.raises(CacheError, match=r"calibration .*is (damaged|not).*; run `tilewright calibrate` again, or `tilewright calibrate --remove`") as caught:
+        with pytest.raises(
+            CacheError, match=r"calibration .*is (damaged|not).*; run `tilewright calibrate` again, or `tilewright calibrate --remove`"
+        ) as caught:
             host_cpu()
         assert str(stored) in str(caught.value)
     with pytest.raises(CacheError):
@@ -166,7 +177,9 @@ def test_a_file_of_another_machine_or_without_a_fact_is_refused(stored: Path) ->
     host = identified_cpu()
     for other in (calibration(replace(host, processors=host.processors + 1)), replace(calibration(host), facts={})):
         other = replace(other, identity=other.identity)
-        stored.write_text(json.dumps({"version": Calibration.version, **vars(other), "facts": {n: vars(f) for n, f in other.facts.items()}, "sha256": other.digest}))
+        stored.write_text(
+            json.dumps({"version": Calibration.version, **vars(other), "facts": {n: vars(f) for n, f in other.facts.items()}, "sha256": other.digest})
+        )
         with pytest.raises(CacheError, match="it is of the machine|it has no valid clock"):
             host_cpu()
 
@@ -363,7 +376,13 @@ def test_what_the_command_shows_of_a_disturbed_machine(capsys: pytest.CaptureFix
     facts["clock"] = replace(disturbed.facts["clock"], spread=2000.0)
     files.store(replace(disturbed, facts=facts), host)
     _, out, _ = run(capsys, "--show")
-    assert "other work disturbed clock, memory latency: calibrate again" in out and "> 999 %" in out and "4 GHz" in out and "20 GB/s" in out and "50 %" in out
+    assert (
+        "other work disturbed clock, memory latency: calibrate again" in out
+        and "> 999 %" in out
+        and "4 GHz" in out
+        and "20 GB/s" in out
+        and "50 %" in out
+    )
 
 
 def test_a_damaged_file_can_be_removed_and_replaced(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,10 @@ def test_an_order_that_is_right_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where times are those predicted, nothing ranks better, and the present order is kept as it is."""
     exact = []
     for measured in some(9, 40):
-        (groups, times) = (groups_of([measured], MADE_UP, np.inf), seconds_of(groups_of([measured], MADE_UP, np.inf), MADE_UP, Order(gpu_calibration(MADE_UP))))
+        (groups, times) = (
+            groups_of([measured], MADE_UP, np.inf),
+            seconds_of(groups_of([measured], MADE_UP, np.inf), MADE_UP, Order(gpu_calibration(MADE_UP))),
+        )
         schemas = {group.kind: {**measured.schemas[group.kind], "seconds": own} for group, own in zip(groups, times, strict=True)}
         exact.append(replace(measured, schemas=schemas))
     found = adapted(exact, MADE_UP, Order(gpu_calibration(MADE_UP)))
@@ -134,7 +137,9 @@ def test_neutral_constants_owe_nothing_to_the_machine() -> None:
     values = {name for part in vars(found).values() if part is not found.counted for name in vars(part).values()}
     assert values == {1.0, 3.0, 4.0, own.counted.step_instructions, own.counted.overlap}
     first = minute(60, 12)
-    assert [measured.count for measured in first] == [12] * 5 and [dataset.as_line(one) for one in first] == [dataset.as_line(one) for one in minute(60, 12)]
+    assert [measured.count for measured in first] == [12] * 5 and [dataset.as_line(one) for one in first] == [
+        dataset.as_line(one) for one in minute(60, 12)
+    ]
 
 
 # The file
@@ -153,7 +158,11 @@ def test_a_file_is_used_until_it_is_removed(stored: Path, adaptation: Adaptation
     np.testing.assert_array_equal(model.forest.value, trained.forest.value)
     exact = rank(SMALL, found)
     plain = rank(SMALL, MADE_UP)
-    assert exact.first().seconds != plain.first().seconds and "learned correction" in exact.first().terms and "learned correction" not in plain.first().terms
+    assert (
+        exact.first().seconds != plain.first().seconds
+        and "learned correction" in exact.first().terms
+        and "learned correction" not in plain.first().terms
+    )
     assert calibration_file.remove(MADE_UP) == stored and calibration_file.remove(MADE_UP) is None
     assert machine("cuda") == MADE_UP and learned.models_for(MADE_UP) == ()
     assert rank(SMALL, found).first() == exact.first(), "a machine that was identified before keeps what it names"
@@ -233,7 +242,9 @@ def test_every_damage_is_an_error_that_names_file_and_remedy(stored: Path) -> No
     damaged += [json.dumps({**other, "sha256": calibration_file.digest_of(other)}) for other in forged]
     for other in damaged:
         stored.write_text(other)
-        with pytest.raises(CacheError, match=r"calibration .*is damaged or not .*; run `tilewright calibrate --target made-up-gpu` again, or .* --remove`") as caught:
+        with pytest.raises(
+            CacheError, match=r"calibration .*is damaged or not .*; run `tilewright calibrate --target made-up-gpu` again, or .* --remove`"
+        ) as caught:
             machine("cuda")
         assert str(stored) in str(caught.value)
     with pytest.raises(CacheError):
@@ -320,7 +331,9 @@ def test_a_gpu_with_a_model_of_the_package_is_refused_unless_forced(monkeypatch:
     monkeypatch.setattr(calibrate_gpu, "measured", lambda *_: [])
     monkeypatch.setattr(calibrate_gpu, "adapted", compare)
     calibrate(H200, 1.0, force=True)
-    assert compared == [Order(gpu_calibration(H200), learned.models_for(H200))] and len(compared[0].models) == 2, "the order of today includes the package's models"
+    assert compared == [Order(gpu_calibration(H200), learned.models_for(H200))] and len(compared[0].models) == 2, (
+        "the order of today includes the package's models"
+    )
 
 
 @pytest.mark.parametrize(("module", "name"), [("scipy", "SciPy"), ("sklearn", "scikit-learn")])

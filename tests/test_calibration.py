@@ -63,7 +63,9 @@ def test_a_machine_is_added_by_a_file(folder: Path) -> None:
     found = gpu_calibration(RTX)
     assert found.steps.overlap == 2.5 and found.direct == gpu_calibration(H200).direct
     assert gpu_calibration(H200).steps.overlap != 2.5
-    (folder / "neoverse-n1.json").write_text(json.dumps(changed("golden-cove", lambda content: content["parts"]["winograd"]["streamed_share"].update(value=1))))
+    (folder / "neoverse-n1.json").write_text(
+        json.dumps(changed("golden-cove", lambda content: content["parts"]["winograd"]["streamed_share"].update(value=1)))
+    )
     assert cpu_calibration(catalogue()["neoverse-n1"]).winograd.streamed_share == 1.0
 
 

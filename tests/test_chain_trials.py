@@ -225,7 +225,15 @@ def test_problems_of_a_chain_are_those_of_its_regions() -> None:
 
 
 STRIPS = [StripSchedule(3, 1, 9), StripSchedule(1 << 30, 1, 2), StripSchedule(0, 1, 2)]
-TILES = [TileSchedule((3, 4), 64, 1), TileSchedule((3, 4, 11), 64, 1), TileSchedule((16, 3, 11), 63, 1), TileSchedule((16, 3, 11), 64, 1 << 30), TileSchedule((16, 3, 11), 64, 1, 7), TileSchedule((16, 3, 11), 64, 1, 0, 2), TileSchedule((16, 3, 11), 64, 1, 0, 9)]
+TILES = [
+    TileSchedule((3, 4), 64, 1),
+    TileSchedule((3, 4, 11), 64, 1),
+    TileSchedule((16, 3, 11), 63, 1),
+    TileSchedule((16, 3, 11), 64, 1 << 30),
+    TileSchedule((16, 3, 11), 64, 1, 7),
+    TileSchedule((16, 3, 11), 64, 1, 0, 2),
+    TileSchedule((16, 3, 11), 64, 1, 0, 9),
+]
 
 
 @pytest.mark.parametrize("schedule", [*STRIPS, *TILES, TileSchedule((16, 0, 11), 64, 1), TileSchedule((16, 3, 11), 0, 0)])

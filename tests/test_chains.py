@@ -314,7 +314,9 @@ def test_predictions_decide_and_are_told() -> None:
             assert lowered.predicted_seconds > 0
             assert any("in strips of" in reason for reason in lowered.region.reasons)
             (apart,) = lowered.comparison.others
-            assert lowered.comparison.schema == "strips" and apart.predicted_seconds is not None and apart.predicted_seconds > lowered.predicted_seconds
+            assert (
+                lowered.comparison.schema == "strips" and apart.predicted_seconds is not None and apart.predicted_seconds > lowered.predicted_seconds
+            )
 
 
 def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:

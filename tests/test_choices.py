@@ -40,7 +40,9 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
             choices.remembered(Numerics(atomics=atomics))(other, H200, 1)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}']
+)
 def test_a_damaged_file_is_made_again(kept: Path, text: str) -> None:
     problem = convolution_problem(16, 16, 9, 9, 3)
     first = choices.remembered()(problem, H200, 1)

@@ -99,7 +99,16 @@ def test_tuning_takes_the_machine_that_is_here(tmp_path: Path, capsys: pytest.Ca
     layers = tmp_path / "layers.json"
     layers.write_text(LAYERS)
     lines = out(capsys, "tune", str(layers), "--trials", "2")
-    assert lines[0] == "measured on native" and lines[1].split() == ["region", "measured", "best", "schedule", "predicted", "best", "favourite", "loss"]
+    assert lines[0] == "measured on native" and lines[1].split() == [
+        "region",
+        "measured",
+        "best",
+        "schedule",
+        "predicted",
+        "best",
+        "favourite",
+        "loss",
+    ]
     assert lines[2].split()[:2] == ["first", "2"] and lines[3].startswith("1 region: 2 candidates measured, ") and "0 known before" in lines[3]
     assert "2 known before" in out(capsys, "tune", str(layers), "--trials", "2")[-1]
     assert "2 candidates measured" in out(capsys, "tune", str(layers), "--trials", "1", "--again")[-1]

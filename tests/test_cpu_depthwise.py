@@ -104,7 +104,9 @@ def test_the_filter_stays_in_registers_or_not(held: bool) -> None:
 def test_rows_of_a_large_filter_are_a_loop(stride: int, dilation: int) -> None:
     case = case_of(16, (12, 15), 13, stride, dilation=dilation)
     lowered = lower(case.problem, CpuDepthwiseSchedule(1, 7, 1, 16, "y"), AVX512)
-    assert 7 * 13 * 13 > MOST_PRODUCTS and any(isinstance(part, For) and part.kind == "serial" and part.variable.extent == 13 for part in statements(lowered.kernels[0].body))
+    assert 7 * 13 * 13 > MOST_PRODUCTS and any(
+        isinstance(part, For) and part.kind == "serial" and part.variable.extent == 13 for part in statements(lowered.kernels[0].body)
+    )
     check(case, lowered)
     _, facts = depthwise_form(case.problem, AVX512)
     candidates, _ = cpu_depthwise_space(facts, AVX512)
@@ -130,7 +132,9 @@ def test_pooling_is_declined() -> None:
 
 @pytest.mark.parametrize("channels, size, stride", [(32, 112, 1), (96, 56, 2), (144, 56, 1), (192, 28, 1), (384, 14, 1), (960, 7, 1)])
 def test_the_space_of_a_typical_layer(channels: int, size: int, stride: int) -> None:
-    facts = CpuDepthwiseFacts(1, size, size, channels // 16, (3, 3), (stride, 3), (stride, 3), 4 * channels * (size * stride) ** 2, 4 * channels * size**2)
+    facts = CpuDepthwiseFacts(
+        1, size, size, channels // 16, (3, 3), (stride, 3), (stride, 3), 4 * channels * (size * stride) ** 2, 4 * channels * size**2
+    )
     candidates, rejected = cpu_depthwise_space(facts, AVX512)
     assert length(candidates) >= 50 and rejected
     for number in range(length(candidates)):

@@ -187,7 +187,9 @@ def test_ways_to_convolve_alone() -> None:
         cpu_choice.of_way(both(POINTWISE, SAPPHIRE_RAPIDS)[1], "winograd")
 
 
-def test_lines_of_one_way_are_judged_and_not_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_one_way_are_judged_and_not_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     direct = cpu_choice.of_way(both(LAYERS[0], SAPPHIRE_RAPIDS)[0], "direct")
     times = {serialisation.schedule_text(direct.choice(position).schedule): 1e-3 + 1e-5 * position for position in range(12)}
     line = {"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "threads": 2, "only": "direct", "times": times}
@@ -203,7 +205,9 @@ def test_lines_of_one_way_are_judged_and_not_trained_with(tmp_path: Path, monkey
         assert reason in capsys.readouterr().err
 
 
-def test_wrong_questions_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_questions_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "there.jsonl.gz"
     file.write_bytes(b"what took hours")
     for arguments, reason in (

@@ -43,7 +43,9 @@ def interleavings(lowered: Lowered) -> int:
     order=st.sampled_from(["n", "m"]),
     seed=st.integers(0, 1000),
 )
-def test_random_convolutions_with_row_major_results(target: Any, batch: int, channels: int, outputs: int, size: Any, filter_size: int, stride: int, epilogue: Any, tile: Any, order: Any, seed: int) -> None:
+def test_random_convolutions_with_row_major_results(
+    target: Any, batch: int, channels: int, outputs: int, size: Any, filter_size: int, stride: int, epilogue: Any, tile: Any, order: Any, seed: int
+) -> None:
     case = convolution_case(
         batch=batch, channels=channels, outputs=outputs, size=size, filter_size=filter_size, padding=filter_size // 2, stride=stride,
         epilogue=epilogue, seed=seed,

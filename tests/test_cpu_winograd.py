@@ -56,13 +56,13 @@ DRAWN = dict(
 )
 
 
-def examine(target: Any, batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, seed: int) -> None:
+def examine(
+    target: Any, batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, seed: int
+) -> None:
     """Checks a random schedule; `channels` and `outputs` are numbers of vectors."""
     lanes = target.vector_lanes()
     size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # Winograd's algorithm does not serve outputs of one row
-    case = convolution_case(
-        batch=batch, channels=channels * lanes, outputs=outputs * lanes, size=size, padding=padding, epilogue=epilogue, seed=seed
-    )
+    case = convolution_case(batch=batch, channels=channels * lanes, outputs=outputs * lanes, size=size, padding=padding, epilogue=epilogue, seed=seed)
     _, problem = cpu_winograd_form(case.problem, target)
     schedule = random_schedule(problem, target, output_tile, threads, seed)
     if schedule is not None:

@@ -98,7 +98,11 @@ def test_what_was_replayed_more_often_counts() -> None:
 
 
 def test_lines_of_one_layer_are_merged_and_machines_are_not(tmp_path: Path) -> None:
-    first, again_, elsewhere = one(ContractionSchedule(16, 16, 8, 2, 2, 1, 2), 3e-6), one(ContractionSchedule(32, 16, 8, 2, 2, 1, 2), 2e-6), measured(OTHER, 8)
+    first, again_, elsewhere = (
+        one(ContractionSchedule(16, 16, 8, 2, 2, 1, 2), 3e-6),
+        one(ContractionSchedule(32, 16, 8, 2, 2, 1, 2), 2e-6),
+        measured(OTHER, 8),
+    )
     a, b = tmp_path / "a", tmp_path / "b"
     dataset.write(a, [first, elsewhere])
     dataset.append(b, again_)

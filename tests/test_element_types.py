@@ -47,7 +47,18 @@ def test_an_entry_agrees_with_pytorch_and_numpy(element: ElementType) -> None:
 
 @EVERY
 def test_its_names_in_c_have_its_size(element: ElementType) -> None:
-    sizes = {"double": 8, "float": 4, "long long": 8, "int": 4, "short": 2, "char": 1, "float2": 8, "double2": 16, "float _Complex": 8, "double _Complex": 16}
+    sizes = {
+        "double": 8,
+        "float": 4,
+        "long long": 8,
+        "int": 4,
+        "short": 2,
+        "char": 1,
+        "float2": 8,
+        "double2": 16,
+        "float _Complex": 8,
+        "double _Complex": 16,
+    }
     fixed = re.fullmatch(r"u?int(\d+)_t", element.c)
     assert (int(fixed[1]) // 8 if fixed else sizes[element.c]) == element.bytes
     assert sizes[element.cuda.removeprefix("unsigned ").removeprefix("signed ")] == element.bytes
@@ -59,7 +70,9 @@ def copy(dtype: str, gpu: bool) -> Kernel:
     launch = Launch((1, 1, 1), (8, 1, 1)) if gpu else None
     at = thread_variable(launch) if launch else Var("i", 8)
     body = Store("target", at, Load("source", (at,), dtype))
-    return Kernel("copy", (Buffer("source", dtype, 8), Buffer("target", dtype, 8, writable=True)), body if gpu else For(at, index_const(8), body), launch)
+    return Kernel(
+        "copy", (Buffer("source", dtype, 8), Buffer("target", dtype, 8, writable=True)), body if gpu else For(at, index_const(8), body), launch
+    )
 
 
 @EVERY
@@ -84,7 +97,8 @@ def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
     """With tiles of 64 x 64 x 16 and double buffering, A in two-byte elements takes half the space of four-byte elements if it is copied, and the same
     if registers widen it."""
     through, rows = (
-        {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4, stages=stages)).items()} for stages in (1, 2)
+        {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4, stages=stages)).items()}
+        for stages in (1, 2)
     )
     a, b = Operand("own", 4, 4 * 512 * 512), Operand("own", 4, 4 * 512 * 512)
     facts = ContractionFacts(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)

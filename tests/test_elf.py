@@ -93,7 +93,7 @@ def test_kernels_for_aarch64_pass(tmp_path: Path) -> None:
         ("__attribute__((destructor)) void f(void) { scale = 3; }", (), "0x1a|0x1c"),
         ("void _init(void) {}", ("-Wl,-init,_init",), "0xc"),
         ("__thread int x; int *f(void) { return &x; }", (), "kind 0x7|relocation|kernels do not have"),
-        ("static void g(void) {} static void *f(void) { return g; } void h(void) __attribute__((ifunc(\"f\")));", (), "kernels do not have"),
+        ('static void g(void) {} static void *f(void) { return g; } void h(void) __attribute__((ifunc("f")));', (), "kernels do not have"),
         ("", ("-Wl,--no-as-needed", "-lresolv"), "library libresolv"),
         ("", ("-Wl,-rpath,/tmp",), "entry 0x"),
         ("", ("-Wl,-z,execstack",), "stack"),

@@ -101,7 +101,16 @@ def test_cpu_kernels(target: str) -> None:
     assert [row[1] for row in rows] == list(dict.fromkeys(call.kernel for region in made.program.regions for call in region.calls))
     assert not any("analysed" in row for row in rows)
     text = "\n".join(code_lines(made, 2, name, nothing))
-    for words in ("predicted", "multiply-adds", "vector registers", "cycles", "times        ", "into L1", "iterations, entered", "busiest of 2 threads"):
+    for words in (
+        "predicted",
+        "multiply-adds",
+        "vector registers",
+        "cycles",
+        "times        ",
+        "into L1",
+        "iterations, entered",
+        "busiest of 2 threads",
+    ):
         assert words in text
 
 

@@ -31,7 +31,9 @@ TARGETS = ("x86-avx512", "x86-avx2", "cortex-a53")
 attend = F.scaled_dot_product_attention
 
 
-def operands(m: int = 1, n: int = 200, size: int = 32, heads: int = 2, keys_heads: int = 2, columns: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def operands(
+    m: int = 1, n: int = 200, size: int = 32, heads: int = 2, keys_heads: int = 2, columns: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(1, heads, m, size), torch.randn(1, keys_heads, n, size), torch.randn(1, keys_heads, n, columns or size)
 
 
@@ -91,14 +93,19 @@ def test_results_are_pytorchs(name: str) -> None:
         form = form_of(FEW_QUERIES, case.problem, machine(target))
         assert not isinstance(form, Unsuitable), str(form)
         space, _ = few_queries_space(form.facts, machine(target), THREADS)
-        schedules = [FewQueriesSchedule(int(keys), int(parts), machine(target).vector_lanes()) for keys, parts in zip(space["keys"], space["parts"], strict=True)]
+        schedules = [
+            FewQueriesSchedule(int(keys), int(parts), machine(target).vector_lanes())
+            for keys, parts in zip(space["keys"], space["parts"], strict=True)
+        ]
         several = [schedule for schedule in schedules if schedule.parts > 1]
         for schedule in (schedules[0], *several[:: max(len(several) // 2, 1)]):
             check_case(case, schedule, machine(target))
 
 
 @settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 600), st.integers(1, 4), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(1, 64))
+@given(
+    st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 600), st.integers(1, 4), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(1, 64)
+)
 def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: int, group: int, parts: int) -> None:
     torch.manual_seed(seed)
     case = attention_case(partial(attend, enable_gqa=group > 1), operands(m, n, 16 * size, 2 * group, 2, 16 * columns))
@@ -119,7 +126,11 @@ def test_compiled_results_are_pytorchs() -> None:
     [
         ("9 queries of a head are more than 8", attend, operands(m=9)),
         ("no whole vectors of 16 elements", attend, operands(size=24)),
-        ("no whole vectors of 16 elements", lambda q, k, v: torch.softmax(q @ k, -1) @ v, (torch.randn(2, 32), torch.randn(32, 70), torch.randn(70, 32))),
+        (
+            "no whole vectors of 16 elements",
+            lambda q, k, v: torch.softmax(q @ k, -1) @ v,
+            (torch.randn(2, 32), torch.randn(32, 70), torch.randn(70, 32)),
+        ),
     ],
 )
 def test_unsuitable_problems(why: str, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
@@ -129,7 +140,10 @@ def test_unsuitable_problems(why: str, function: Callable[..., Tensor], inputs: 
 
 def test_choices() -> None:
     """A single head's keys are divided among the threads, many heads' are not; many queries have vectors of queries."""
-    one, many, more = (attention_case(attend, inputs).problem for inputs in (operands(n=4096, heads=1, keys_heads=1), operands(heads=32, keys_heads=32), operands(m=64)))
+    one, many, more = (
+        attention_case(attend, inputs).problem
+        for inputs in (operands(n=4096, heads=1, keys_heads=1), operands(heads=32, keys_heads=32), operands(m=64))
+    )
     alone = choose(one, AVX512, THREADS).schedule
     assert isinstance(alone, FewQueriesSchedule) and alone.parts >= THREADS
     heads = choose(many, AVX512, THREADS).schedule

@@ -48,7 +48,9 @@ def test_images_are_seen(name: str) -> None:
     assert {"images"} <= differing(replace(PLAIN, batch=8), name) <= {"images", "epilogue_bytes"}
 
 
-@pytest.mark.parametrize(("name", "groups", "dilation"), [("contraction", {"groups", "taps"}, {"taps"}), ("direct", {"groups"}, {"dilation_y", "dilation_x"})])
+@pytest.mark.parametrize(
+    ("name", "groups", "dilation"), [("contraction", {"groups", "taps"}, {"taps"}), ("direct", {"groups"}, {"dilation_y", "dilation_x"})]
+)
 def test_groups_and_dilation_are_seen(name: str, groups: set[str], dilation: set[str]) -> None:
     """In a product groups are the batch, and loads divide more indices by extents; so do they if taps are not adjacent."""
     assert differing(replace(PLAIN, groups=2), name) == groups

@@ -147,10 +147,16 @@ def test_blocks_of_a_cluster_exchange_rows(name: str, seed: int, chunked: bool) 
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
-@given(random_layers, st.integers(1, 2), st.integers(4, 14), st.integers(4, 12), st.integers(0, 2**31), st.sampled_from([None, True]), st.sampled_from([None, True]))
-def test_random_chains(
-    found: list[Any], batch: int, height: int, width: int, seed: int, chunked: bool | None, exchanged: bool | None
-) -> None:
+@given(
+    random_layers,
+    st.integers(1, 2),
+    st.integers(4, 14),
+    st.integers(4, 12),
+    st.integers(0, 2**31),
+    st.sampled_from([None, True]),
+    st.sampled_from([None, True]),
+)
+def test_random_chains(found: list[Any], batch: int, height: int, width: int, seed: int, chunked: bool | None, exchanged: bool | None) -> None:
     torch.manual_seed(seed)
     case = random_chain(found, (batch, height, width))
     if case is not None:

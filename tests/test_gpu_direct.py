@@ -127,7 +127,9 @@ def problem_of(case: Case) -> DirectFacts:
 
 def layer(channels: int, outputs: int, size: int, filters: int = 3, stride: int = 1) -> Case:
     """A layer for planning only: inputs and result are never computed."""
-    return convolution(Convolution(channels, outputs, (size * stride,) * 2, (filters,) * 2, (stride,) * 2, padding=(filters // 2,) * 2, epilogue=False))
+    return convolution(
+        Convolution(channels, outputs, (size * stride,) * 2, (filters,) * 2, (stride,) * 2, padding=(filters // 2,) * 2, epilogue=False)
+    )
 
 
 def test_a_problem_is_read_off_the_offsets() -> None:
@@ -242,7 +244,11 @@ def test_machines_without_copies_or_clusters_are_offered_neither() -> None:
 def test_candidates_of_the_space_are_right() -> None:
     """Uses small problems, so that the interpreter finishes quickly."""
     choose = np.random.default_rng(3)
-    for given in (Convolution(16, 24, (10, 9), (3, 3)), Convolution(12, 16, (15, 13), (3, 3), (2, 2), groups=2), Convolution(8, 32, (8, 8), (5, 5), padding=(2, 2))):
+    for given in (
+        Convolution(16, 24, (10, 9), (3, 3)),
+        Convolution(12, 16, (15, 13), (3, 3), (2, 2), groups=2),
+        Convolution(8, 32, (8, 8), (5, 5), padding=(2, 2)),
+    ):
         case = convolution(given)
         candidates, _ = direct_space(problem_of(case), H200, atomics=True)
         for position in choose.choice(length(candidates), 4, replace=False):

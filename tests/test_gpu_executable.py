@@ -328,4 +328,3 @@ def test_memory_is_released() -> None:
         torch.cuda.synchronize()
         held.append(torch.cuda.memory_allocated())
     assert held[-1] <= max(held[:4]), held  # a leak would grow with every round
-

@@ -191,7 +191,9 @@ def test_vectors_of_16_bytes_and_half_the_traffic(module: nn.Module, shape: tupl
 
 @EACH_TYPE
 def test_weights_are_packed_in_16_bits(dtype: torch.dtype) -> None:
-    module = nn.Sequential(nn.Conv2d(16, 40, 1), nn.Conv2d(40, 40, 3, groups=40), nn.Conv2d(40, 8, 1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    module = nn.Sequential(
+        nn.Conv2d(16, 40, 1), nn.Conv2d(40, 40, 3, groups=40), nn.Conv2d(40, 8, 1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10)
+    )
     program = planned(module.to(dtype).eval(), (torch.zeros(1, 16, 8, 8, dtype=dtype),), H200)
     packed = [storage.value for lowered in program.regions for storage in lowered.storage.values() if storage.source is not None]
     assert len(packed) >= 3 and {value.dtype for value in packed} == {"bf16" if dtype is torch.bfloat16 else "f16"}
@@ -293,9 +295,7 @@ def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @EACH_TYPE
-@pytest.mark.parametrize(
-    "module, shape", [(nn.GRU(32, 96, bidirectional=True), (5, 3, 32)), (nn.LSTM(32, 512), (3, 1, 32))], ids=["cluster", "grid"]
-)
+@pytest.mark.parametrize("module, shape", [(nn.GRU(32, 96, bidirectional=True), (5, 3, 32)), (nn.LSTM(32, 512), (3, 1, 32))], ids=["cluster", "grid"])
 def test_recurrent_layers_are_one_kernel(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     module, inputs = copy.deepcopy(module).to(dtype).eval(), (torch.randn(shape).to(dtype),)
     program = planned(module, inputs, H200)

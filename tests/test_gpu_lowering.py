@@ -66,9 +66,7 @@ def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) 
     tx, ts = tensor("x", x), tensor("scale", scale)
     b = StepBuilder("norm")
     count = inner * size * size
-    (mean,) = b.reduce(
-        "sum", (batch, groups), (inner, size, size), lambda n, g, c, y, z: tx(n, g * inner + c, y, z) * (1 / count)
-    )
+    (mean,) = b.reduce("sum", (batch, groups), (inner, size, size), lambda n, g, c, y, z: tx(n, g * inner + c, y, z) * (1 / count))
 
     def centred(n: Expr, g: Expr, c: Expr, y: Expr, z: Expr) -> Any:
         return tx(n, g * inner + c, y, z) - mean(n, g)
@@ -83,9 +81,7 @@ def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) 
 
     out = b.map(
         x.shape,
-        lambda n, c, y, z: (
-            (tx(n, c, y, z) - mean(n, c // inner)) * unary("rsqrt", square(n, c // inner) + 1e-5) * ts(c)
-        ),
+        lambda n, c, y, z: (tx(n, c, y, z) - mean(n, c // inner)) * unary("rsqrt", square(n, c // inner) + 1e-5) * ts(c),
     )
     expected = F.group_norm(double(x), groups, double(scale))
     layout = channels_last(x.shape) if last else row_major(x.shape)
@@ -310,7 +306,19 @@ def test_a_cluster_divides_the_steps_evenly() -> None:
     constant=st.booleans(),
     schedule=st.sampled_from(SCHEDULES),
 )
-def test_convolution(channels: int, outputs: int, size: Any, filter_size: int, stride: int, groups: int, halo: bool, last: Any, epilogue: Any, constant: Any, schedule: Any) -> None:
+def test_convolution(
+    channels: int,
+    outputs: int,
+    size: Any,
+    filter_size: int,
+    stride: int,
+    groups: int,
+    halo: bool,
+    last: Any,
+    epilogue: Any,
+    constant: Any,
+    schedule: Any,
+) -> None:
     groups = groups if channels % groups == 0 else 1
     case = convolution_case(
         batch=2,
@@ -431,5 +439,3 @@ def test_every_schema_compiles(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         assert set(compiled(lowered, folder)) == {kernel.name for kernel in lowered.kernels}
-
-

@@ -94,7 +94,10 @@ def accesses(draw: st.DrawFn) -> list[tuple[list[Extent], list[Extent]]]:
             box: Box = ()
             if draw(st.booleans()):  # a slice: its buffer is always the same bytes
                 start, end = 4, 12
-                box = ((first := draw(st.integers(0, 3)), first + draw(st.integers(1, 3))), (row := draw(st.integers(0, 1)), row + draw(st.integers(1, 2))))
+                box = (
+                    (first := draw(st.integers(0, 3)), first + draw(st.integers(1, 3))),
+                    (row := draw(st.integers(0, 1)), row + draw(st.integers(1, 2))),
+                )
             result.append(Extent(draw(st.sampled_from(["arena", "x"])), start, end, "root" if box else "", box))
         return result
 

@@ -255,7 +255,9 @@ def layer_program(target: Machine, schedule: TensorCoreSchedule, dtype: torch.dt
 
 
 @pytest.mark.parametrize(
-    "schedule", [TensorCoreSchedule(128, 128, 32, 2, 4, 4), TensorCoreSchedule(64, 64, 64, 2, 2, 3), TensorCoreSchedule(64, 128, 32, 1, 4, 1)], ids=str
+    "schedule",
+    [TensorCoreSchedule(128, 128, 32, 2, 4, 4), TensorCoreSchedule(64, 64, 64, 2, 2, 3), TensorCoreSchedule(64, 128, 32, 1, 4, 1)],
+    ids=str,
 )
 def test_compiled_code_has_the_instructions_and_no_spills(schedule: TensorCoreSchedule) -> None:
     for target, dtype in ((H200, torch.float16), (A100, torch.bfloat16), (RTX4090, torch.float16)):

@@ -187,10 +187,14 @@ def test_predicted_shared_memory_is_that_of_the_code() -> None:
 def test_a_table_replaces_divisions() -> None:
     case = convolution_case(channels=3, outputs=24, size=(17, 17), last=False)
     base = ContractionSchedule(32, 32, 8, 4, 4, 1, 2)
-    loops = [print_cuda(lower(case, schedule).kernels).split("for (int step")[1].split("wait_group")[1] for schedule in (base, replace(base, table=1))]
+    loops = [
+        print_cuda(lower(case, schedule).kernels).split("for (int step")[1].split("wait_group")[1] for schedule in (base, replace(base, table=1))
+    ]
     copies = [text.split("commit_group")[0] for text in loops]
     assert "/ 9" in copies[0] and "/ 9" not in copies[1] and "offsets[" in copies[1]
-    (table,) = (s.buffer for s in statements(lower(case, replace(base, table=1)).kernels[0].body) if isinstance(s, Allocate) and s.buffer.name == "offsets")
+    (table,) = (
+        s.buffer for s in statements(lower(case, replace(base, table=1)).kernels[0].body) if isinstance(s, Allocate) and s.buffer.name == "offsets"
+    )
     assert table.size == 32  # four steps of eight
 
 
@@ -260,7 +264,9 @@ def test_a_variant_follows_its_candidate_until_measurements_confirm_its_gain() -
     order = [choice.schedule for choice, _ in zip(unconfirmed, range(10), strict=False)]
     tabled = [schedule for schedule in order if schedule.table]
     assert tabled and all(order.index(replace(schedule, table=0, layout=0, loop=0)) < order.index(schedule) for schedule in tabled)
-    (gain,) = {1 - ratio.min() for _, _, ratio in [variants_of(ranking.parts[0], np.array([int(np.argmin(ranking.seconds))]), H200) or (0, 0, np.ones(1))]}
+    (gain,) = {
+        1 - ratio.min() for _, _, ratio in [variants_of(ranking.parts[0], np.array([int(np.argmin(ranking.seconds))]), H200) or (0, 0, np.ones(1))]
+    }
     assert gain > LEAST_GAIN
     confirmed = with_variants(ranking, GpuVariants(1.0, 1.0, 1.0)).first()
     assert confirmed.schedule.table == 1 and confirmed.seconds == pytest.approx(default.seconds * (1 - gain))
@@ -271,7 +277,9 @@ def test_a_variant_follows_its_candidate_until_measurements_confirm_its_gain() -
 def test_a_variant_keeps_the_learned_correction_of_its_candidate() -> None:
     ranking = contraction_ranking(first_layer())
     doubled = replace(ranking, predicted=2 * ranking.seconds)
-    assert with_variants(doubled, GpuVariants(1.0, 1.0, 1.0)).first().seconds == 2 * with_variants(ranking, GpuVariants(1.0, 1.0, 1.0)).first().seconds
+    assert (
+        with_variants(doubled, GpuVariants(1.0, 1.0, 1.0)).first().seconds == 2 * with_variants(ranking, GpuVariants(1.0, 1.0, 1.0)).first().seconds
+    )
 
 
 def test_without_a_measured_gain_no_variant_is_chosen() -> None:

@@ -24,10 +24,9 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
-from tilewright.kernels.gpu.registry import SCHEMAS
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
-from tilewright.kernels.registry import registered, schemas
+from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
@@ -63,8 +62,7 @@ def program_of(
     used: list[WarpgroupSchedule],
     numerics: Numerics = USUAL,
 ) -> Program:
-    with registered(WARPGROUP, gpu=True):
-        return planned(module, inputs, H200, with_schedule(pick, used, numerics))
+    return planned(module, inputs, H200, with_schedule(pick, used, numerics))
 
 
 def compiles(program: Program) -> None:
@@ -81,8 +79,10 @@ SCHEDULES = (
     WarpgroupSchedule(256, 2, 3),
     WarpgroupSchedule(16, 1, 2, 1),
     WarpgroupSchedule(96, 2, 3, 1),
+    WarpgroupSchedule(32, 1, 2, 0, 2),
+    WarpgroupSchedule(64, 2, 2, 1, 3),
 )
-"""Each number of consumers and stages, and both orders of the factors."""
+"""Each number of consumers and stages, both orders of the factors, and split reductions."""
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(200, 72), nn.GELU()), (3, 50, 200)),
@@ -113,7 +113,10 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    module, inputs = nn.Sequential(nn.Conv2d(16, 64, 1), nn.Conv2d(64, 72, 3, padding=1), nn.Hardswish()).to(dtype), (torch.randn(1, 16, 10, 9).to(dtype),)
+    module, inputs = (
+        nn.Sequential(nn.Conv2d(16, 64, 1), nn.Conv2d(64, 72, 3, padding=1), nn.Hardswish()).to(dtype),
+        (torch.randn(1, 16, 10, 9).to(dtype),),
+    )
     used: list[WarpgroupSchedule] = []
     program = program_of(module, inputs, schedule, used)
     assert set(used) == {schedule}
@@ -244,10 +247,8 @@ def test_what_engines_access_is_not_counted() -> None:
         accesses(kernel)
 
 
-def test_it_is_asked_only_where_it_is_registered() -> None:
-    assert WARPGROUP not in SCHEMAS
-    with registered(WARPGROUP, gpu=True):
-        assert WARPGROUP in schemas(H200, "contraction")
+def test_it_is_asked_on_hopper() -> None:
+    assert WARPGROUP in schemas(H200, "contraction")
 
 
 @pytest.mark.parametrize("batch", [1, 64])

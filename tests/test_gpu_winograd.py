@@ -58,9 +58,7 @@ def with_epilogue(case: Case, kind: str) -> Case:
     """The case of a plain convolution, followed by a bias or a scale."""
     step, final = case.region.steps
     held = Load(step.name, step.axes, "f32")
-    sum_in_float64 = torch.nn.functional.conv2d(
-        torch.from_numpy(case.inputs["x"]).double(), torch.from_numpy(case.inputs["w"]).double(), padding=1
-    )
+    sum_in_float64 = torch.nn.functional.conv2d(torch.from_numpy(case.inputs["x"]).double(), torch.from_numpy(case.inputs["w"]).double(), padding=1)
     if kind == "scale":
         body, expected = held * 2.0, 2 * sum_in_float64
     else:
@@ -76,7 +74,9 @@ SMALL = dict(block_m=16, block_n=32, block_k=8, thread_m=2, thread_n=4)
 def examine(case: Case, output_tile: int, threads: int, lanes: int, seed: int) -> None:
     """Checks the case under a random schedule of its space with the given transforms."""
     candidates, _ = winograd_space(problem_of(case), H200)
-    allowed = np.flatnonzero((candidates["output_tile"] == output_tile) & (candidates["transform_threads"] == threads) & (candidates["transform_vector"] == lanes))
+    allowed = np.flatnonzero(
+        (candidates["output_tile"] == output_tile) & (candidates["transform_threads"] == threads) & (candidates["transform_vector"] == lanes)
+    )
     if len(allowed):
         position = int(np.random.default_rng(seed).choice(allowed))
         check(case, lower(case, WinogradSchedule(**row(candidates, position))))
@@ -96,7 +96,9 @@ DRAWN = dict(
 )
 
 
-def random_case(batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, lanes: int, seed: int) -> Any:
+def random_case(
+    batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, lanes: int, seed: int
+) -> Any:
     size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # Winograd's algorithm does not serve outputs of one row
     case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
     examine(case, output_tile, threads, lanes, seed)
@@ -347,6 +349,7 @@ def test_padded_filters_are_packed() -> None:
     storage = lower(case, WinogradSchedule(2, 64, 2, **SMALL)).storage
     (filters,) = (item for item in storage.values() if item.matrix is not None)
     assert filters.layout == Layout((16, 4, 6), ((0, 0), (1, 0), (2, 0), (2, 4)))
+
 
 # --- one kernel instead of three --------------------------------------------------------------------------------------
 

@@ -207,7 +207,9 @@ def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {tuple(cells[:2]): dict(zip(gpu_tables.workloads()[0], cells, strict=True)) for cells in gpu_tables.workloads()}
     assert table["a", "64"]["ours, fused in registers"] == "2.00" and table["a", "64"]["ours or a library, by trials"] == "4.00"
     assert table["a", "64"]["ours, nothing fused"] == "–" and table["a", "64"]["fastest"] == "ours or a library, by trials"
-    assert table["a", "64"]["bound / ours"] == "25 %" and table["a", "64"]["operations by libraries"] == "25 %" and table["a", "64"]["eager, ms"] == "4"
+    assert (
+        table["a", "64"]["bound / ours"] == "25 %" and table["a", "64"]["operations by libraries"] == "25 %" and table["a", "64"]["eager, ms"] == "4"
+    )
     assert table["a", "1"]["ours, fused in registers"] == "8.00", "over eager in the same run"
     assert table["b", "64"]["fastest"] == "eager" or table["b", "64"]["eager, ms"] == "–"
     assert table["**geometric mean, batch 1**", ""]["ours, fused in registers"] == "4.00"
@@ -217,4 +219,6 @@ def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"complex": 1e-5, "complex fused": 2e-5, "simple": 0.0, "simple fused": 4e-6}
     named = [{**row, "network": "resnet50", "kernel_seconds": seconds} for row in rows if row["run"] == 1]
     (common.RESULTS / f"{gpu_tables.WORKLOADS}.json").write_text(json.dumps({"results": named}))
-    assert gpu_tables.kernel_kinds()[1:] == [["resnet50", words, "10", "20", "0", "4"] for words in ("eager", "ours, fused in registers", "ours or a library, by trials")]
+    assert gpu_tables.kernel_kinds()[1:] == [
+        ["resnet50", words, "10", "20", "0", "4"] for words in ("eager", "ours, fused in registers", "ours or a library, by trials")
+    ]

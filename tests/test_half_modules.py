@@ -134,7 +134,9 @@ def test_weights_that_are_used_once_stay_16_bits(target: str, dtype: torch.dtype
         executable = tilewright.compile(module, inputs, target)
         poison(executable)
         assert_as_good_as_eager(module, inputs, executable(*inputs))
-        packed = {storage.value.dtype for storage in executable.image.program.storage.values() if storage.source is not None and "@" in storage.value.name}
+        packed = {
+            storage.value.dtype for storage in executable.image.program.storage.values() if storage.source is not None and "@" in storage.value.name
+        }
         on_tiles = any("amx" in row.schedule for row in executable.plan.rows)
         assert packed == ({"f32"} if rows > 1 and not on_tiles else {"bf16" if dtype is torch.bfloat16 else "f16"})
 
@@ -214,7 +216,6 @@ def test_autocast_around_a_call_changes_nothing() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = executable(*inputs)
     torch.testing.assert_close(found, Convolution()(*inputs))
-
 
 
 def unaffected(case: RandomCase) -> bool:

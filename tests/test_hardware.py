@@ -191,7 +191,9 @@ def test_native_may_be_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> Non
     assert is_present(taken) and is_present(like) and not is_present(catalogue()["x86-avx512"])
 
 
-@pytest.mark.parametrize(("name", "why"), [("nonsense", "no CPU of the catalogue"), ("h200", "no CPU of the catalogue"), ("neoverse-n1", "CPU lacks")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("nonsense", "no CPU of the catalogue"), ("h200", "no CPU of the catalogue"), ("neoverse-n1", "CPU lacks")]
+)
 @pytest.mark.skipif(host_cpu().architecture != "x86-64", reason="another architecture lacks others")
 def test_native_is_not_taken_for_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
     monkeypatch.setenv("TILEWRIGHT_NATIVE", name)

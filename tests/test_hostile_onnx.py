@@ -44,7 +44,9 @@ def ones(name: str, *shape: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.ones(shape, np.float32), name)
 
 
-def model_of(nodes: Sequence[Any], inputs: Sequence[Any] = (X,), weights: Sequence[Any] = (), output: int = TensorProto.FLOAT, opset: int = 17, **more: Any) -> Any:
+def model_of(
+    nodes: Sequence[Any], inputs: Sequence[Any] = (X,), weights: Sequence[Any] = (), output: int = TensorProto.FLOAT, opset: int = 17, **more: Any
+) -> Any:
     graph = helper.make_graph(list(nodes), "g", list(inputs), [helper.make_tensor_value_info("y", output, None)], list(weights))
     own = [helper.make_opsetid("own", 1)] if "functions" in more else []
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), *own], **more)
@@ -56,13 +58,16 @@ def node(operator: str, *inputs: str, output: str = "y", **attributes: Any) -> A
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "bits of float32": (
-        model_of([node("BitwiseAnd", "x", "one")], (X,), [integers("one", 1)], opset=18), "bitwise_and is for integers and booleans, not for f32",
+        model_of([node("BitwiseAnd", "x", "one")], (X,), [integers("one", 1)], opset=18),
+        "bitwise_and is for integers and booleans, not for f32",
     ),
     "shifts of float32": (model_of([node("BitShift", "x", "x", direction="LEFT")]), "shift_left is for integers and booleans, not for f32"),
     "a range of 1e12": (model_of([node("Range", "a", "b", "c")], (), [scalar("a", 0), scalar("b", 10**12), scalar("c", 1)], 7), "1,000,000,000,000"),
     "a range in steps of zero": (model_of([node("Range", "a", "b", "c")], (), [scalar("a", 0), scalar("b", 5), scalar("c", 0)], 7), "a step of zero"),
     "a range that is computed": (
-        model_of([node("Pow", "w", "v", output="z"), node("Range", "a", "z", "b")], (), [scalar(n, v) for n, v in zip("wvab", (10, 18, 0, 1), strict=True)]),
+        model_of(
+            [node("Pow", "w", "v", output="z"), node("Range", "a", "z", "b")], (), [scalar(n, v) for n, v in zip("wvab", (10, 18, 0, 1), strict=True)]
+        ),
         "elements that the file does not hold",
     ),
     "more than a constant": (model_of([node("ConstantOfShape", "s")], (), [integers("s", HUGE, 2)]), "no tensor has the extents"),
@@ -92,9 +97,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an empty window": (model_of([node("MaxPool", kernel_shape=[0, 0])], (IMAGE,)), "windows of"),
     "statistics of other channels": (model_of([node("BatchNormalization", "x", *"wwww")], (IMAGE,), [ones("w", 3)]), "has the shape"),
     "resizing": (model_of([node("Resize", "x", "", "", "s")], (IMAGE,), [integers("s", 1, 4, HUGE, 6)]), "no tensor has|elements that"),
-    "classes": (model_of([node("OneHot", "x", "d", "v")], (helper.make_tensor_value_info("x", 7, [4]),), [scalar("d", HUGE), ones("v", 2)]), "no tensor has"),
+    "classes": (
+        model_of([node("OneHot", "x", "d", "v")], (helper.make_tensor_value_info("x", 7, [4]),), [scalar("d", HUGE), ones("v", 2)]),
+        "no tensor has",
+    ),
     "an input": (model_of([node("Relu")], (helper.make_tensor_value_info("x", 1, [HUGE, HUGE]),)), "a tensor of shape"),
-    "a name of lines": (model_of([node("Range", "a", "b", "c", name="*/\n#error\x1b[31m")], (), [scalar("a", 0), scalar("b", HUGE), scalar("c", 1)], 7), r"\*/\?#error\?"),
+    "a name of lines": (
+        model_of([node("Range", "a", "b", "c", name="*/\n#error\x1b[31m")], (), [scalar("a", 0), scalar("b", HUGE), scalar("c", 1)], 7),
+        r"\*/\?#error\?",
+    ),
     "text": (model_of([node("Add", "x", "w")], weights=[helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])]), "type object"),  # type: ignore[list-item]
     "a name that nothing defines": (model_of([node("Add", "x", "w")]), "not valid ONNX"),
     "a cycle": (model_of([node("Add", "x", "b", output="a"), node("Relu", "a", output="b"), node("Relu", "b")]), "not valid ONNX"),

@@ -188,9 +188,13 @@ def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor],
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("error", [CacheError("it cannot be written", "make room"), MemoryError(), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [CacheError("it cannot be written", "make room"), MemoryError(), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
 @pytest.mark.parametrize("place", ["partition", "lowering", "printing", "compiling"])
-def test_what_is_meant_for_the_user_passes(error: BaseException, place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_meant_for_the_user_passes(
+    error: BaseException, place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise error
 

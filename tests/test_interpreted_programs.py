@@ -36,7 +36,8 @@ def test_gpu_program_at_random(family: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [name if name in ("products", "poolings") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "large reductions"]
+    "family",
+    [name if name in ("products", "poolings") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "large reductions"],
 )
 def test_cpu_program(family: str) -> None:
     check(family, 3, "x86-avx512")

@@ -80,7 +80,11 @@ def test_descriptions_agree_with_themselves_and_with_the_tables() -> None:
         assert set(intrinsic.requires) <= features | capabilities, intrinsic
         if intrinsic.meaning is not None and intrinsic.meaning is not moved:
             lanes = LANES[intrinsic.scope]
-            given = [np.zeros((operand.lanes or lanes, *operand.shape), stored(np.zeros(1), operand.dtype).dtype) for operand in intrinsic.operands if operand.reads]
+            given = [
+                np.zeros((operand.lanes or lanes, *operand.shape), stored(np.zeros(1), operand.dtype).dtype)
+                for operand in intrinsic.operands
+                if operand.reads
+            ]
             (target,) = [operand for operand in intrinsic.operands if operand.writes]
             assert intrinsic.meaning(*given).shape == (lanes, *target.shape), intrinsic
 
@@ -157,7 +161,13 @@ def collective(width: str) -> Kernel:
     one = Store("value", at(0), Load("x", (thread,), "f32"))
     add = Invoke(total, (Place("value", at(0)), Load("value", (at(0),), "f32")))
     twice = Store("value", at(0), Load("value", (at(0),), "f32") * 2.0)
-    body = block(Allocate(Buffer("value", "f32", 1, "register")), one, If(compare("lt", thread, size), add, block(twice, add)), block_barrier(), Store("out", thread, Load("value", (at(0),), "f32")))
+    body = block(
+        Allocate(Buffer("value", "f32", 1, "register")),
+        one,
+        If(compare("lt", thread, size), add, block(twice, add)),
+        block_barrier(),
+        Store("out", thread, Load("value", (at(0),), "f32")),
+    )
     return Kernel("collective", (Buffer("x", "f32", 256), Buffer("out", "f32", 256, writable=True)), body, grid)
 
 
@@ -208,9 +218,7 @@ def in_context(threads: int = 64) -> Kernel:
     grid = Launch((1, 1, 1), (threads, 1, 1))
     thread = thread_variable(grid)
     mine, other = Place("mine", at(0)), Place("other", at(0))
-    body = block(
-        Invoke(fill, (mine, Load("x", (thread,), "f32"))), Invoke(exchange, (other, mine)), Invoke(take, (Place("out", thread), other))
-    )
+    body = block(Invoke(fill, (mine, Load("x", (thread,), "f32"))), Invoke(exchange, (other, mine)), Invoke(take, (Place("out", thread), other)))
     parameters = Buffer("x", "f32", threads), Buffer("out", "f32", threads, writable=True)
     return Kernel("context", parameters, With(Context("registers", {"CUDA": text}), registers, body), grid)
 

@@ -83,6 +83,7 @@ def test_every_part_has_its_place() -> None:
     assert parts <= {*ORDER, *EVERYWHERE, *ABOVE, "__init__"}
     assert all((PACKAGE / folder / "__init__.py").is_file() for folder in ORDER)
 
+
 PICKLING = frozenset(
     "torch.load torch.save torch.export.load torch.export.save torch.jit.load torch.package.PackageImporter torch.hub.load eval exec "
     "torch._inductor.aoti_load_package yaml.load".split()
@@ -128,7 +129,9 @@ def test_a_users_calibration_does_not_reach_what_the_package_is_made_from() -> N
     """Constants and models of the package are fitted, and judged, with `identified_machine`."""
     tools = [path for path in (PACKAGE.parent / "bench").glob("*.py") if path.stem not in USERS_MACHINE | OF_CATALOGUE_CPUS]
     for path in (*tools, PACKAGE / "cli_train.py"):
-        names = [alias.name for node in nodes(path) if isinstance(node, ast.ImportFrom) and node.module == "tilewright.hardware" for alias in node.names]
+        names = [
+            alias.name for node in nodes(path) if isinstance(node, ast.ImportFrom) and node.module == "tilewright.hardware" for alias in node.names
+        ]
         assert not {"machine", "host_cpu"} & set(names), path
 
 

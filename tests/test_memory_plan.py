@@ -86,7 +86,9 @@ def test_best_fit_takes_the_smallest_gap() -> None:
 def test_many_buffers_are_placed(kind: str) -> None:
     """As many buffers as a file may have; a quadratic algorithm in Python takes minutes."""
     count = MOST_BUFFERS
-    lives: Callable[[int], tuple[int, int]] = {"one after another": lambda i: (i, i + 1), "nested": lambda i: (i // 2, count - i // 2)}.get(kind, lambda i: (0, count))
+    lives: Callable[[int], tuple[int, int]] = {"one after another": lambda i: (i, i + 1), "nested": lambda i: (i // 2, count - i // 2)}.get(
+        kind, lambda i: (0, count)
+    )
     zeroed = (HALO, "f32") if kind == "halos" else None
     items = [Lifetime(f"b{i}", HALO.size * 4 if zeroed else 64 * (1 + i % 97), *lives(i), zeroed) for i in range(count)]
     with limited(60):

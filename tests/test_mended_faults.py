@@ -81,7 +81,11 @@ def integers_and_truth_values() -> list[Case]:
         Case("truncated convolution", Function(lambda x: torch.trunc(F.conv2d(x, x[:, :, :2, :2])).int()), (torch.randn(2, 5, 9, 9),)),
         Case("truncated window", Function(lambda x: torch.trunc(torch.log(x.exp().sum(1)) * 3).long()), (torch.randn(2, 3, 20),)),
         Case("rounded pool", Function(lambda x: torch.floor(F.avg_pool2d(x, 2) * 5).long()), (torch.randn(2, 16, 8, 34),)),
-        Case("compared convolution", Function(lambda x: F.conv2d(x, x[:, :, :2, :5].repeat(8, 1, 1, 1), padding=(0, 2)) > 0.6), (torch.randn(2, 17, 17, 9),)),
+        Case(
+            "compared convolution",
+            Function(lambda x: F.conv2d(x, x[:, :, :2, :5].repeat(8, 1, 1, 1), padding=(0, 2)) > 0.6),
+            (torch.randn(2, 17, 17, 9),),
+        ),
         Case("positions", Function(lambda x: F.conv1d(x, x[:, :, :2]).argmax(1) * 3 + torch.arange(18)), (torch.randn(3, 4, 19),)),
     ]
 
@@ -151,7 +155,16 @@ class Function(nn.Module):
         return self.function(x)
 
 
-SMALL = (upsampled, divided_rows, windows_of_one, integers_and_truth_values, results_without_dimensions, padding_of_constants, cancelled_epilogues, triangles_of_tiles)
+SMALL = (
+    upsampled,
+    divided_rows,
+    windows_of_one,
+    integers_and_truth_values,
+    results_without_dimensions,
+    padding_of_constants,
+    cancelled_epilogues,
+    triangles_of_tiles,
+)
 
 
 @pytest.mark.parametrize("cases", SMALL)

@@ -84,7 +84,9 @@ def test_relative_features_do_not_change_with_the_clock() -> None:
     quick = replace(quick, peak_flops={"fp32": 2 * V100.peak_flops["fp32"]})
     candidates, facts = some_rows()
     described = of_axes(DIRECT, candidates, facts)
-    one, other = [features("relative", described, variant_counts(candidates, facts, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)]
+    one, other = [
+        features("relative", described, variant_counts(candidates, facts, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)
+    ]
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 

@@ -33,7 +33,12 @@ def conversion(source: str, target: str, size: int, lanes: int, gpu: bool = Fals
     body: Statement = Store("target", i * lanes, cast(value, target) if explicit else value)
     if isinstance(i, Var):
         body = For(i, index_const(size // lanes), body)
-    return Kernel(f"convert_{source}_{target}_{lanes}_{int(explicit)}", (Buffer("source", source, size), Buffer("target", target, size, writable=True)), block(body), launch_)
+    return Kernel(
+        f"convert_{source}_{target}_{lanes}_{int(explicit)}",
+        (Buffer("source", source, size), Buffer("target", target, size, writable=True)),
+        block(body),
+        launch_,
+    )
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:

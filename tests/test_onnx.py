@@ -119,7 +119,8 @@ def model_of(
 SMALLER = {"mobilenet_v2": (3, 64, 64), "resnet18": (3, 64, 64), "densenet121": (3, 64, 64)}
 FAST = ("lenet5",)
 NETWORKS = [
-    n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in (*FAST, "mobilenet_v2", "resnet18", "densenet121", "dlrm", "bert_base", "attention_rnn")
+    n if n in FAST else pytest.param(n, marks=pytest.mark.slow)
+    for n in (*FAST, "mobilenet_v2", "resnet18", "densenet121", "dlrm", "bert_base", "attention_rnn")
 ]
 
 

@@ -43,7 +43,9 @@ def wanted(*tensors: torch.Tensor) -> np.ndarray:
 
 
 def test_the_node_runs_and_is_listed() -> None:
-    with pytest.warns(NotCompiled, match="1 operator runs through ONNX's runtimes:\n.*onnx.DeformConv of 1x3x3x3 at bend: no definition in the operator table"):
+    with pytest.warns(
+        NotCompiled, match="1 operator runs through ONNX's runtimes:\n.*onnx.DeformConv of 1x3x3x3 at bend: no definition in the operator table"
+    ):
         executable = tilewright.compile(model(), inputs(), "native")
     np.testing.assert_allclose(executable(*inputs()), wanted(*inputs()), rtol=1e-4, atol=1e-5)
     assert [region.kind for region in executable.image.program.regions] == ["map", "torch", "map"]
@@ -115,7 +117,11 @@ def test_an_operator_of_another_domain_is_refused() -> None:
 
 
 def test_float16_runs_elsewhere_node_by_node() -> None:
-    nodes = [helper.make_node("Sin", ["x"], ["a"]), helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT), helper.make_node("Exp", ["b"], ["y"])]
+    nodes = [
+        helper.make_node("Sin", ["x"], ["a"]),
+        helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT),
+        helper.make_node("Exp", ["b"], ["y"]),
+    ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, [5, 7])
     graph = helper.make_graph(nodes, "g", [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     half = torch.randn(5, 7).half()

@@ -48,7 +48,9 @@ def normal(*shape: int) -> np.ndarray:
 def test_resize(mode: str, data: st.DataObject) -> None:
     """All coordinate modes, with and without a filter against aliasing, by scales and by sizes."""
     shape = data.draw(st.lists(st.integers(2, 9), min_size=1, max_size=2), "shape")
-    coordinates = data.draw(st.sampled_from(["half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize", "half_pixel_symmetric"]), "coordinates")
+    coordinates = data.draw(
+        st.sampled_from(["half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize", "half_pixel_symmetric"]), "coordinates"
+    )
     attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": coordinates, "antialias": data.draw(st.integers(0, 1), "antialias")}
     if data.draw(st.booleans(), "outside") and coordinates != "tf_crop_and_resize":
         attributes["exclude_outside"] = 1
@@ -57,7 +59,7 @@ def test_resize(mode: str, data: st.DataObject) -> None:
     if coordinates == "tf_crop_and_resize":
         attributes |= {"extrapolation_value": 7.0, "antialias": 0}
     region = np.array([0.1] * (len(shape) + 2) + [0.8, 1.2, 0.9, 1.1][: len(shape) + 2], np.float32)
-    region[: 2] = 0
+    region[:2] = 0
     region[len(shape) + 2 : len(shape) + 4] = 1
     roi = region if coordinates == "tf_crop_and_resize" else None
     sizes = data.draw(st.lists(st.integers(2, 12), min_size=len(shape), max_size=len(shape)), "sizes")

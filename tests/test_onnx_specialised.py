@@ -146,7 +146,12 @@ def test_values_on_the_command_line(tmp_path: Path) -> None:
     x, shape = model.inputs(0)
     assert torch.equal(shape, SHAPE) and x.shape == X.shape
     assert tilewright.compile(model.module, (x, shape), "native")(x, shape).shape == (4, 6)
-    for text, words in (("2:int64=4", "2 elements has 1 values"), ("2:int64=4,b", "no values"), ("1:uint8=300", "no values"), ("1:int64=1.5", "no values")):
+    for text, words in (
+        ("2:int64=4", "2 elements has 1 values"),
+        ("2:int64=4,b", "no values"),
+        ("1:uint8=300", "no values"),
+        ("1:int64=1.5", "no values"),
+    ):
         with pytest.raises(UnsupportedOption, match=words):
             model = resolve(str(tmp_path / "m.onnx"), None, [text])
             assert model.inputs is not None

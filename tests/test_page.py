@@ -177,7 +177,9 @@ def test_regions_of_two_plans_match_by_operators() -> None:
         for number in range(4):
             builder.kernel("relu", (f"v{number - 1}" if number else "x",), f"v{number}", (4,), "")
         whole = plan_of(loadable(builder.program(("v3",))), machine("native"))
-        rows = [replace(whole.rows[i], number=i + 1, nodes=tuple((name, "relu", "") for name in names), name=f"r{i}") for i, names in enumerate(groups)]
+        rows = [
+            replace(whole.rows[i], number=i + 1, nodes=tuple((name, "relu", "") for name in names), name=f"r{i}") for i, names in enumerate(groups)
+        ]
         return replace(whole, rows=tuple(rows))
 
     first, second = plan([["a"], ["b", "c"], ["d"], []]), plan([["a", "b"], ["c"], ["e"], []])

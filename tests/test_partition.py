@@ -88,7 +88,9 @@ def test_whole_networks_convert_their_input_alone(network: str) -> None:
     module, inputs = zoo.build(network, 1, 0)
     graph, _ = simplify(import_module(module, inputs).graph)
     result = lay_out(graph)
-    images = {name for name, layout in result.layouts.items() if len(layout.shape) == 4 and layout.shape[2:] != (1, 1) and name not in graph.constants}
+    images = {
+        name for name, layout in result.layouts.items() if len(layout.shape) == 4 and layout.shape[2:] != (1, 1) and name not in graph.constants
+    }
     row_major_images = {name for name in images if channels_last(result.layouts[name].shape).order != result.layouts[name].order}
     assert row_major_images == set(graph.inputs)
     (reader,) = [region for region in result.regions if set(region.inputs) & row_major_images]

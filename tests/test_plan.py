@@ -74,7 +74,9 @@ def test_every_schema_is_compared(problem: Problem) -> None:
 def test_a_schema_without_a_feasible_candidate_says_why(problem: Problem) -> None:
     ranking = rank(problem, machine(X86))
     first, second = ranking.parts
-    emptied = replace(ranking, parts=(first,), predicted=None, rejections={first.schema.name: {}, second.schema.name: {"too large": 3, "too small": 9}})
+    emptied = replace(
+        ranking, parts=(first,), predicted=None, rejections={first.schema.name: {}, second.schema.name: {"too large": 3, "too small": 9}}
+    )
     assert emptied.compared(emptied.first()).comparison.unsuitable[second.schema.name] == "no schedule is feasible: too small"
 
 
@@ -130,7 +132,9 @@ def test_an_artifact_explains_the_same(executable: tilewright.Executable, tmp_pa
 def test_the_choice_is_explained(executable: tilewright.Executable) -> None:
     row = row_of(executable.plan)
     head, chosen, *others = candidate_lines(row)
-    assert head.split() == ["schema", "schedule", "predicted", "loses", "by"] and chosen.startswith(row.comparison.schema) and chosen.endswith("chosen")
+    assert (
+        head.split() == ["schema", "schedule", "predicted", "loses", "by"] and chosen.startswith(row.comparison.schema) and chosen.endswith("chosen")
+    )
     loss = 100 * ((row.comparison.others[0].predicted_seconds or 0) / row.predicted_seconds - 1)
     assert any(line.endswith(f"{loss:.1f} %") for line in others) and any(line.startswith("amx: ") for line in others)
     head, *terms = term_lines(row)
@@ -173,7 +177,10 @@ def test_flexible_columns_take_what_the_others_leave(rows: list[list[str]], widt
     lines = list(aligned(("a", "wide", "other", "d"), cells, ("wide", "other"), width, {"wide": share, "other": 1 - share}))
     assert len(lines) == len(rows) + 1 and all(len(line) <= width for line in lines)
     folded = " ".join(aligned(("a", "wide", "other", "d"), cells, ("wide", "other"), width, {"wide": share, "other": 1 - share}, folded=True))
-    assert all(folded.replace(" ", "").count(letter) == sum(cell.count(letter) for row in [["a", "wide", "other", "d"], *cells] for cell in row) for letter in "abc")
+    assert all(
+        folded.replace(" ", "").count(letter) == sum(cell.count(letter) for row in [["a", "wide", "other", "d"], *cells] for cell in row)
+        for letter in "abc"
+    )
     unlimited = list(aligned(("a", "wide", "other", "d"), cells, ("wide", "other")))
     if max(map(len, unlimited)) <= width and all(not line.endswith(" ") for line in unlimited):
         assert lines == unlimited

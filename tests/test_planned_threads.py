@@ -101,7 +101,9 @@ def test_parallel_loops_have_work_for_all(threads: int) -> None:
             continue
         for kernel in part.kernels:
             loops = [s.extent for s in statements(kernel.body) if isinstance(s, For) and s.kind == "parallel"]
-            extents = [extent.value if isinstance(extent, Const) else kernel.trips for extent in loops if isinstance(extent, Const) or extent == TRIPS]
+            extents = [
+                extent.value if isinstance(extent, Const) else kernel.trips for extent in loops if isinstance(extent, Const) or extent == TRIPS
+            ]
             assert extents, (part.schedule, kernel.name)
             count = prod(map(int, extents))
             assert ceil(count / threads) * threads <= 2 * count, (part.schedule, extents)

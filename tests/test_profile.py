@@ -75,7 +75,10 @@ def test_nothing_is_changed_and_bad_arguments_are_refused() -> None:
 
 
 def example(names: tuple[str, ...] = ("first", "a long name of some region in a network")) -> Profile:
-    regions = tuple(RegionProfile(i + 1, name, "map", ("relu",), "plain", ("k",), 0.05 * i, (2e-6 + i / 10, 4e-6 + i / 10, 3e-6 + i / 10)) for i, name in enumerate(names))
+    regions = tuple(
+        RegionProfile(i + 1, name, "map", ("relu",), "plain", ("k",), 0.05 * i, (2e-6 + i / 10, 4e-6 + i / 10, 3e-6 + i / 10))
+        for i, name in enumerate(names)
+    )
     timeline = (Span(0, 0.1, 0.2), Span(1, 0.2, 1.2), Span(1, 1.3, 1.4))
     return Profile("machine", regions, (0.11, 0.13, 0.12), timeline, (0.15, 0.14, 0.19))
 

@@ -139,7 +139,9 @@ def test_an_interruption_ends_the_compilers_and_leaves_nothing(tmp_path: Path, w
     slow.write_text(f'#!/bin/sh\ncase "$1" in --version) echo slow 1.0;; *) echo $$ > {tmp_path}/number; sleep 1000;; esac\n')
     slow.chmod(0o755)
     environment = {**os.environ, "TILEWRIGHT_CC": str(slow)}
-    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(tmp_path / "kernels"), workers], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "kernels"), workers], env=environment, stderr=subprocess.PIPE, text=True
+    )
     number = number_in(tmp_path / "number")
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=PATIENCE)[1]

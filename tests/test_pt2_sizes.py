@@ -50,7 +50,14 @@ def test_files_with_free_sizes(tmp_path: Path) -> None:
 
 def test_expressions() -> None:
     size = "Symbol('s77', positive=True, integer=True)"
-    for text in (size, "Integer(-3)", f"Add(Mul(Integer(2), {size}), Integer(-1))", f"FloorDiv({size}, Integer(2))", f"Max({size}, Integer(5))", "true"):
+    for text in (
+        size,
+        "Integer(-3)",
+        f"Add(Mul(Integer(2), {size}), Integer(-1))",
+        f"FloorDiv({size}, Integer(2))",
+        f"Max({size}, Integer(5))",
+        "true",
+    ):
         assert expression(text, "here") == text
 
 
@@ -73,7 +80,10 @@ def test_conditions() -> None:
     inputs = {"x": next(iter(program.graph.nodes)).meta["val"]}
     assert condition("3 < L['x'].size()[0] <= 9", None, "here") == sympy.And(sympy.Lt(3, s), s <= 9)
     (symbol,) = condition(guard("L['x'].size()[0] > 3", "here"), inputs, "here").free_symbols
-    for text, holds in (("(2*L['x'].size()[0]) % 4 == 0 and not L['x'].size()[1] == 5", {2: True, 3: False}), ("-L['x'].size()[0] // 2 == -2", {4: True})):
+    for text, holds in (
+        ("(2*L['x'].size()[0]) % 4 == 0 and not L['x'].size()[1] == 5", {2: True, 3: False}),
+        ("-L['x'].size()[0] // 2 == -2", {4: True}),
+    ):
         for number, wanted in holds.items():
             assert bool(condition(text, inputs, "here").xreplace({symbol: sympy.Integer(number)})) is wanted
 

@@ -36,12 +36,19 @@ def write_folder(folder: Path) -> None:
     (folder / "rs_stride2").mkdir()
     training = [header]
     for _ in range(12):
-        training += lines(int(random.choice([128, 256])), int(random.choice([14, 28, 56])), int(random.choice([32, 64, 96, 128])), int(random.choice([1, 3])))
+        training += lines(
+            int(random.choice([128, 256])), int(random.choice([14, 28, 56])), int(random.choice([32, 64, 96, 128])), int(random.choice([1, 3]))
+        )
         training.append("Error: too many resources requested for launch")
     (folder / "rs" / "train.csv").write_text("\n".join(training) + "\n")
     for name, sizes in (("rs/layer_128x42x42_64_3", (128, 42, 64, 3)), ("rs_stride2/layer_128x14x14_96_3", (128, 14, 96, 3))):
         (folder / f"{name}.csv").write_text("\n".join([header, *lines(*sizes)]) + "\n")
-    s_lines = [f"128,42,42,64,3,1,{tw},{tk},1,2,16,1,{42 // tw // 2},{bk},{0.2 + 0.01 * tk + 0.5 / tw}" for tw in (3, 7, 21) for tk in (2, 4) for bk in (1, 2)]
+    s_lines = [
+        f"128,42,42,64,3,1,{tw},{tk},1,2,16,1,{42 // tw // 2},{bk},{0.2 + 0.01 * tk + 0.5 / tw}"
+        for tw in (3, 7, 21)
+        for tk in (2, 4)
+        for bk in (1, 2)
+    ]
     (folder / "s" / "layer_128x42x42_64_3.csv").write_text("\n".join(["K,H,W,C,R,TH,TW,TK,WH,WW,WK,BH,BW,BK,Time", *s_lines]) + "\n")
 
 

@@ -242,7 +242,9 @@ def test_compile_with_records(tmp_path: Path) -> None:
     first.save(tmp_path / "saved")
     from tilewright.runtime.artifact import read as read_artifact
 
-    assert [region.measured_seconds for region in read_artifact(tmp_path / "saved").program.regions] == [row.measured_seconds for row in first.plan.rows]
+    assert [region.measured_seconds for region in read_artifact(tmp_path / "saved").program.regions] == [
+        row.measured_seconds for row in first.plan.rows
+    ]
 
 
 def test_options_that_mean_nothing(tmp_path: Path) -> None:

@@ -72,7 +72,12 @@ def layers(draw: st.DrawFn, features: Sequence[int] = (1, 3, 16), hidden: Sequen
     length, batch, wide = draw(st.sampled_from([2, 3, 5])), draw(st.sampled_from([1, 2, 3, 7])), draw(st.sampled_from(features))
     kind = KINDS[draw(st.sampled_from(list(KINDS)))]
     module = kind(
-        wide, draw(st.sampled_from(hidden)), num_layers=draw(st.integers(1, 2)), bias=draw(st.booleans()), batch_first=batch_first, bidirectional=directions
+        wide,
+        draw(st.sampled_from(hidden)),
+        num_layers=draw(st.integers(1, 2)),
+        bias=draw(st.booleans()),
+        batch_first=batch_first,
+        bidirectional=directions,
     )
     return module, torch.randn(batch, length, wide) if batch_first else torch.randn(length, batch, wide)
 
@@ -100,7 +105,9 @@ def test_models_choose_one_kernel(kind: str) -> None:
         for target in TARGETS:
             for lowered in loops(planned(KINDS[kind](hidden, hidden), torch.randn(20, batch, hidden), target, 4)):
                 (reason,) = (text for text in lowered.region.reasons if text.startswith("predicted"))
-                one, each = (float(part.split()[-2]) for part in reason.partition(" for kernels")[0].replace(" for all steps in one kernel", "").split(", "))
+                one, each = (
+                    float(part.split()[-2]) for part in reason.partition(" for kernels")[0].replace(" for all steps in one kernel", "").split(", ")
+                )
                 assert "in one kernel" in lowered.schedule and one < each and len(lowered.kernels) == 1
 
 
@@ -189,7 +196,9 @@ def test_a_product_of_a_product() -> None:
     """ONNX's GRU with linear_before_reset = 0: the candidate state multiplies weights by what another product gates."""
     hidden, features = 5, 3
     generator = np.random.default_rng(1)
-    weights: dict[str, Any] = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in (("W", (1, 15, features)), ("R", (1, 15, hidden)))}
+    weights: dict[str, Any] = {
+        name: generator.standard_normal(shape).astype(np.float32) for name, shape in (("W", (1, 15, features)), ("R", (1, 15, hidden)))
+    }
     node = helper.make_node("GRU", ["X", "W", "R"], ["Y"], hidden_size=hidden)
     info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in (("X", (4, 2, features)), ("Y", None))]
     graph = helper.make_graph([node], "gru", info[:1], info[1:], [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()])
@@ -218,4 +227,6 @@ def test_slower_in_one_kernel() -> None:
 
 def test_on_a_gpu_steps_stay_apart_until_barriers_are_measured() -> None:
     program = planned(nn.LSTM(4, 19), torch.randn(3, 2, 4), machine("a100"), 1)
-    assert "kernels for each step: a barrier of all blocks was not measured on a100" in reasons(program) and all(lowered.repeat == 3 for lowered in loops(program))
+    assert "kernels for each step: a barrier of all blocks was not measured on a100" in reasons(program) and all(
+        lowered.repeat == 3 for lowered in loops(program)
+    )

@@ -58,7 +58,9 @@ def test_constants_are_found_again(groups: list[refit.Group]) -> None:
     assert refit.values_of(found, PARTS) == {name: pytest.approx(value, rel=0.02) for name, value in wanted.items()}
     assert found.steps == gpu_calibration(H200).steps, "parts that were not named stay"
     kept = refit.fitted(timed(groups, other()), H200, PARTS, 1e3, 12)
-    assert refit.values_of(kept, PARTS) == {name: pytest.approx(value, rel=0.02) for name, value in refit.values_of(gpu_calibration(H200), PARTS).items()}
+    assert refit.values_of(kept, PARTS) == {
+        name: pytest.approx(value, rel=0.02) for name, value in refit.values_of(gpu_calibration(H200), PARTS).items()
+    }
 
 
 STREAMING: dict[str, Workload] = {"map": Elementwise(2, 64, (28, 28)), "row_reduction": Rows(300, 700), "gemv": Linear(1, 1024, 4096)}
@@ -67,7 +69,17 @@ STREAMING: dict[str, Workload] = {"map": Elementwise(2, 64, (28, 28)), "row_redu
 @pytest.mark.parametrize("part", STREAMING)
 def test_streaming_schemas_are_fitted_too(part: str) -> None:
     present = gpu_calibration(H200)
-    factors = {"latency": 1.7, "memory": 1.3, "issue": 2.2, "level_2": 1.5, "block_cycles": 1.6, "tree": 1.4, "kept_share": 0.8, "line_cycles": 1.8, "split": 1.3}
+    factors = {
+        "latency": 1.7,
+        "memory": 1.3,
+        "issue": 2.2,
+        "level_2": 1.5,
+        "block_cycles": 1.6,
+        "tree": 1.4,
+        "kept_share": 0.8,
+        "line_cycles": 1.8,
+        "split": 1.3,
+    }
     slower = refit.with_values(present, {name: factors[name[1]] * value for name, value in refit.values_of(present, [part]).items()})
     found = refit.groups_of([measured(dataset.layer_of(STREAMING[part]), 80)], H200)
     (group,) = [group for group in found if group.kind in refit.USES[part] and len(group.seconds)]
@@ -114,7 +126,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("bench.common.RESULTS", tmp_path)
     run(monkeypatch, data, "--folds=2", "--name=found")
     *averages, first, second = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert "fold 1 of 2" in capsys.readouterr().out and first["layers"] + second["layers"] == 6 and set(first["fitted"]) >= {"gemm.fragment_wavefronts"}
+    assert (
+        "fold 1 of 2" in capsys.readouterr().out and first["layers"] + second["layers"] == 6 and set(first["fitted"]) >= {"gemm.fragment_wavefronts"}
+    )
     whole = next(row for row in averages if (row["constants"], row["schema"]) == ("fitted", "all"))
     each = [row["quality"]["fitted, all"]["lop@1"] for row in (first, second)]
     assert whole["lop@1"] == pytest.approx((each[0] * first["layers"] + each[1] * second["layers"]) / 6)

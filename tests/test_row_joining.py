@@ -31,7 +31,6 @@ def excluded(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
     return torch.softmax((q @ k.transpose(-1, -2)).masked_fill(allowed < 0, float("-inf")), -1)
 
 
-
 def cases() -> list[Case]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape)

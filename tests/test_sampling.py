@@ -69,7 +69,9 @@ def test_classes_have_the_forms_of_their_names() -> None:
     assert all(one.groups > 1 for one in plain["groups"]) and {one.groups == one.channels for one in plain["groups"]} == {True, False}
     assert all(one.dilation > 1 or len(one.size) != 2 for one in plain["forms"]) and {len(one.size) for one in plain["forms"]} == {1, 2, 3}
     assert {one.channels for one in plain["first"]} <= {1, 3, 4} and any(one.stride == one.filter[0] for one in plain["first"])
-    assert all(one.transposed for one in plain["transposed"]) and not any(one.transposed for name in plain if name != "transposed" for one in plain[name])
+    assert all(one.transposed for one in plain["transposed"]) and not any(
+        one.transposed for name in plain if name != "transposed" for one in plain[name]
+    )
 
 
 def test_small_networks_have_classes_of_their_own() -> None:
@@ -77,7 +79,11 @@ def test_small_networks_have_classes_of_their_own() -> None:
     assert len(few) == 60 and {1, 8} <= {one.rows for one in few} and any(one.flops < LEAST_FLOPS for one in few)
     assert any(8 < one.rows <= FEW_ROWS for one in few) and all(one.rows <= FEW_ROWS for one in few)
     narrow = convolutions("narrow")
-    assert {one.filter for one in narrow} == {(1, 1)} and min(one.channels for one in narrow) < 16 and {one.batch == 1 for one in narrow} == {True, False}
+    assert (
+        {one.filter for one in narrow} == {(1, 1)}
+        and min(one.channels for one in narrow) < 16
+        and {one.batch == 1 for one in narrow} == {True, False}
+    )
 
 
 def test_workloads_are_those_of_their_seed() -> None:
@@ -114,7 +120,11 @@ def ranking(sizes: tuple[int, ...]) -> Ranking:
 def test_many_images_are_more_than_fifteen() -> None:
     many = convolutions("many")
     assert len(many) == 60 and min(one.batch for one in many) >= LEAST_MANY
-    assert {"depthwise" if one.groups == one.channels else "groups" if one.groups > 1 else one.filter for one in many} >= {"depthwise", "groups", (1, 1)}
+    assert {"depthwise" if one.groups == one.channels else "groups" if one.groups > 1 else one.filter for one in many} >= {
+        "depthwise",
+        "groups",
+        (1, 1),
+    }
     assert max(one.flops for one in many if one.groups == one.channels) <= MOST_MANY_WORK
 
 

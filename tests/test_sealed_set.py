@@ -76,7 +76,11 @@ def test_a_seed_is_used_once(frozen: Path, monkeypatch: pytest.MonkeyPatch, caps
     run(monkeypatch, frozen)
     data = frozen.parent / "sealed.jsonl.gz"
     before = data.read_bytes()
-    for arguments, reason in (((), f"were measured at commit {COMMIT}"), (("--seed=8",), "holds measurements"), (("--seed=8", "--resume"), "no run of seed 8")):
+    for arguments, reason in (
+        ((), f"were measured at commit {COMMIT}"),
+        (("--seed=8",), "holds measurements"),
+        (("--seed=8", "--resume"), "no run of seed 8"),
+    ):
         with pytest.raises(SystemExit):
             run(monkeypatch, frozen, *arguments)
         assert reason in capsys.readouterr().err

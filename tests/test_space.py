@@ -52,7 +52,11 @@ def test_counts_travel_with_an_artifact(executable: tilewright.Executable, tmp_p
 
 @pytest.mark.parametrize(
     ("space", "why"),
-    [({"feasible": -1, "rejected": {}}, "space.feasible is -1"), ({"feasible": 1, "rejected": {"why": -1}}, "space.rejected.why is -1"), ({}, "has no")],
+    [
+        ({"feasible": -1, "rejected": {}}, "space.feasible is -1"),
+        ({"feasible": 1, "rejected": {"why": -1}}, "space.rejected.why is -1"),
+        ({}, "has no"),
+    ],
 )
 def test_wrong_counts_are_refused(executable: tilewright.Executable, tmp_path: Path, space: dict[str, Any], why: str) -> None:
     executable.save(tmp_path / "model")

@@ -74,7 +74,9 @@ def test_many_threads_under_emulation(threads: int, tmp_path: Path) -> None:
         pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
     torch.manual_seed(3)
     chosen = machine("neoverse-n1")
-    layers = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.Conv2d(64, 48, 1), nn.Softmax(1))
+    layers = nn.Sequential(
+        nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.Conv2d(64, 48, 1), nn.Softmax(1)
+    )
     command = (gcc, "-O2", "-static", "-fopenmp", *FLAGS, *chosen.compiler_flags)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     example = case("layers", randomised(layers), normal(1, 16, 28, 28))

@@ -123,9 +123,7 @@ def test_results_are_pytorchs(name: str, kind: str) -> None:
     st.integers(0, 2**32), st.sampled_from(list(KINDS)), st.integers(1, 70), st.integers(2, 140), st.integers(1, 40), st.integers(1, 40),
     st.sampled_from([1, 3]), st.booleans(), st.sampled_from([H200, A100]),
 )  # fmt: skip
-def test_any_sizes_and_schedules(
-    seed: int, kind: str, m: int, n: int, size: int, columns: int, group: int, causal: bool, target: Machine
-) -> None:
+def test_any_sizes_and_schedules(seed: int, kind: str, m: int, n: int, size: int, columns: int, group: int, causal: bool, target: Machine) -> None:
     torch.manual_seed(seed)
     case = case_of(partial(attend, is_causal=causal, enable_gqa=group > 1), operands(m, n, size + 1, 2 * group, 2, columns + 1), kind)
     check_case(case, picked(ranking_of(case, kind, target), Random(seed)), kind, target)

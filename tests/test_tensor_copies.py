@@ -98,8 +98,7 @@ def columns_of(described: TensorMap, x: np.ndarray, coordinates: tuple[int, ...]
     """The columns that begin at the coordinates: all pixels in the order of memory are listed, and a part of the list is taken."""
     whole = tensor(described, x)
     sides = [
-        range(low, extent + high, step)
-        for extent, (low, high), step in zip(described.extents[1:-1], described.corners, described.steps, strict=True)
+        range(low, extent + high, step) for extent, (low, high), step in zip(described.extents[1:-1], described.corners, described.steps, strict=True)
     ]
     pixels = list(itertools.product(range(whole.shape[0] + 2), *reversed(sides)))
     first = pixels.index(tuple(reversed(coordinates[1:])))
@@ -133,7 +132,15 @@ TILES: dict[str, tuple[TensorMap, tuple[int, ...]]] = {
 
 
 def convolution(
-    dtype: str, channels: int, size: tuple[int, ...], filters: tuple[int, ...], padding: int, stride: int, dilation: int, box: tuple[int, int], swizzle: int
+    dtype: str,
+    channels: int,
+    size: tuple[int, ...],
+    filters: tuple[int, ...],
+    padding: int,
+    stride: int,
+    dilation: int,
+    box: tuple[int, int],
+    swizzle: int,
 ) -> TensorMap:
     """The map of a convolution's input, channels innermost; sizes from the outermost dimension on: images, rows, columns."""
     images, *spatial = size

@@ -197,7 +197,10 @@ def test_a_product_in_the_interpreter(kind: str, transposed: bool) -> None:
     [
         ("barrier", "race: .* reads shared buffer a_tile"),
         ("alignment", "misaligned: .* reads shared buffer a_tile .* at offset 1, 8 lanes"),
-        ("a lane", r"barrier divergence: block \(0, 0, 0\) thread \(63, 0, 0\) decides for 0, the first of its group for 1, .* 32 threads do together"),
+        (
+            "a lane",
+            r"barrier divergence: block \(0, 0, 0\) thread \(63, 0, 0\) decides for 0, the first of its group for 1, .* 32 threads do together",
+        ),
         ("a warp", ""),
     ],
 )

@@ -24,7 +24,11 @@ def tile_product(rows: int, depth: int) -> Kernel:
     """out = c + a b on tile registers."""
     c, a, b = amx.tile("c", rows, 16, "f32"), amx.tile("a", rows, depth, "bf16"), amx.tile("b", depth // 2, 32, "bf16")
     body = block(
-        amx.load(c, "c_in", at(0), 16), amx.load(a, "a_in", at(0), depth), amx.load(b, "b_in", at(0), 32), amx.multiply(c, a, b), amx.store(c, "out", at(0), 16)
+        amx.load(c, "c_in", at(0), 16),
+        amx.load(a, "a_in", at(0), depth),
+        amx.load(b, "b_in", at(0), 32),
+        amx.multiply(c, a, b),
+        amx.store(c, "out", at(0), 16),
     )
     parameters = (Buffer("c_in", "f32", rows * 16), Buffer("a_in", "bf16", rows * depth), Buffer("b_in", "bf16", depth * 16))
     return Kernel("tiles", (*parameters, Buffer("out", "f32", rows * 16, writable=True)), amx.with_tiles((c, a, b), body))

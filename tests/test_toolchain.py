@@ -246,9 +246,7 @@ ptxas info    : Used 255 registers, used 2 barriers, 49152 bytes smem, 400 bytes
     )  # fmt: skip
 
 
-def test_compiler_missing_says_what_was_looked_for(
-    native: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compiler_missing_says_what_was_looked_for(native: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CompilerMissing, match=r"gcc, clang.*install"):
         compiler_for(native, "c")
@@ -268,9 +266,7 @@ DAMAGES = ("binary", "metadata", "truncated", "missing log", "missing binary", "
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_entry_is_found_and_rebuilt(
-    native: Machine, kernels: KernelCache, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_entry_is_found_and_rebuilt(native: Machine, kernels: KernelCache, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     first = build(c_source(), native, kernels)
     assert isinstance(first, Binary)
     folder = first.path.parent
@@ -317,9 +313,7 @@ def test_full_disk_costs_the_cache_and_not_the_kernel(
     assert scaled(build(c_source(2), native, kernels))[0] == 2 and len(kernels.entries()) == 1
 
 
-def test_compiler_that_finds_the_disk_full_is_not_a_kernel_failure(
-    native: Machine, kernels: KernelCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiler_that_finds_the_disk_full_is_not_a_kernel_failure(native: Machine, kernels: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_really = CCompiler.compile
 
     def full(self: CCompiler, source: SourceFile, folder: Path) -> compilers.Outcome:
@@ -349,9 +343,7 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
     monkeypatch.setenv("TILEWRIGHT_CC", str(path))
 
 
-def test_a_compiler_that_hangs_costs_its_kernel(
-    native: Machine, kernels: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_hangs_costs_its_kernel(native: Machine, kernels: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_compiler(tmp_path, monkeypatch, 'grep -q "7.0f" kernel.c && { echo busy; echo half > kernel.so; sleep 1000 & sleep 1000; }; exec $real "$@"')
     monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", "5")
     good, hanging, other = compile_kernels([c_source(2), c_source(7), c_source(5)], native, kernels, workers=2)
@@ -392,7 +384,7 @@ GARBAGE = {
     "words": "echo garbage > kernel.so",
     "cut": '$real "$@" && head -c 5000 kernel.so > cut && mv cut kernel.so',
     "other functions": 'sed -i s/scale/other/ kernel.c; $real "$@"',
-    "an object file": '$real -c -o kernel.so kernel.c',
+    "an object file": "$real -c -o kernel.so kernel.c",
     "a constructor": 'echo "__attribute__((constructor)) void first(void) {}" >> kernel.c; $real "$@"',
 }
 

@@ -170,7 +170,9 @@ def test_stages_drop_what_the_first_trees_find_slow(model: Learned) -> None:
     # the predictions of four trees of twelve for all candidates
     known = [described(part, H200) for part in ranking.parts]
     tables = [features(model.record, one.columns, one.counts, H200, model.overheads) for one in known if one is not None]
-    some = np.concatenate([part.estimate.seconds * np.exp(model.forest.predict(table, 0, 4)) for part, table in zip(ranking.parts, tables, strict=True)])
+    some = np.concatenate(
+        [part.estimate.seconds * np.exp(model.forest.predict(table, 0, 4)) for part, table in zip(ranking.parts, tables, strict=True)]
+    )
     assert some[passed].max() <= np.sort(some)[599] * (1 + 1e-6)
 
 
@@ -369,7 +371,10 @@ def test_train_command_writes_both_models(
     dataset.write(tmp_path / "data", [*layers, *streams])
     assert main(["train", str(tmp_path / "data"), "--folds", "2", "--trees", "4", "--model", str(tmp_path / "m.npz")]) == 0
     printed = capsys.readouterr().out
-    assert "formed: 600 kernels of 10 layers" in printed and f"streams: {sum(entry.count for entry in streams)} kernels of {len(streams)} layers" in printed
+    assert (
+        "formed: 600 kernels of 10 layers" in printed
+        and f"streams: {sum(entry.count for entry in streams)} kernels of {len(streams)} layers" in printed
+    )
     stale = (tmp_path / f"m{STREAMS_SUFFIX}.npz").read_bytes()
     dataset.write(tmp_path / "few", [*layers, *streams[:3]])
     assert main(["train", str(tmp_path / "few"), "--folds", "2", "--trees", "5", "--model", str(tmp_path / "m.npz")]) == 0

@@ -192,7 +192,9 @@ def test_poison_spares_halo_and_rounding() -> None:
 # The measuring process
 
 
-@pytest.mark.parametrize("problem", [convolution_problem(10, 6, 5, 4, 3, 2), convolution_problem(16, 8, 6, 6, 3, batch=2), OTHER], ids=lambda p: key_of(p)[:4])
+@pytest.mark.parametrize(
+    "problem", [convolution_problem(10, 6, 5, 4, 3, 2), convolution_problem(16, 8, 6, 6, 3, batch=2), OTHER], ids=lambda p: key_of(p)[:4]
+)
 def test_right_candidates_are_timed(problem: Problem, tmp_path: Path) -> None:
     server = EmulatedServer(problem, H200, seconds=40e-6)
     schemas = {type(choice.schedule): choice for choice in islice(rank(problem, H200), 4000)}  # keeps the last of each type
@@ -357,7 +359,10 @@ def test_processes_that_cannot_start() -> None:
         trials._devices[0].command = trouble
         with pytest.raises(KernelFailed, match="out of order"):
             list(trials.measure(jobs_of(SMALL, 2)))
-    with Trials(H200, compile_workers=1, measurer=(FAKES, "measure"), compiler=trouble) as trials, pytest.raises(CompilerMissing, match="out of order"):
+    with (
+        Trials(H200, compile_workers=1, measurer=(FAKES, "measure"), compiler=trouble) as trials,
+        pytest.raises(CompilerMissing, match="out of order"),
+    ):
         list(trials.measure(jobs_of(SMALL, 2)))
 
 

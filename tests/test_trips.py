@@ -108,7 +108,11 @@ def test_networks(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "batches", "layers"),
     [
-        ("chain", (1, 2, 6, 10), (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1))),
+        (
+            "chain",
+            (1, 2, 6, 10),
+            (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1)),
+        ),
         ("winograd", (1, 4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, 3, 1, 1), nn.Tanh())),
     ],
 )
@@ -206,7 +210,12 @@ def at(index: Expr) -> Load:
 
 def test_the_outermost_dimension_is_counted() -> None:
     moved = Var("moved")
-    body = For(ROW, index_const(4), For(IMAGE, index_const(3), Block((Let(moved, IMAGE * 40), Store("out", moved + ROW * 10, at(ROW)))), "parallel"), "parallel")
+    body = For(
+        ROW,
+        index_const(4),
+        For(IMAGE, index_const(3), Block((Let(moved, IMAGE * 40), Store("out", moved + ROW * 10, at(ROW)))), "parallel"),
+        "parallel",
+    )
     found = counted(body, SIZES, ("out",))
     assert found is not None and found.trips == 3 and found.growths == {"a": 0, "out": 40}
     assert isinstance(found.body, Block) and found.body.statements[0] == Let(TRIPS, Const(3, INDEX))

@@ -40,14 +40,22 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     tuned_compile.main()
 
 
-def test_gains_and_failures(calls: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gains_and_failures(
+    calls: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(monkeypatch, "--batch=1,8")
     assert calls == [("a", 1), ("b", 1), ("a", 8), ("b", 8)]
     first, second, whole, *rows = json.loads((tmp_path / "gains.json").read_text())["results"]
     assert [(row["network"], row["batch"]) for row in rows] == calls
     assert rows[1]["failed"] == "ValueError: wrong result (tuned), relative error 1.0e+00"
     assert (first["batch"], first["networks"], first["failed"], first["mean gain"]) == (1, 1, 1, 0.01)
-    assert (second["batch"], second["networks"], second["failed"], second["mean gain"], second["largest gain"]) == (8, 2, 0, pytest.approx(0.04), 0.05)
+    assert (second["batch"], second["networks"], second["failed"], second["mean gain"], second["largest gain"]) == (
+        8,
+        2,
+        0,
+        pytest.approx(0.04),
+        0.05,
+    )
     assert (whole["batch"], whole["networks"], whole["mean gain"]) == ("all", 3, pytest.approx(0.03))
     assert "wrong result" in capsys.readouterr().out
 

@@ -38,7 +38,11 @@ def numbers(dtype: str, least: int = 0) -> np.ndarray:
     """Numbers of all magnitudes, the extremes among them."""
     bits = np.iinfo(dtype).bits
     generator = np.random.default_rng(bits + least)
-    values = generator.integers(0, 1 << bits, COUNT, np.uint64, endpoint=False) if bits < 64 else generator.integers(0, np.iinfo("u8").max, COUNT, np.uint64)
+    values = (
+        generator.integers(0, 1 << bits, COUNT, np.uint64, endpoint=False)
+        if bits < 64
+        else generator.integers(0, np.iinfo("u8").max, COUNT, np.uint64)
+    )
     values >>= generator.integers(0, bits, COUNT).astype(np.uint64)
     values[:4] = [np.iinfo(dtype).max, least, np.iinfo(dtype).max, 1]
     return np.maximum(values, np.uint64(least)).astype(dtype)

@@ -189,9 +189,7 @@ def matrix_product(kind: str, sizes: tuple[int, int, int], n: int = 64, consumer
     thread, step, part = thread_variable(grid), Var("step", steps), Var("part", wide // depth)
     stage, turn, group, first = step % STAGES, step // STAGES, Var("group", 1 + consumers), Var("first", m + rows)
     a, b = TensorMap("map_a", "a", dtype, (k, m), (1, k), (wide, rows), 128), TensorMap("map_b", "b", dtype, (k, n), (1, k), (wide, n), 128)
-    setup = [
-        mbarrier.initialise(Place(name, at(i)), count) for name, count in (("full", 1), ("empty", 4 * consumers)) for i in range(STAGES)
-    ]
+    setup = [mbarrier.initialise(Place(name, at(i)), count) for name, count in (("full", 1), ("empty", 4 * consumers)) for i in range(STAGES)]
     produce = block(
         mbarrier.wait(Place("empty", stage), (turn + 1) % 2, "thread") if omit != "wait for empty" else block(),
         mbarrier.expect(Place("full", stage), a.bytes + b.bytes),
@@ -216,7 +214,10 @@ def matrix_product(kind: str, sizes: tuple[int, int, int], n: int = 64, consumer
         wgmma.await_groups(0 if omit != "wait for products" else 1),
         arrive if omit != "arrive" else block(),
     )
-    allocated = (Buffer("a_tiles", dtype, STAGES * rows * wide, "shared", alignment=1024), Buffer("b_tiles", dtype, STAGES * n * wide, "shared", alignment=1024))
+    allocated = (
+        Buffer("a_tiles", dtype, STAGES * rows * wide, "shared", alignment=1024),
+        Buffer("b_tiles", dtype, STAGES * n * wide, "shared", alignment=1024),
+    )
     body = block(
         Allocate(mbarrier.barriers("full", STAGES)),
         Allocate(mbarrier.barriers("empty", STAGES)),

@@ -74,9 +74,7 @@ def count_deepcam() -> int:
 
 
 def count_detector_heads(channels: tuple[int, ...]) -> int:
-    return sum(
-        (9 * width + 1) * anchors * (4 + 91) for width, anchors in zip(channels, (3, 6, 6, 6, 6, 6), strict=True)
-    )
+    return sum((9 * width + 1) * anchors * (4 + 91) for width, anchors in zip(channels, (3, 6, 6, 6, 6, 6), strict=True))
 
 
 def count_ssd_mobilenet_v2() -> int:

@@ -165,7 +165,9 @@ def _operator(draw: st.DrawFn, program: Any, manifest: Any) -> None:
             node["operator"] = draw(st.sampled_from(alike))
     if node["operator"] == "torch":
         words = sorted(word for word in PERMITTED if "." not in word)
-        node["attributes"]["target"] = f"aten.{draw(st.sampled_from(words))}.{draw(st.sampled_from(('default', 'default', 'dim', 'Tensor', 'Scalar', 'int')))}"
+        node["attributes"]["target"] = (
+            f"aten.{draw(st.sampled_from(words))}.{draw(st.sampled_from(('default', 'default', 'dim', 'Tensor', 'Scalar', 'int')))}"
+        )
 
 
 def _attribute(draw: st.DrawFn, program: Any, manifest: Any) -> None:
@@ -226,7 +228,10 @@ def _layout(draw: st.DrawFn, program: Any, manifest: Any) -> None:
     if draw(st.booleans()):
         stored["order"] = draw(st.permutations(stored["order"]))
     elif stored["around"] and draw(st.booleans()):
-        stored["around"][draw(st.integers(0, len(stored["around"]) - 1))] = [draw(st.sampled_from((0, 1, 8, 1 << 40))), draw(st.sampled_from((0, 3, 16)))]
+        stored["around"][draw(st.integers(0, len(stored["around"]) - 1))] = [
+            draw(st.sampled_from((0, 1, 8, 1 << 40))),
+            draw(st.sampled_from((0, 3, 16))),
+        ]
     elif stored["halo"]:
         stored["halo"][draw(st.integers(0, len(stored["halo"]) - 1))] = [draw(st.integers(0, 2)), draw(st.integers(0, 2))]
 

@@ -77,7 +77,9 @@ def manifests(draw: st.DrawFn, held: Case) -> Case:
         elif action == "nudge" and isinstance(value, (int, float)) and not isinstance(value, bool):
             parent[key] = draw(st.sampled_from((value + 1, value - 1, value * 2, value // 2, -value, 0)))
         elif action == "other":  # a value of the same kind from elsewhere
-            same = [other for other in known if other != place and type(at(manifest, other)) is type(value) and (other[-1] == key) == isinstance(key, str)]
+            same = [
+                other for other in known if other != place and type(at(manifest, other)) is type(value) and (other[-1] == key) == isinstance(key, str)
+            ]
             parent[key] = copy.deepcopy(at(manifest, same[draw(st.integers(0, len(same) - 1))])) if same else None
         elif action == "duplicate" and isinstance(parent, list):
             parent.insert(key, copy.deepcopy(value))
@@ -114,7 +116,9 @@ def lies(draw: st.DrawFn, held: Case) -> Case:
                 if leaf["name"] == name:
                     leaf.update(shape=shape, dtype=dtype)
         elif kind == "layout":
-            program["storage"][name].update({key: copy.deepcopy(program["storage"][other][key]) for key in draw(st.sets(st.sampled_from(("shape", "order", "halo", "around"))))})
+            program["storage"][name].update(
+                {key: copy.deepcopy(program["storage"][other][key]) for key in draw(st.sets(st.sampled_from(("shape", "order", "halo", "around"))))}
+            )
         elif kind == "alias":
             program["aliases"][name] = other
         elif kind == "source":

@@ -60,7 +60,12 @@ class Server:
     """
 
     def __init__(self, subject: str, seconds: float = SECONDS) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TILEWRIGHT_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TILEWRIGHT_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path]),
+        }
         command = [sys.executable, "-m", "tests.fuzz.server", subject, str(seconds)]
         self._words = tempfile.TemporaryFile()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, env=environment)

@@ -194,7 +194,11 @@ def _typed(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
 def _shaped(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
     """Reshapes to a computed shape."""
     shape = g.add("Shape", v)
-    return g.add("Reshape", v, g.add("Concat", g.ints(*c.choice(((1,), (-1,), (s[0],)))), g.add("Slice", shape, g.ints(c.randrange(2)), g.ints(len(s))), axis=0))
+    return g.add(
+        "Reshape",
+        v,
+        g.add("Concat", g.ints(*c.choice(((1,), (-1,), (s[0],)))), g.add("Slice", shape, g.ints(c.randrange(2)), g.ints(len(s))), axis=0),
+    )
 
 
 def _matmul(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
@@ -271,7 +275,10 @@ _KINDS: tuple[tuple[Kind, Callable[[int], bool]], ...] = (
     (_unary, lambda rank: True),
     (_binary, lambda rank: True),
     (_binary, lambda rank: True),
-    *((kind, lambda rank: rank >= 1) for kind in (_chosen, _transpose, _reshape, _reduction, _along, _along, _slice, _sized, _typed, _shaped, _scattered)),
+    *(
+        (kind, lambda rank: rank >= 1)
+        for kind in (_chosen, _transpose, _reshape, _reduction, _along, _along, _slice, _sized, _typed, _shaped, _scattered)
+    ),
     *((kind, lambda rank: rank >= 2) for kind in (_matmul, _einsum)),
     *((kind, lambda rank: rank >= 3) for kind in (_convolution, _convolution, _pooled, _pooled)),
     (_recurrent, lambda rank: rank == 3),

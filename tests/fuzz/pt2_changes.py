@@ -100,7 +100,12 @@ def _target(graph: Any, document: Any, chance: random.Random) -> None:
 
 def _argument(graph: Any, document: Any, chance: random.Random) -> None:
     """Changes a number in a call."""
-    held = [given["arg"] for node in graph["nodes"] for given in node["inputs"] if next(iter(given["arg"])) in ("as_int", "as_ints", "as_float", "as_bool")]
+    held = [
+        given["arg"]
+        for node in graph["nodes"]
+        for given in node["inputs"]
+        if next(iter(given["arg"])) in ("as_int", "as_ints", "as_float", "as_bool")
+    ]
     if not held:
         return
     argument = chance.choice(held)
@@ -130,14 +135,23 @@ def _between(graph: Any, document: Any, chance: random.Random) -> None:
     tensors = [given["arg"]["as_tensor"] for given in graph["nodes"][position]["inputs"] if "as_tensor" in given["arg"]]
     if tensors:
         tensor = chance.choice(tensors)
-        _insert(graph, position, f"torch.ops.aten.{chance.choice(UNARY)}.default", [("self", {"as_tensor": {"name": tensor["name"]}})], tensor["name"])
+        _insert(
+            graph, position, f"torch.ops.aten.{chance.choice(UNARY)}.default", [("self", {"as_tensor": {"name": tensor["name"]}})], tensor["name"]
+        )
         tensor["name"] = graph["nodes"][position]["outputs"][0]["as_tensor"]["name"]
 
 
 def _insert(graph: Any, position: int, target: str, arguments: list[tuple[str, Any]], like: str) -> str:
     name = f"added_{len(graph['nodes'])}"
     inputs = [{"name": parameter, "arg": argument, "kind": 1} for parameter, argument in arguments]
-    node: dict[str, Any] = {"target": target, "inputs": inputs, "outputs": [{"as_tensor": {"name": name}}], "metadata": {}, "is_hop_single_tensor_return": None, "name": name}
+    node: dict[str, Any] = {
+        "target": target,
+        "inputs": inputs,
+        "outputs": [{"as_tensor": {"name": name}}],
+        "metadata": {},
+        "is_hop_single_tensor_return": None,
+        "name": name,
+    }
     graph["nodes"].insert(position, node)
     meta = graph["tensor_values"].get(like) or next(iter(graph["tensor_values"].values()))
     graph["tensor_values"][name] = copy.deepcopy(meta)
@@ -217,7 +231,9 @@ def _sizes(graph: Any, document: Any, chance: random.Random) -> None:
 def _batch(graph: Any, document: Any, chance: random.Random) -> None:
     """Changes the first extent of an input."""
     names = [given["as_tensor"]["name"] for given in graph["inputs"] if "as_tensor" in given]
-    own = [name for name in names if name in graph["tensor_values"] and not name.startswith(("p_", "b_", "c_")) and graph["tensor_values"][name]["sizes"]]
+    own = [
+        name for name in names if name in graph["tensor_values"] and not name.startswith(("p_", "b_", "c_")) and graph["tensor_values"][name]["sizes"]
+    ]
     if own:
         graph["tensor_values"][chance.choice(own)]["sizes"][0]["as_int"] = chance.choice((0, 1, 2, 3, 7))
 

@@ -200,7 +200,9 @@ SCHEMAS = (
 @st.composite
 def statements(draw: Any) -> Case:
     """A file of records changed by SQL statements of a stranger."""
-    update = st.builds("UPDATE measurements SET {} = {} WHERE count = {}".format, st.sampled_from(("identity", *COLUMNS)), SQL_VALUES, st.sampled_from([1, 4]))
+    update = st.builds(
+        "UPDATE measurements SET {} = {} WHERE count = {}".format, st.sampled_from(("identity", *COLUMNS)), SQL_VALUES, st.sampled_from([1, 4])
+    )
     done = draw(st.lists(update, min_size=1, max_size=3) | st.lists(st.sampled_from(SCHEMAS), min_size=1, max_size=2))
     return {"statements": json.dumps(done).encode()}
 
@@ -214,7 +216,14 @@ def measured_layer() -> Any:
     schedule = json.loads(measurements()[0].schedule)
     kind = schedule.pop("type")
     columns = {**{name: [value] * 2 for name, value in schedule.items()}, "seconds": [1e-5, 2e-5], "spread": [1e-7, 0.0], "rounds": [4, 9]}
-    return {"layer": layer, "machine": "h200", "environment": {"gpu": "GPU"}, "mode": "cold", "schemas": {kind: columns}, "failures": [["one", "why"]]}
+    return {
+        "layer": layer,
+        "machine": "h200",
+        "environment": {"gpu": "GPU"},
+        "mode": "cold",
+        "schemas": {kind: columns},
+        "failures": [["one", "why"]],
+    }
 
 
 @st.composite

@@ -59,9 +59,9 @@ def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
     bare = rewrite(expr, visit)
     return rewrite(
         bare,
-        lambda node: Load(node.buffer, (layouts[node.buffer].offset(node.index),), node.dtype)
-        if isinstance(node, Load) and node.buffer in layouts
-        else node,
+        lambda node: (
+            Load(node.buffer, (layouts[node.buffer].offset(node.index),), node.dtype) if isinstance(node, Load) and node.buffer in layouts else node
+        ),
     )
 
 

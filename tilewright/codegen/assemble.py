@@ -107,9 +107,7 @@ def single(problem: Problem, schedule: object, body: Statement, launch: Launch |
     """Lowers a problem to one kernel with that body, and its call."""
     region = problem.region
     header = f"{described(problem)}\n{schedule}"
-    kernel, arguments = assemble(
-        region.kind, body, problem, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor
-    )
+    kernel, arguments = assemble(region.kind, body, problem, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor)
     return Lowered(region, str(schedule), (kernel,), (Call.of(kernel, arguments),))
 
 

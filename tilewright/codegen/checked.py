@@ -9,7 +9,7 @@ instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`)
 In a kernel with barriers in memory, or of warps or warpgroups, not all threads of a block meet at once: each warp, or warpgroup if the kernel has
 instructions of warpgroups, is a strand that runs the whole body on its own stack and gives way to others where it waits. Threads of a strand still
 run one after another where nothing is done together, so that one of them must not wait there for another. What orders accesses is then known by
-clocks (interpreter_runtime.h). """
+clocks (interpreter_runtime.h)."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ class CheckedPrinter(CPrinter):
         self.strand = self.strand_of(kernel)
         if self.strand:
             self.together, self.first = self.strand, "first"
+            self.threads = -(-self.threads // self.strand) * self.strand  # the last strand may have fewer; the rest are places without a thread
 
     def strand_of(self, kernel: Kernel) -> int:
         """Threads of a strand; 0 if all threads meet at the kernel's barriers."""
@@ -229,9 +230,14 @@ class CheckedPrinter(CPrinter):
             raise ValueError(f"{self.name} is a kernel for a CPU, which has no {scope}s")
         if scope in ("block", "cluster", "grid"):
             return self.strand or self.threads
-        if self.block_threads % LANES[scope]:
+        if self.block_threads % LANES["warp"] or self.block_threads < LANES[scope]:
             raise ValueError(f"{self.name} has blocks of {self.block_threads} threads, which are no whole {scope}s")
         return LANES[scope]
+
+    def until(self) -> str:
+        """The end of the threads in lockstep, which are fewer in the last strand if they are no multiple of it."""
+        end = f"{self.first} + {self.together}"
+        return f"tw_least({end}, {self.block_threads})" if self.strand and self.block_threads % self.strand else end
 
     def needs(self, root: Statement) -> int:
         """How many threads run the statement in lockstep: 1 if it contains no joint operation."""
@@ -241,6 +247,8 @@ class CheckedPrinter(CPrinter):
         """Runs an instruction for one thread or for the threads in lockstep: gathers their operands lane by lane, then hands out the results."""
         intrinsic = root.intrinsic
         lanes = self.width(intrinsic.scope)
+        if intrinsic.scope in LANES and self.block_threads % lanes:
+            self.line(f"if ({self.first} + {lanes} > {self.block_threads}) {{ tw_report(s, TW_DIVERGENCE, -1, 0, {lanes}, 0, 0); goto done; }}")
         if intrinsic.order == "arrive":
             self.line("s->arrived = 1;")
             return
@@ -467,7 +475,7 @@ class CheckedPrinter(CPrinter):
         self.restored.append(f"const {kind} {name.text} = {place};")
 
     def open_threads(self) -> None:
-        self.line(f"for (int64_t thread = {self.first}; thread < {self.first} + {self.together}; ++thread) {{")
+        self.line(f"for (int64_t thread = {self.first}; thread < {self.until()}; ++thread) {{")
         self.depth += 1
         self.line("s->thread = thread;")
         for text in self.thread_indices:
@@ -503,7 +511,7 @@ class CheckedPrinter(CPrinter):
             return
         outer = self.first, self.together
         first = self.fresh("first")
-        self.line(f"for (int64_t {first} = {self.first}; {first} < {self.first} + {self.together}; {first} += {width}) {{")
+        self.line(f"for (int64_t {first} = {self.first}; {first} < {self.until()}; {first} += {width}) {{")
         self.first, self.together = first, width
         self.depth += 1
         self.push()

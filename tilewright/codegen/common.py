@@ -69,11 +69,7 @@ def vectors_fit(expr: Expr, axis: Var, lanes: int, stored: Mapping[str, Layout])
     if axis.extent is None or axis.extent % lanes:
         return None
     for load in loads(expr):
-        if (
-            load.buffer in stored
-            and coefficient(load.index[0], axis) == 1
-            and not is_aligned(load.index[0], axis, lanes)
-        ):
+        if load.buffer in stored and coefficient(load.index[0], axis) == 1 and not is_aligned(load.index[0], axis, lanes):
             return None
     return vectorise(expr, axis, lanes, lambda load: load.buffer not in stored)
 
@@ -84,9 +80,7 @@ def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | N
     for lanes in (8, 4, 2):
         if lanes > most:
             continue
-        if offset is not None and (
-            expr.dtype not in VECTOR_TYPES or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)
-        ):
+        if offset is not None and (expr.dtype not in VECTOR_TYPES or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)):
             continue
         if vectors_fit(expr, axis, lanes, stored) is not None:
             return lanes
@@ -96,9 +90,7 @@ def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | N
 def combine(combiner: str, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
     """Components of the combination; scalars are broadcast if the other side is a vector."""
     lanes = max(e.lanes for e in (*left, *right))
-    return COMBINERS[combiner].combine(
-        tuple(as_lanes(e, lanes) for e in left), tuple(as_lanes(e, lanes) for e in right)
-    )
+    return COMBINERS[combiner].combine(tuple(as_lanes(e, lanes) for e in left), tuple(as_lanes(e, lanes) for e in right))
 
 
 def identity(step: Step, lanes: int = 1) -> tuple[Expr, ...]:

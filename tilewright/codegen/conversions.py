@@ -201,18 +201,20 @@ _CUDA_PAIR: Mapping[tuple[str, str], str] = MappingProxyType({
 #endif
 }}""" for target in ("f16", "bf16")},
 })  # fmt: skip
-_CUDA_EIGHT: Mapping[bool, str] = MappingProxyType({
-    True: f"""\
+_CUDA_EIGHT: Mapping[bool, str] = MappingProxyType(
+    {
+        True: f"""\
 {_QUALIFIER} float8 NAME(uint4 a) {{
     float8 r;
     PAIR(a.x, r.x, r.y), PAIR(a.y, r.z, r.w), PAIR(a.z, r.a, r.b), PAIR(a.w, r.c, r.d);
     return r;
 }}""",
-    False: f"""\
+        False: f"""\
 {_QUALIFIER} uint4 NAME(float8 a) {{
     return make_uint4(PAIR(a.x, a.y), PAIR(a.z, a.w), PAIR(a.a, a.b), PAIR(a.c, a.d));
 }}""",
-})
+    }
+)
 """Conversions of eight elements, by whether they widen; eight 16-bit elements are 16 bytes, the widest access of memory."""
 
 

@@ -6,7 +6,7 @@ Shared buffers are static up to 48 KiB in all; above that they are stored in dyn
 `dynamic_shared_bytes(kernel)`; buffers of scopes that follow one another share places (`shared_offsets`). Vectors are the built-in ones (`float4`),
 and `float8` for what is stored as eight 16-bit floats; their loads and stores in global and shared memory need an address aligned to the whole
 vector, or to its 16 bytes. Arithmetic on vectors is written out lane by lane. Both sides of a `select` with a vector condition may be read. Integer
-arithmetic wraps; a floating-point number that does not fit the integer type it is cast to saturates; integer division by zero gives 0. """
+arithmetic wraps; a floating-point number that does not fit the integer type it is cast to saturates; integer division by zero gives 0."""
 
 from __future__ import annotations
 

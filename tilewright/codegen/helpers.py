@@ -400,7 +400,6 @@ SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
 )
 
 
-
 def _exp_of_lanes(lanes: int) -> str:
     """`tw_exp_f32` in operations on whole vectors: gcc unrolls loops over few lanes before it vectorises them, and leaves branches in them."""
     return f"""\

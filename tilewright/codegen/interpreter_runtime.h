@@ -438,6 +438,8 @@ static void tw_pause(tw_clocks *c) {
     swapcontext(&mine->context, &c->scheduler);
 }
 
+static int64_t tw_least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* A barrier of the block; the last strand that reaches it joins all. */
 static void tw_meet_strands(tw_state *s) {
     tw_clocks *const c = s->clocked;

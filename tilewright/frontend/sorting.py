@@ -16,9 +16,7 @@ MOST_PAIRS = 1 << 12
 """Pairs of elements of a row, over all rows, up to which every pair is compared."""
 
 
-def first_sorted(
-    g: GraphBuilder, x: Value, axis: int, count: int, descending: bool, constant: Callable[[np.ndarray], Value]
-) -> tuple[Value, Value]:
+def first_sorted(g: GraphBuilder, x: Value, axis: int, count: int, descending: bool, constant: Callable[[np.ndarray], Value]) -> tuple[Value, Value]:
     """The first `count` elements along an axis in sorted order, and their positions (i64). Of equal elements the one with the lower position comes
     first; NaN is greater than every number."""
     extent = x.shape[axis]

@@ -207,4 +207,3 @@ def _in_frame(step: Step, mapping: Mapping[Var, Expr], reduction: tuple[Var, ...
         reduction=reduction,
         index=tuple(substitute(position, unit) for position in step.index),
     )
-

@@ -161,9 +161,7 @@ def _run_step(step: Step, environment: Mapping[str, np.ndarray], strict: bool) -
     return tuple(results)
 
 
-def _run_block(
-    step: Step, environment: Mapping[str, np.ndarray], window: tuple[int, int], results: list[np.ndarray], strict: bool
-) -> None:
+def _run_block(step: Step, environment: Mapping[str, np.ndarray], window: tuple[int, int], results: list[np.ndarray], strict: bool) -> None:
     """Evaluates the rows `window` of the first axis and stores their results."""
     # a scan's axis is not iterated: the bodies are evaluated over the reduction variable and accumulated along it
     axes = tuple(v for v in step.axes if v != step.scan)

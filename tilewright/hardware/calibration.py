@@ -407,9 +407,7 @@ def parts_of(path: Path) -> dict[str, dict[str, float]] | None:
         fits = content["fits"]
         for name, fit in fits.items():
             _require_texts(fit, ("command", "data_note", "commit"), f"fit {name!r}")
-        return {
-            part: {name: _value(entry, fits, f"{part}.{name}") for name, entry in entries.items()} for part, entries in content["parts"].items()
-        }
+        return {part: {name: _value(entry, fits, f"{part}.{name}") for name, entry in entries.items()} for part, entries in content["parts"].items()}
 
 
 def _value(entry: Mapping[str, Any], fits: Mapping[str, Any], place: str) -> float:

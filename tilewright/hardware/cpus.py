@@ -101,9 +101,7 @@ def _skylake_caches(cores: int) -> tuple[Cache, ...]:
     return (
         Cache(level=1, bytes=32 * KB, line_bytes=64, ways=8, shared_by=1, bandwidth=128, latency_cycles=5),
         Cache(level=2, bytes=1 * MB, line_bytes=64, ways=16, shared_by=1, bandwidth=64, latency_cycles=14),
-        Cache(
-            level=3, bytes=cores * 1408 * KB, line_bytes=64, ways=11, shared_by=cores, bandwidth=10, latency_cycles=60
-        ),
+        Cache(level=3, bytes=cores * 1408 * KB, line_bytes=64, ways=11, shared_by=cores, bandwidth=10, latency_cycles=60),
     )
 
 
@@ -302,8 +300,7 @@ CORTEX_A53 = Machine(
         "fma_latency_cycles": f"{named.GCC_A53}: cortex_a53_advsimd_mul_q, and the bypass of accumulators; the same from {named.LLVM_A53}",
         "vector_bits": f"{named.ARM_ARCHITECTURE}: Advanced SIMD",
         "vector_registers": f"{named.ARM_ARCHITECTURE}: Advanced SIMD",
-        "fma_ports": f"{named.GCC_A53}: two 64-bit units, which a 128-bit instruction takes together for one cycle (LLVM's model "
-        "has it take two)",
+        "fma_ports": f"{named.GCC_A53}: two 64-bit units, which a 128-bit instruction takes together for one cycle (LLVM's model has it take two)",
         "load_ports": f"{named.GCC_A53}: a 128-bit load takes two cycles; the same from {named.NCNN_A53}",
         "store_ports": f"{named.GCC_A53}: a 128-bit store takes two cycles",
         "issue_width": f"{named.LLVM_A53}: two, in order",

@@ -74,9 +74,7 @@ def capability_facts(capability: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _caches(
-    l1_kb: int, l1: float, l1_latency: float, l2_bytes: int, processors: int, l2: float, l2_latency: float
-) -> tuple[Cache, ...]:
+def _caches(l1_kb: int, l1: float, l1_latency: float, l2_bytes: int, processors: int, l2: float, l2_latency: float) -> tuple[Cache, ...]:
     return (
         Cache(1, l1_kb * KB, line_bytes=128, ways=0, shared_by=1, bandwidth=l1, latency_cycles=l1_latency),
         Cache(2, l2_bytes, line_bytes=128, ways=0, shared_by=processors, bandwidth=l2, latency_cycles=l2_latency),
@@ -144,10 +142,7 @@ XAVIER = _gpu(
 )
 
 TURING_CLOCK = "boost clock of the reference card"
-TURING_CACHES = (
-    f"latencies from {named.JIA_TURING}; "
-    "level 2 bandwidth assumed: 20 bytes a cycle each, about 1270 GB/s on the 40 processors of a T4"
-)
+TURING_CACHES = f"latencies from {named.JIA_TURING}; level 2 bandwidth assumed: 20 bytes a cycle each, about 1270 GB/s on the 40 processors of a T4"
 TURING_LATENCY = f"assumed: about the T4's miss of level 2 in {named.JIA_TURING}"
 TURING_PEAKS = f"{named.TURING_PAPER}: reference card; fp16 from {named.TURING_PAPER}: tensor cores, accumulated in fp32"
 

@@ -304,9 +304,7 @@ def identify_cpu(identity: CpuIdentity) -> Machine:
     elif identity.architecture in ("aarch64", "arm64"):
         machine = _aarch64_machine(identity)
     else:
-        raise UnsupportedOption(
-            f"no code is generated for {identity.architecture} processors", "compile for a catalogue target instead"
-        )
+        raise UnsupportedOption(f"no code is generated for {identity.architecture} processors", "compile for a catalogue target instead")
     per_core = 12e9
     bandwidth = min(identity.cores * per_core, machine.memory_bandwidth)
     return replace(
@@ -358,6 +356,4 @@ def _taken_for(name: str, host: Machine) -> Machine:
         raise UnsupportedOption(f"TILEWRIGHT_NATIVE={name!r} {why}", remedy)
     peaks = {dtype: flops * host.processors / like.processors for dtype, flops in like.peak_flops.items()}
     sources = {**like.sources, "processors": host.sources["processors"], "memory_bytes": host.sources["memory_bytes"]}
-    return replace(
-        like, name=host.name, processors=host.processors, peak_flops=peaks, memory_bytes=host.memory_bytes, sources=sources
-    )
+    return replace(like, name=host.name, processors=host.processors, peak_flops=peaks, memory_bytes=host.memory_bytes, sources=sources)

@@ -166,18 +166,7 @@ class Comment:
     text: str
 
 
-Statement: TypeAlias = (
-    Block
-    | Let
-    | Store
-    | AtomicAdd
-    | Allocate
-    | For
-    | If
-    | Invoke
-    | With
-    | Comment
-)
+Statement: TypeAlias = Block | Let | Store | AtomicAdd | Allocate | For | If | Invoke | With | Comment
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,7 @@ class Layout:
     def extents(self) -> tuple[int, ...]:
         """Physical extent of each entry of `order`."""
         inner = {dim: prod(f for d, f in self.order if d == dim and f) for dim in range(len(self.shape))}
-        return tuple(
-            factor or -(-(self.shape[dim] + sum(self.halo[dim]) + sum(self.outside(dim))) // inner[dim]) for dim, factor in self.order
-        )
+        return tuple(factor or -(-(self.shape[dim] + sum(self.halo[dim]) + sum(self.outside(dim))) // inner[dim]) for dim, factor in self.order)
 
     def outside(self, dim: int) -> tuple[int, int]:
         """Elements of other values before and after a dimension: 0 unless the value is a slice."""
@@ -122,9 +120,7 @@ class Layout:
 
     def from_base(self) -> Layout:
         """The layout relative to `base`."""
-        around = [
-            (before - skipped, after + skipped) for (before, after), (skipped, _) in zip(self.around, self._skipped(), strict=True)
-        ]
+        around = [(before - skipped, after + skipped) for (before, after), (skipped, _) in zip(self.around, self._skipped(), strict=True)]
         return replace(self, around=tuple(around))
 
     def _skipped(self) -> list[tuple[int, int]]:

@@ -144,9 +144,7 @@ def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where:
     return index
 
 
-def store_vectors(
-    form: WinogradForm, tiles: Sequence[Var], wide: Expr, where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]]
-) -> list[Statement]:
+def store_vectors(form: WinogradForm, tiles: Sequence[Var], wide: Expr, where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]]) -> list[Statement]:
     """Epilogue and store of the part of a tile of sums (vectors along the output channels) that is inside the image. `wide` is the stored element,
     already vectorised."""
     statements: list[Statement] = []

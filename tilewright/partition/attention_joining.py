@@ -61,9 +61,7 @@ def _behind(name: str, readers: tuple[str, ...], regions: Mapping[str, Joinable]
     return (*found, name) if found else ()
 
 
-def _maps_queries(
-    name: str, steps: tuple[Step, ...], between: Sequence[str], regions: Mapping[str, Joinable], read_within: ReadWithin
-) -> bool:
+def _maps_queries(name: str, steps: tuple[Step, ...], between: Sequence[str], regions: Mapping[str, Joinable], read_within: ReadWithin) -> bool:
     """Whether the value is stored by a map and read by nothing but the first factor of the scores."""
     host, found = regions.get(name), attention(steps)
     if host is None or found is None or host.kind != "map" or not host.steps[0].identity_index or not read_within(name, between):

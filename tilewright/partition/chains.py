@@ -172,4 +172,3 @@ def _described(regions: Sequence[Region]) -> str:
 
 def _fault(why: str) -> str:
     return f"a fault inside Tilewright: {why}"
-

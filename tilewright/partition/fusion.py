@@ -92,9 +92,7 @@ class _Partitioner:
         self.computations = {node.name: computation(node) for node in graph.nodes}
         self.nodes = {node.name: node for node in graph.nodes}
         self.producer = graph.producers()
-        self.pinned = set(graph.outputs) | {
-            name for node in graph.nodes if self.computations[node.name] is None for name in node.inputs
-        }
+        self.pinned = set(graph.outputs) | {name for node in graph.nodes if self.computations[node.name] is None for name in node.inputs}
         self.views: dict[str, Step] = {}
         self.view_nodes: dict[str, Node] = {}
         for node in graph.nodes:
@@ -205,9 +203,7 @@ class _Partitioner:
         refusal = self._refuse_reader(name, node)
         if refusal:
             return refusal
-        if self.values[name].shape != step.shape or any(
-            not _elementwise(load, step.axes) for load in loads(step.bodies[0]) if load.buffer == name
-        ):
+        if self.values[name].shape != step.shape or any(not _elementwise(load, step.axes) for load in loads(step.bodies[0]) if load.buffer == name):
             return f"does not read {name} element for element"
         host = self.groups[name]
         if refusal := too_long(host.steps[-1:], (step,)):
@@ -419,9 +415,7 @@ def _overlaps(step: Step) -> bool:
 
 def _elementwise(load: Load, axes: tuple[Var, ...]) -> bool:
     """Whether the load's index is the axes themselves (any index for an axis of extent 1)."""
-    return len(load.index) == len(axes) and all(
-        position == axis or axis.extent == 1 for position, axis in zip(load.index, axes, strict=True)
-    )
+    return len(load.index) == len(axes) and all(position == axis or axis.extent == 1 for position, axis in zip(load.index, axes, strict=True))
 
 
 def _index_only(body: Expr) -> bool:
@@ -429,7 +423,10 @@ def _index_only(body: Expr) -> bool:
     if isinstance(body, Load):
         return True
     return (
-        isinstance(body, Apply) and body.operation == "select" and isinstance(body.args[1], Load) and isinstance(body.args[2], Const)
+        isinstance(body, Apply)
+        and body.operation == "select"
+        and isinstance(body.args[1], Load)
+        and isinstance(body.args[2], Const)
         and not loads(body.args[0])
     )
 

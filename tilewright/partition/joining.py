@@ -92,9 +92,7 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
     return tuple(result)
 
 
-def _refuse_reduction(
-    step: Step, dtype: str, mapping: Mapping[Var, Expr], channel: Var, name: str, pixels: Sequence[Var]
-) -> str:
+def _refuse_reduction(step: Step, dtype: str, mapping: Mapping[Var, Expr], channel: Var, name: str, pixels: Sequence[Var]) -> str:
     reduced = [axis for axis in step.reduction if axis.extent != 1]
     if not step.identity_index:
         return f"does not reduce rows of {name}"
@@ -127,9 +125,7 @@ class RowJudge:
     known: dict[object, float] = field(default_factory=dict)
     """Predicted seconds by canonical problem: networks repeat layers."""
 
-    def __call__(
-        self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
-    ) -> JoinDecision:
+    def __call__(self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]) -> JoinDecision:
         """Whether the joined `steps` are faster than `host` and `rows` as separate kernels. `steps` is the result of `with_rows` or `with_pixels`.
         Compares the best tiles of whole rows (or images) with the best tiles plus a stored result. Layouts are not known yet, so all are assumed to
         be row-major."""

@@ -164,9 +164,7 @@ def _halos(regions: list[Region], values: Mapping[str, Value]) -> dict[str, tupl
     return result
 
 
-def _pad_by_copy(
-    regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]
-) -> tuple[list[Region], dict[str, Value], frozenset[str]]:
+def _pad_by_copy(regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]) -> tuple[list[Region], dict[str, Value], frozenset[str]]:
     """Lets padded readers of a value that cannot have a halo read a copy that can. Returns the regions, the values, and the names of the copies."""
     copies: dict[str, str] = {}
     result: list[Region] = []
@@ -185,4 +183,3 @@ def _pad_by_copy(
             region = reading(region, name, copies[name])
         result.append(region)
     return result, values, frozenset(copies.values())
-

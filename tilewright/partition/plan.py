@@ -243,9 +243,7 @@ def _chained(
     return search.chained(), tuple(search.considered)
 
 
-def _laid_out(
-    graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics, known: dict[object, float]
-) -> LaidOut:
+def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics, known: dict[object, float]) -> LaidOut:
     judged = precision.whole_rows or precision.attention
     judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision, known) if judged else None
     laid_out = lay_out(graph, judge, precision)

@@ -81,9 +81,7 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
     known = {**graph.values, **values}
     regions = tuple(_moved(region, reads, writes, known) for region in body.regions)
     before = tuple(_first(history, node.inputs[i], known) for i, history in enumerate(histories))
-    after += [
-        _last(history, node.outputs[i], known, length) for i, history in enumerate(histories) if node.outputs[i] in wanted
-    ]
+    after += [_last(history, node.outputs[i], known, length) for i, history in enumerate(histories) if node.outputs[i] in wanted]
     return Loop(before, (*regions, *copies), tuple(after), length, values, layouts)
 
 

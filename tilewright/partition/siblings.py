@@ -178,9 +178,7 @@ def find_siblings(graph: Graph) -> list[Siblings]:
     return found
 
 
-def _longer(
-    graph: Graph, chains: Sequence[tuple[Node, ...]], axis: int, consumers: Mapping[str, Sequence[Node]]
-) -> list[tuple[Node, ...]] | None:
+def _longer(graph: Graph, chains: Sequence[tuple[Node, ...]], axis: int, consumers: Mapping[str, Sequence[Node]]) -> list[tuple[Node, ...]] | None:
     """The chains with the next node of each, if these can be merged too."""
     following = []
     for chain in chains:

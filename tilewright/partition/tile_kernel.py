@@ -367,5 +367,3 @@ def _copied(root: Statement, tiles: frozenset[str]) -> Statement:
     copy = Store(target.buffer, target.offset, Load(place.buffer, (place.offset,), operand.dtype, operand.row))
     zeros = Store(target.buffer, target.offset, as_lanes(const(0, operand.dtype), operand.row))
     return copy if guard == TRUE else If(guard, copy, zeros)
-
-

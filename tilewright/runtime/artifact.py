@@ -284,9 +284,7 @@ def _manifest(path: str | Path, text: bytes) -> Field:
             f"{path} has format version {version!a:.20}, and this release reads version {FORMAT_VERSION}",
             "install the newer release that saved it, or compile the model again" if newer else "compile the model again",
         )
-    return manifest.only(
-        "format", "version", "machine", "machine_digest", "requires", "program", "signature", "states", "binaries", "files"
-    )
+    return manifest.only("format", "version", "machine", "machine_digest", "requires", "program", "signature", "states", "binaries", "files")
 
 
 def _contents(reader: Members, files: Field) -> dict[str, bytes]:

@@ -90,7 +90,12 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuEventDestroy_v2": [c_void_p],
     "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
     "cuStreamGetCaptureInfo_v2": [
-        c_void_p, POINTER(c_int), POINTER(c_ulonglong), POINTER(c_void_p), POINTER(POINTER(c_void_p)), POINTER(c_size_t),
+        c_void_p,
+        POINTER(c_int),
+        POINTER(c_ulonglong),
+        POINTER(c_void_p),
+        POINTER(POINTER(c_void_p)),
+        POINTER(c_size_t),
     ],
     "cuStreamUpdateCaptureDependencies": [c_void_p, POINTER(c_void_p), c_size_t, c_uint],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],

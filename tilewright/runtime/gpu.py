@@ -168,9 +168,7 @@ def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
         return
 
 
-def _destroy(
-    driver: Driver, context: int, graphs: list[tuple[int, int]], events: list[int], writing: Sequence[int], used: object
-) -> None:
+def _destroy(driver: Driver, context: int, graphs: list[tuple[int, int]], events: list[int], writing: Sequence[int], used: object) -> None:
     """Destroys graphs and events. `writing` is the stream on which kernels may still use what is `used`, which is kept alive until they are done."""
     try:
         if writing:

@@ -257,7 +257,6 @@ class Signature:
             result.extend(flatten(child, kwargs[key], f"kwargs[{key!r}]"))
         return result
 
-
     def _without_defaults(self, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The arguments without those that repeat the defaults for which the model was compiled."""
         surplus = dict(zip(self.parameters[count:], args[count:], strict=False))

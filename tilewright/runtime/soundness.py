@@ -65,7 +65,6 @@ def check(program: LoadableProgram, signature: Signature, machine: Machine, stat
     _check_order(program, kept)
 
 
-
 def _typed(value: Value) -> tuple[tuple[int, ...], str]:
     return value.shape, value.dtype
 

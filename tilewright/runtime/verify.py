@@ -33,7 +33,6 @@ def narrow_tolerance(types: Iterable[str]) -> float:
     return max((TOLERANCES[dtype] for dtype in NARROW_FLOATS.intersection(types)), default=0.0)
 
 
-
 @dataclass(frozen=True)
 class VerifiedValue:
     """One value. `absolute_error` is the largest difference; `relative_error` is that divided by the largest magnitude of the reference. Both are

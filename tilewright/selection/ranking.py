@@ -45,7 +45,6 @@ class Choice:
     def space(self) -> SpaceCounts:
         return SpaceCounts(self.candidates, self.rejected)
 
-
     @property
     def predicted(self) -> float:
         """The predicted seconds; 0 without a prediction."""

@@ -184,9 +184,7 @@ class KernelCache:
                 "free some space, or set TILEWRIGHT_CACHE or TMPDIR to a folder that can be written",
             ) from error
 
-    def _build(
-        self, root: Path, key: str, source: SourceFile, compiler: Compiler, machine: Machine
-    ) -> Binary | KernelFailed:
+    def _build(self, root: Path, key: str, source: SourceFile, compiler: Compiler, machine: Machine) -> Binary | KernelFailed:
         make_folder(root)
         require_private(root, root)
         folder = Path(tempfile.mkdtemp(prefix=f"{BUILDING}{_host_tag()}-{os.getpid()}-", dir=root))
@@ -226,9 +224,7 @@ class KernelCache:
         return stored
 
     @staticmethod
-    def _keep_failure(
-        root: Path, folder: Path, key: str, source: SourceFile, machine: Machine, outcome: Outcome
-    ) -> KernelFailed:
+    def _keep_failure(root: Path, folder: Path, key: str, source: SourceFile, machine: Machine, outcome: Outcome) -> KernelFailed:
         """Keeps the source, command and log of a failed build in a place that the message can name."""
         kept = root / "failed" / key
         shutil.rmtree(kept, ignore_errors=True)
@@ -293,9 +289,7 @@ class KernelCache:
                 found.append(folder)
         return found
 
-    def prune(
-        self, older_than_days: float | None = None, size_limit_bytes: int | None = None, everything: bool = False
-    ) -> int:
+    def prune(self, older_than_days: float | None = None, size_limit_bytes: int | None = None, everything: bool = False) -> int:
         """Removes abandoned folders and kept failures, then entries: all, those that are too old, or the oldest beyond a total size.
 
         Returns:

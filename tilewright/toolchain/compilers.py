@@ -200,9 +200,7 @@ def _load_nvrtc(extra: str) -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise CompilerMissing(
-            "NVRTC compiles kernels for NVIDIA GPUs, and cuda.bindings.nvrtc cannot be imported", _install_extra(extra)
-        ) from error
+        raise CompilerMissing("NVRTC compiles kernels for NVIDIA GPUs, and cuda.bindings.nvrtc cannot be imported", _install_extra(extra)) from error
     return nvrtc
 
 

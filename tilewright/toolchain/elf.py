@@ -433,5 +433,3 @@ class _SharedObject:
                 self._symbol(info >> 32, versions)
             if table == "RELA" and relative > count:
                 raise ValueError("its relocations are malformed")
-
-

@@ -79,9 +79,7 @@ def convolution_problem(
             "sum",
             shape,
             (filter_size, filter_size, channels),
-            lambda n, k, y, x_, fy, fx, c: (
-                x(n, c, y * stride + fy * dilation - padding, x_ * stride + fx * dilation - padding) * w(k, c, fy, fx)
-            ),
+            lambda n, k, y, x_, fy, fx, c: x(n, c, y * stride + fy * dilation - padding, x_ * stride + fx * dilation - padding) * w(k, c, fy, fx),
         )
     else:
         (result,) = builder.reduce(

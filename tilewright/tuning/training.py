@@ -43,6 +43,8 @@ def with_trees(recipe: Recipe, count: int) -> Recipe:
     """The recipe with `count` trees."""
     name = "max_iter" if recipe.learner == "gradient_boosting" else "n_estimators"
     return replace(recipe, options={**recipe.options, name: count})
+
+
 HICCUP = 3.0
 """Ratio to the analytical time above which the time of a single replay reflects a delay of the host, not the kernel."""
 

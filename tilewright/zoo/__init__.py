@@ -96,9 +96,7 @@ def _clicks(features: int, tables: int, lookups: int, rows: int) -> Callable[[in
     return example_inputs
 
 
-def _network(
-    name: str, file: str, example_inputs: Callable[[int], tuple[Tensor, ...]], source: str, parameters: int
-) -> Network:
+def _network(name: str, file: str, example_inputs: Callable[[int], tuple[Tensor, ...]], source: str, parameters: int) -> Network:
     return Network(name, _builder(file, name), example_inputs, source, parameters)
 
 

@@ -23,9 +23,7 @@ class EncoderLayer(nn.Module):
         return split
 
     def forward(self, x: Tensor) -> Tensor:
-        attended = F.scaled_dot_product_attention(
-            self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
-        )
+        attended = F.scaled_dot_product_attention(self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x)))
         x = self.attention_norm(x + self.output(attended.transpose(1, 2).flatten(2)))
         y: Tensor = self.output_norm(x + self.contract(F.gelu(self.expand(x))))
         return y

@@ -32,9 +32,7 @@ def convolution_unit(
     extents = (kernel,) * dimensions if isinstance(kernel, int) else kernel
     if padding is None:
         padding = tuple(dilation * (extent - 1) // 2 for extent in extents)
-    convolution = CONVOLUTIONS[dimensions](
-        in_channels, out_channels, extents, stride, padding, dilation, groups=groups, bias=False
-    )
+    convolution = CONVOLUTIONS[dimensions](in_channels, out_channels, extents, stride, padding, dilation, groups=groups, bias=False)
     layers: list[nn.Module] = [convolution, BATCH_NORMS[dimensions](out_channels, eps=epsilon)]
     if activation is None:
         with_initial_scale(convolution, 1.0)  # no ReLU follows that would halve the second moment
@@ -48,9 +46,7 @@ def convolution_unit(
 class Residual(nn.Module):
     """activation(branch(x) + shortcut(x)); by default the shortcut is the identity and there is no activation."""
 
-    def __init__(
-        self, branch: nn.Sequential, shortcut: nn.Module | None = None, activation: nn.Module | None = None
-    ) -> None:
+    def __init__(self, branch: nn.Sequential, shortcut: nn.Module | None = None, activation: nn.Module | None = None) -> None:
         super().__init__()
         self.branch = branch
         self.shortcut = shortcut or nn.Identity()

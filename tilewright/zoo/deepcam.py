@@ -15,9 +15,7 @@ def _separable(in_channels: int, out_channels: int, stride: int = 1, dilation: i
     return [with_initial_scale(depthwise, 1.0), nn.Conv2d(in_channels, out_channels, 1, bias=False)]
 
 
-def _xception_block(
-    in_channels: int, out_channels: int, depth: int, stride: int, last_relu: bool, extra: bool, grow_first: bool = True
-) -> nn.Module:
+def _xception_block(in_channels: int, out_channels: int, depth: int, stride: int, last_relu: bool, extra: bool, grow_first: bool = True) -> nn.Module:
     """`depth` normalised separable convolutions, one more that has the stride (or `extra`), and the shortcut."""
     branch: list[nn.Module] = []
     for index in range(depth):
@@ -54,16 +52,12 @@ class DeepCam(nn.Module):
             _xception_block(728, 1024, depth=2, stride=1, last_relu=False, extra=True, grow_first=False),
             *last,
         )
-        self.pyramid = nn.ModuleList(
-            [convolution_unit(2048, 256, 1), *(convolution_unit(2048, 256, 3, dilation=d) for d in (6, 12, 18))]
-        )
+        self.pyramid = nn.ModuleList([convolution_unit(2048, 256, 1), *(convolution_unit(2048, 256, 3, dilation=d) for d in (6, 12, 18))])
         self.pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), convolution_unit(2048, 256, 1))
         self.bottleneck = convolution_unit(1280, 256, 1)
         self.low_level = convolution_unit(128, 48, 1)
         self.upsample = nn.Sequential(*_upsampling(), *_upsampling())
-        self.merge = nn.Sequential(
-            convolution_unit(304, 256, 3), convolution_unit(256, 256, 3), nn.Conv2d(256, 256, 1), *_upsampling()
-        )
+        self.merge = nn.Sequential(convolution_unit(304, 256, 3), convolution_unit(256, 256, 3), nn.Conv2d(256, 256, 1), *_upsampling())
         self.last = nn.ConvTranspose2d(256, num_classes, 3, 2, 1, output_padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,9 +19,7 @@ class DenseLayer(nn.Module):
 
     def __init__(self, in_channels: int, growth: int) -> None:
         super().__init__()
-        self.branch = nn.Sequential(
-            *_norm_convolution(in_channels, 4 * growth, 1), *_norm_convolution(4 * growth, growth, 3)
-        )
+        self.branch = nn.Sequential(*_norm_convolution(in_channels, 4 * growth, 1), *_norm_convolution(4 * growth, growth, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.branch(x)], dim=1)

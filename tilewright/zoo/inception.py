@@ -63,9 +63,7 @@ def inception_v3(num_classes: int = 1000) -> nn.Module:
             _pool_unit(channels, 192),
         )
 
-    reduction35 = Concatenated(
-        _unit(288, 384, 3, 2, padding=0), _chain((288, 64, 96, 96), (1, 3, 3), last_stride=2), nn.MaxPool2d(3, 2)
-    )
+    reduction35 = Concatenated(_unit(288, 384, 3, 2, padding=0), _chain((288, 64, 96, 96), (1, 3, 3), last_stride=2), nn.MaxPool2d(3, 2))
     reduction17 = Concatenated(
         _chain((768, 192, 320), (1, 3), last_stride=2),
         _chain((768, 192, 192, 192, 192), (1, _ROW, _COLUMN, 3), last_stride=2),
@@ -120,9 +118,7 @@ def inception_v4(num_classes: int = 1000) -> nn.Module:
         ),
         Concatenated(_unit(192, 192, 3, 2, padding=0), nn.MaxPool2d(3, 2)),
     )  # fmt: skip
-    reduction35 = Concatenated(
-        _unit(384, 384, 3, 2, padding=0), _chain((384, 192, 224, 256), (1, 3, 3), last_stride=2), nn.MaxPool2d(3, 2)
-    )
+    reduction35 = Concatenated(_unit(384, 384, 3, 2, padding=0), _chain((384, 192, 224, 256), (1, 3, 3), last_stride=2), nn.MaxPool2d(3, 2))
     reduction17 = Concatenated(
         _chain((1024, 192, 192), (1, 3), last_stride=2),
         _chain((1024, 256, 256, 320, 320), (1, _ROW, _COLUMN, 3), last_stride=2),

@@ -50,9 +50,7 @@ class AttentionTranslation(nn.Module):
         super().__init__()
         self.source, self.target = nn.Embedding(vocabulary, hidden), nn.Embedding(vocabulary, hidden)
         self.encoder_bottom = nn.LSTM(hidden, hidden, batch_first=True, bidirectional=True)
-        self.encoder = nn.ModuleList(
-            nn.LSTM(2 * hidden if i == 0 else hidden, hidden, batch_first=True) for i in range(depth - 1)
-        )
+        self.encoder = nn.ModuleList(nn.LSTM(2 * hidden if i == 0 else hidden, hidden, batch_first=True) for i in range(depth - 1))
         self.decoder_bottom = nn.LSTM(hidden, hidden, batch_first=True)
         self.attention_key = nn.Linear(hidden, hidden, bias=False)
         self.decoder = nn.ModuleList(nn.LSTM(2 * hidden, hidden, batch_first=True) for _ in range(depth - 1))

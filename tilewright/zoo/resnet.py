@@ -15,9 +15,7 @@ def _shortcut(in_channels: int, out_channels: int, stride: int, dimensions: int)
     return convolution_unit(in_channels, out_channels, 1, stride, activation=None, dimensions=dimensions)
 
 
-def basic_block(
-    in_channels: int, channels: int, stride: int, dimensions: int = 2, dilation: int = 1, residual: bool = True
-) -> nn.Module:
+def basic_block(in_channels: int, channels: int, stride: int, dimensions: int = 2, dilation: int = 1, residual: bool = True) -> nn.Module:
     """Two convolutions of extent three, and, unless `residual` is false, the sum with the (projected) input."""
     first = convolution_unit(in_channels, channels, 3, stride, dilation=dilation, dimensions=dimensions)
     if not residual:
@@ -38,9 +36,7 @@ def bottleneck_block(in_channels: int, channels: int, stride: int, dimensions: i
     return Residual(branch, shortcut, nn.ReLU(inplace=True))
 
 
-def _resnet(
-    block: Callable[..., nn.Module], expansion: int, depths: Sequence[int], num_classes: int, dimensions: int = 2
-) -> nn.Module:
+def _resnet(block: Callable[..., nn.Module], expansion: int, depths: Sequence[int], num_classes: int, dimensions: int = 2) -> nn.Module:
     pool = nn.MaxPool2d(3, 2, 1) if dimensions == 2 else nn.MaxPool3d(3, 2, 1)
     stem_stride = (1, 2, 2)[-dimensions:]  # the stem of a video network does not reduce the number of frames
     layers: list[nn.Module] = [convolution_unit(3, 64, 7, stem_stride, dimensions=dimensions), pool]

@@ -30,9 +30,7 @@ class SingleShotDetector(nn.Module):
     Input (N, 3, 300, 300); output boxes (N, 1917, 4) and scores (N, 1917, classes), before any decoding.
     """
 
-    def __init__(
-        self, first: nn.Module, second: nn.Module, channels: tuple[int, int], depthwise: bool, num_classes: int
-    ) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, channels: tuple[int, int], depthwise: bool, num_classes: int) -> None:
         super().__init__()
         levels: list[nn.Module] = [first, second]
         widths = list(channels)
@@ -41,8 +39,7 @@ class SingleShotDetector(nn.Module):
             widths.append(width)
         self.levels = nn.ModuleList(levels)
         self.boxes, self.scores = (
-            nn.ModuleList(nn.Conv2d(w, a * values, 3, padding=1) for w, a in zip(widths, _ANCHORS, strict=True))
-            for values in (4, num_classes)
+            nn.ModuleList(nn.Conv2d(w, a * values, 3, padding=1) for w, a in zip(widths, _ANCHORS, strict=True)) for values in (4, num_classes)
         )
         self.num_classes = num_classes
 

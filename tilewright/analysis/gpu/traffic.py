@@ -127,9 +127,7 @@ def traffic_of(kernel: Kernel, machine: Machine, resident: int, shared_bytes: in
     return Traffic(asked, max(level_2, read), read, written)
 
 
-def level_2_sectors(
-    kernel: Kernel, machine: Machine, resident: int, shared_bytes: int, found: Sequence[Access] | None = None
-) -> tuple[float, float]:
+def level_2_sectors(kernel: Kernel, machine: Machine, resident: int, shared_bytes: int, found: Sequence[Access] | None = None) -> tuple[float, float]:
     """(sectors that warps read, those that level 1 does not serve). Parameters and errors as for `traffic_of`.
 
     A block's reads of a buffer come from level 2 once per sector if all footprints of the resident blocks fit level 1, every time if nothing fits,

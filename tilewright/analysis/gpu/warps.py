@@ -127,6 +127,7 @@ def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Ma
         written = sum(access.requests * access.bytes for access in found if access.space != "global" and access.kind == "load")
         # the compiler splits some loads, which are merged again: executed loads never exceed written ones
         kept = min(1.0, sum(size * times for size, times in executed.items()) / written) if written else 1.0
+
     def shared(of: str) -> tuple[float, float]:
         loads = total(of, "shared", "load") + total(of, "cluster", "load") / kernel.cluster
         return loads * kept, total(of, "shared", "store") + total(of, "cluster", "store")
@@ -406,4 +407,3 @@ def _most_of_a_bank(words: np.ndarray, active: np.ndarray) -> np.ndarray:
     counts = np.bincount(number.ravel(), weights=fresh.ravel(), minlength=len(words) * BANKS)
     most: np.ndarray = counts.reshape(len(words), BANKS).max(axis=1)
     return most.astype(np.int64)
-

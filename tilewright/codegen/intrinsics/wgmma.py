@@ -12,7 +12,7 @@ overwritten. Factors that threads (not the copy engine) wrote are published firs
 A factor is a `Tile` of an aligned buffer: rows of 32, 64 or 128 bytes, swizzled, as the copy engine stores boxes with such rows. If it is K-major,
 its rows are those of the matrix, and a product takes a part of each row, from the place's offset on. If it is not ("MN-major", 16 bits only), the
 tile's rows are columns of the matrix (k), each with as many elements (m or n) as fit `swizzle` bytes; more elements follow in further panels, `panel`
-elements apart. Source: PTX ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format". """
+elements apart. Source: PTX ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format"."""
 
 from __future__ import annotations
 

@@ -201,9 +201,7 @@ def reduction(
     return [*result, inner], list(held)
 
 
-def vector_reduction(
-    step: Step, body: Expr, width: int, prefix: str, first: Statement | None = None
-) -> tuple[list[Statement], Expr] | None:
+def vector_reduction(step: Step, body: Expr, width: int, prefix: str, first: Statement | None = None) -> tuple[list[Statement], Expr] | None:
     """As `reduction`, in vectors of `width` neighbours along the innermost reduced axis; None if that is not possible. Elements that fill no vector
     are the last of one that overlaps the one before, and are combined one by one."""
     *outer, inner = (axis for axis in step.reduction if axis.extent != 1)

@@ -101,9 +101,17 @@ class Record:
 
 
 RECORDS: Mapping[str, Record] = MappingProxyType(
-    {"black box": Record(BLACK_BOX), "hybrid": Record(HYBRID), "relative": Record(RELATIVE), "detailed": Record(DETAILED),
-     "candidate": Record(CANDIDATE), "formed": Record(FORMED), "own black box": Record(OWN_BLACK_BOX), "streams": Record(STREAMS, LaunchCounts),
-     "tensor": Record(TENSOR, TensorCounts)}
+    {
+        "black box": Record(BLACK_BOX),
+        "hybrid": Record(HYBRID),
+        "relative": Record(RELATIVE),
+        "detailed": Record(DETAILED),
+        "candidate": Record(CANDIDATE),
+        "formed": Record(FORMED),
+        "own black box": Record(OWN_BLACK_BOX),
+        "streams": Record(STREAMS, LaunchCounts),
+        "tensor": Record(TENSOR, TensorCounts),
+    }
 )
 MISSING = -64.0
 """Value of features of `STREAMS` and `TENSOR` that a schema does not have."""

@@ -44,9 +44,7 @@ def start_seconds(machine: Machine, blocks: np.ndarray, cycles: float) -> np.nda
     return seconds
 
 
-def streaming_seconds(
-    machine: Machine, bytes_moved: np.ndarray | float, threads_at_once: np.ndarray, bytes_each: np.ndarray
-) -> np.ndarray:
+def streaming_seconds(machine: Machine, bytes_moved: np.ndarray | float, threads_at_once: np.ndarray, bytes_each: np.ndarray) -> np.ndarray:
     """Seconds to move bytes when each of the threads has `bytes_each` in flight: Little's law, capped by the bandwidth."""
     reachable = threads_at_once * bytes_each / latency_seconds(machine)
     seconds: np.ndarray = bytes_moved / np.minimum(reachable, bandwidth(machine))

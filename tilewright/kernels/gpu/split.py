@@ -20,6 +20,7 @@ from tilewright.ir.kernel import Block, Kernel, Launch
 from tilewright.ir.layout import permuted
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.form import ProductForm, product_form
 from tilewright.kernels.gpu.map.lower import lower_map, map_form
 from tilewright.kernels.gpu.map.space import MapSchedule
@@ -35,6 +36,7 @@ def in_one_or_two(
     lower: Callable[[ProductForm], tuple[Block, Launch]],
     form_of: Callable[[Problem], ProductForm] = product_form,
     occupancy: Callable[[ProductForm], int] = lambda form: 1,
+    maps: Callable[[ProductForm], tuple[TensorMap, ...]] = lambda form: (),
     *,
     split: int,
     cluster: bool = False,
@@ -44,7 +46,8 @@ def in_one_or_two(
     that adds them in order, or, with `atomics`, one that stores zeros, one that adds to them, and one for the map after the sum.
 
     `form` is the problem's form, and `form_of` gives the form of a problem that stores parts or the bare sum. `lower` makes the body for a form; the
-    form's offset depends on a variable `part` if it stores parts. `occupancy`: blocks per processor to request from the assembler."""
+    form's offset depends on a variable `part` if it stores parts. `occupancy`: blocks per processor to request from the assembler; `maps`: of the
+    tensors that the copy engine reads."""
     whole = form
 
     def assembled(part: Problem) -> tuple[ProductForm, Kernel, Call]:
@@ -60,6 +63,7 @@ def in_one_or_two(
             launch=launch,
             blocks_per_processor=occupancy(form),
             cluster=split if cluster else 1,
+            maps=maps(form),
         )
         return form, kernel, Call(kernel.name, names)
 

@@ -74,9 +74,7 @@ def corrected(ranking: Ranking, machine: Machine) -> Ranking:
     return refined(ranking, machine, models_for(machine))
 
 
-def refined(
-    ranking: Ranking, machine: Machine, models: Sequence[Learned], kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES
-) -> Ranking:
+def refined(ranking: Ranking, machine: Machine, models: Sequence[Learned], kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES) -> Ranking:
     """The analytical ranking with the models' times: each corrects the schemas that it covers. Of their candidates those among the `kept` best of all
     schemas that pass the model's `stages` have its times; the others follow in their analytical order. A schema that no model covers keeps its
     analytical times."""

@@ -265,4 +265,3 @@ def _unrolled(body: Statement, *axes: Var) -> Statement:
     for axis in reversed(axes):
         body = For(axis, index_const(axis.extent or 0), body, "unroll") if axis.extent != 1 else substitute_in(body, {axis: ZERO})
     return body
-

@@ -44,9 +44,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Cou
     def tile(height: np.ndarray) -> np.ndarray:
         """Cycles of the products of a tile with that many rows."""
         wide = gates * vectors
-        each = overlapping(
-            machine, height * wide / machine.fma_ports, (height + wide) / machine.load_ports, machine.fma_latency_cycles / chains
-        )
+        each = overlapping(machine, height * wide / machine.fma_ports, (height + wide) / machine.load_ports, machine.fma_latency_cycles / chains)
         cycles = np.zeros(len(vectors))
         for all_gates, r in facts.products:
             cycles += all_gates / gates * (each * r + fitted.tile_overhead_cycles + height * wide * chains)

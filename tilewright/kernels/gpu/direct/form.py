@@ -184,9 +184,9 @@ def _dimensions(product: ProductForm, axes: ConvolutionAxes, offset: Expr) -> tu
         pairs = [(free.pop(), None), *pairs]
     pairs = [(None, None)] * (2 - len(pairs)) + pairs
     named = ("y", "x")
-    return [
-        (output or Var(f"output_{name}", 1), tap or Var(f"filter_{name}", 1)) for (output, tap), name in zip(pairs, named, strict=True)
-    ], tuple(free)
+    return [(output or Var(f"output_{name}", 1), tap or Var(f"filter_{name}", 1)) for (output, tap), name in zip(pairs, named, strict=True)], tuple(
+        free
+    )
 
 
 def _pitch(offset: Expr, output: Var, tap: Var) -> tuple[int, int, int]:

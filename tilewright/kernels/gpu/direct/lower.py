@@ -316,9 +316,7 @@ class _Inner:
                 at += width
         return statements
 
-    def _fetch(
-        self, target: str, at: Expr | int, buffers: Sequence[Expr], c: Expr, first_channel: Expr, fy: Expr, fx: Expr
-    ) -> list[Statement]:
+    def _fetch(self, target: str, at: Expr | int, buffers: Sequence[Expr], c: Expr, first_channel: Expr, fy: Expr, fx: Expr) -> list[Statement]:
         """Reads the thread's filters for one tap into the registers `target`, at tap number `at`."""
         s, p = self.schedule, self.form.facts
         statements: list[Statement] = []

@@ -318,4 +318,3 @@ def split_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Ru
         ("a cluster does not divide the steps or the tile evenly", (candidates["cluster"] > 0) & ((steps % split != 0) | (share != 0))),
         ("more blocks than a grid has", blocks_of(facts, candidates) >= 2**31),
     ]
-

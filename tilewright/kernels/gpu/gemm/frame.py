@@ -19,7 +19,7 @@ class BlockFrame:
     """A block that computes the tile of `rows` (of m) by `columns` (of n) elements from `first` on, in `steps` of `steps_each` at most.
 
     `statements` come first in its body. `bind`: the values of the batch's axes and, if a form stores parts, of `part`; `part`: the block's number
-    among those that share the reduction; `first_r`: where its share begins."""
+    among those that share the reduction; `first_r` and `first_step`: the element and the step at which its share begins."""
 
     form: ProductForm
     rows: int
@@ -31,6 +31,7 @@ class BlockFrame:
     part: Expr
     first: tuple[Expr, Expr]
     first_r: Expr
+    first_step: Expr
     steps: Expr
     steps_each: int
 
@@ -52,15 +53,18 @@ class BlockFrame:
         return BlockResult(self.form, self.bind, self.rows, self.columns, self.first[1], at_row)
 
 
-def block_frame(form: ProductForm, tile: tuple[int, int, int], threads: int, split: int, cluster: bool) -> BlockFrame:
+def block_frame(
+    form: ProductForm, tile: tuple[int, int, int], threads: int, split: int, cluster: bool, steps_in_all: int | None = None
+) -> BlockFrame:
     """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
+    `steps_in_all`: of the reduction, if they are not runs of r elements.
 
     Raises:
         Unsuitable: if a cluster does not divide the steps evenly.
     """
     facts = form.facts
     bm, bn, bk = tile
-    steps_in_all = -(-facts.r // bk)
+    steps_in_all = steps_in_all or -(-facts.r // bk)
     steps_each = -(-steps_in_all // split)
     if cluster and steps_in_all % split:
         raise Unsuitable(f"a cluster of {split} does not divide {steps_in_all} steps evenly")
@@ -77,5 +81,7 @@ def block_frame(form: ProductForm, tile: tuple[int, int, int], threads: int, spl
     if split > 1 and steps_in_all % steps_each:
         steps = Var("steps", steps_each + 1)
         statements.append(Let(steps, binary("min", steps_in_all - part_ * steps_each, index_const(steps_each))))
-    first, first_r = (tile_m_ * bm, tile_n_ * bn), part_ * (steps_each * bk)
-    return BlockFrame(form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, first, first_r, steps, steps_each)
+    first, first_step = (tile_m_ * bm, tile_n_ * bn), part_ * steps_each
+    return BlockFrame(
+        form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, first, first_step * bk, first_step, steps, steps_each
+    )

@@ -100,9 +100,7 @@ def _kept(at: RowBlock, stage: RowStage, row: Expr, where: Expr, mapping: Mappin
     return [*lets, Store(TILE, where, value)]
 
 
-def _everywhere(
-    at: RowBlock, body: Callable[[Expr, Expr, Mapping[Var, Expr]], list[Statement]], per_row: bool = False
-) -> list[Statement]:
+def _everywhere(at: RowBlock, body: Callable[[Expr, Expr, Mapping[Var, Expr]], list[Statement]], per_row: bool = False) -> list[Statement]:
     """The body for each existing element of the tile (or each row), with adjacent threads on adjacent columns."""
     width = 1 if per_row else at.columns
     points = at.rows * width

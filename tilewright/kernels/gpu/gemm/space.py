@@ -145,9 +145,7 @@ VARIANT_AXES = ("layout", "loop", "table")
 """Axes that only variants have: without them candidates have their default values."""
 
 
-def contraction_space(
-    facts: ContractionFacts, machine: Machine, atomics: bool = False
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def contraction_space(facts: ContractionFacts, machine: Machine, atomics: bool = False) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES, and the number rejected for each reason (a rejected tile counts once for each split and stage). `atomics`:
     also offers splits by atomic additions."""
     copies = machine.compute_capability >= (8, 0) and facts.a.plain and facts.b.plain

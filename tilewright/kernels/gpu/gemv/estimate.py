@@ -39,9 +39,7 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     warps = threads / machine.warp_size
     meeting = phases * 2 * cache1.latency_cycles + warps * ((along > 1) * sums + added)
     part_bytes = float(facts.element_bytes) * facts.batch * facts.m * facts.n * split
-    combine = np.where(
-        split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0
-    )
+    combine = np.where(split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0)
     own = gpu_calibration(machine).gemv
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),

@@ -91,9 +91,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     stored = prod(axis.extent or 1 for axis in form.b_n)
     raw = (tile_ * schedule.columns + column) * n_lanes
     n = Var("n", stored)
-    root.append(
-        Let(n, binary("min", raw, index_const(stored - n_lanes)) if range_of(raw)[1] > stored - n_lanes else raw)
-    )
+    root.append(Let(n, binary("min", raw, index_const(stored - n_lanes)) if range_of(raw)[1] > stored - n_lanes else raw))
     n_lets, n_values = named(decode(n, form.b_n))
     root += n_lets
     lanes = max(n_lanes, r_lanes)
@@ -205,9 +203,7 @@ def _shared_out(count: int, threads: int, thread: Var, name: str, body: Callable
     return [For(turn, index_const(rounds), block(below(turn * threads + thread, count, name, body)), "unroll")]
 
 
-def _loaded_ahead(
-    form: ProductForm, element: Expr, thread: Var, outputs: int, first: Expr, width: int
-) -> tuple[list[Statement], Expr]:
+def _loaded_ahead(form: ProductForm, element: Expr, thread: Var, outputs: int, first: Expr, width: int) -> tuple[list[Statement], Expr]:
     """Statements that load what the epilogue of a thread's one result reads (a bias, a branch), and the element that uses their values: their latency
     passes during the reduction. Threads without a result load that of the last. Loads whose index or use depends on values stay where they are."""
     own = [load for load in loads(element) if load.buffer != form.step.name]

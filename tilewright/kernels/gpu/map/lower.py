@@ -103,9 +103,7 @@ def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_vector: int,
     """The expression for a vector along the axis; raises Unsuitable if that is not possible."""
     wide = vectors_fit(expr, axis, lanes, stored) if axis is not None and lanes <= widest_vector else None
     if wide is None:
-        raise Unsuitable(
-            f"vectors of {lanes} along {axis.name if axis else 'no axis'}: accesses are not adjacent or not aligned"
-        )
+        raise Unsuitable(f"vectors of {lanes} along {axis.name if axis else 'no axis'}: accesses are not adjacent or not aligned")
     return as_lanes(wide, lanes)
 
 

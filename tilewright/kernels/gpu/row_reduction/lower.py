@@ -112,9 +112,7 @@ def row_reduction_form(problem: Problem) -> RowReductionForm:
     last = steps[-1]
     row_axes = tuple(Var(f"row{i}", axis.extent) for i, axis in enumerate(reduces[0].axes))
     inside: dict[str, Expr] = {
-        name: Load(name, (index_const(0),), dtype)
-        for step in reduces
-        for name, dtype in zip(step.names, step.dtypes, strict=True)
+        name: Load(name, (index_const(0),), dtype) for step in reduces for name, dtype in zip(step.names, step.dtypes, strict=True)
     }
     columns: dict[str, tuple[Var, ...]] = {}
     expressions: dict[str, tuple[Expr, ...]] = {}
@@ -179,9 +177,7 @@ def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout], most: i
 
 def _plain_results(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
     """The expression with results of earlier stages as scalars, constant along the row."""
-    return replace_loads(
-        expr, {load.buffer: Var("result", None, load.dtype) for load in loads(expr) if load.buffer not in layouts}
-    )
+    return replace_loads(expr, {load.buffer: Var("result", None, load.dtype) for load in loads(expr) if load.buffer not in layouts})
 
 
 def lower_row_reduction(problem: Problem, form: RowReductionForm, schedule: RowReductionSchedule) -> Lowered:
@@ -293,9 +289,7 @@ def _reduce(
     start, held, update = accumulator(step, lanes, prefix)
     bodies = _widened(expressions, stage, lanes, layouts)
     statements: list[Statement] = [*start]
-    statements.append(
-        _over_columns(stage, lanes, schedule.threads_per_row, lane, lambda m: update([substitute(b, m) for b in bodies]))
-    )
+    statements.append(_over_columns(stage, lanes, schedule.threads_per_row, lane, lambda m: update([substitute(b, m) for b in bodies])))
     assert step.combiner is not None
     # combines the lanes of a vector accumulator pairwise
     parts: list[tuple[Expr, ...]] = [tuple(Load(h.buffer, (index_const(i),), h.dtype) for h in held.values()) for i in range(lanes)]

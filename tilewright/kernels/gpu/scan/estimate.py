@@ -18,9 +18,7 @@ def scan_estimate(facts: ScanFacts, candidates: Columns, counts: LaunchCounts, m
     waves = -(-counts.blocks // (counts.resident * machine.processors))
     chunk = -(-facts.columns // threads_per_row)
     passes = np.where(threads_per_row > 1, 2, 1)
-    latency = waves * (
-        passes * -(-chunk // LOADS_IN_FLIGHT) * latency_seconds(machine) + threads_per_row * 4 / machine.clock_hz
-    )
+    latency = waves * (passes * -(-chunk // LOADS_IN_FLIGHT) * latency_seconds(machine) + threads_per_row * 4 / machine.clock_hz)
     memory = counts.memory_bytes / bandwidth(machine)
     terms = {"launch": np.full(len(threads_per_row), machine.launch_seconds), "latency": latency, "memory": memory}
     return Estimate(terms)

@@ -26,12 +26,14 @@ ROW_BYTES = (32, 64, 128)
 
 @dataclass(frozen=True)
 class WarpgroupFacts:
-    """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each."""
+    """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
+    whether rows and columns are in memory in the order of the region's axes, as parts of a split are."""
 
     product: ContractionFacts
     kind: str
     taps: int
     channels: int
+    ordered: bool
 
     @property
     def element_bytes(self) -> int:
@@ -78,6 +80,7 @@ def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, W
     ones = {axis: at(0) for axis in (*product.step.axes, *product.step.reduction) if axis.extent == 1}
     offset = substitute(problem.layouts[product.output].offset(reduce_and_final(problem.region)[2]), ones)
     batch, m, n = (storage_order([axis for axis in axes if axis.extent != 1], offset) for axes in (sum_.batch, sum_.m, sum_.n))
+    ordered = [*batch, *m, *n] == [axis for axes in (sum_.batch, sum_.m, sum_.n) for axis in axes if axis.extent != 1]
     r = [axis for axis in sum_.r if axis.extent != 1]
     first = factor(problem, sum_.a, m, batch, r)
     storage: dict[str, Storage] = {}
@@ -91,7 +94,7 @@ def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, W
     kind = next((kind for kind, stored in STORED.items() if {first.tensor.dtype, second.dtype} == {stored}), None)
     if kind is None or product.dtype != FLOAT32:
         raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
-    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3])
+    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered)
     try:
         for tensor in (first.tensor, second):
             tensor.map("map", 64, facts.row_bytes)

@@ -1,38 +1,39 @@
-"""Lowering of the `warpgroups` schema: one warpgroup has the copy engine fill the stages of a pipeline, others multiply them on tensor cores.
+"""Lowering of the `warpgroups` schema: one warp has the copy engine fill the stages of a pipeline, warpgroups multiply them on tensor cores.
 
 Each stage has a barrier for "full" and one for "empty". The producer, one thread, waits until a stage is empty, expects the bytes of both tiles, and
 starts to copy them. A consumer waits until it is full, multiplies its 64 rows by all columns, awaits the products of the step before, and arrives at
 the "empty" barrier of that step's stage, with one thread per warp. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements
 outside of the factors are zeros, so that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`).
+With a single producing warp there are registers enough for every consumer, so that none have to be moved between warps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.describe import described
-from tilewright.codegen.intrinsics import launching, mbarrier, wgmma
+from tilewright.codegen.assemble import block
+from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Expr, Var, compare, index_const
 from tilewright.ir.intrinsic import LANES
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Place, Statement
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered
+from tilewright.ir.region import Lowered
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import ThreadSums, store_sums
-from tilewright.kernels.gpu.gemm.frame import BlockFrame, block_frame
-from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.frame import block_frame
+from tilewright.kernels.gpu.split import in_one_or_two
+from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
-"""Registers of a thread, if there are two consumers, whose sums and addresses exceed an equal share."""
 ALIGNMENT = 1024
 
 
@@ -51,34 +52,45 @@ class Side:
 
 
 def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSchedule, machine: Machine) -> Lowered:
-    """One kernel; packed weights are in the storage."""
-    frame = block_frame(form.product, (schedule.block_m, schedule.block_n, form.product.facts.r), schedule.threads, 1, False)
+    """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage."""
+    forms = {form.product.output: form}
+
+    def of_parts(part: Problem) -> ProductForm:
+        found = warpgroup_form(part, machine).parts
+        forms[found.product.output] = found
+        return found.product
+
+    return in_one_or_two(
+        problem,
+        form.product,
+        schedule,
+        machine,
+        lambda product: tiles(forms[product.output], schedule),
+        of_parts,
+        lambda product: blocks_to_ask_for(schedule, form.facts, machine),
+        lambda product: tuple(one.map for one in sides(forms[product.output], schedule)),
+        split=schedule.split,
+    )
+
+
+def sides(form: WarpgroupForm, schedule: WarpgroupSchedule, first: Sequence[Expr] = (index_const(0), index_const(0))) -> list[Side]:
+    """A and B, whose first rows in the block are `first`."""
     tensors, blocks = (form.a, form.b), (schedule.block_m, schedule.block_n)
-    a, b = (
-        Side(tensor, tensor.map(f"map_{name}", rows, form.facts.row_bytes), first, f"{name}_tile", rows)
-        for name, tensor, rows, first in zip("ab", tensors, blocks, frame.first, strict=True)
-    )
-    body = tiles(form, schedule, frame, *((b, a) if schedule.swapped else (a, b)))
-    kernel, names = assemble(
-        problem.region.kind,
-        body,
-        problem.with_storage(form.storage),
-        (form.product.output,),
-        header=f"{described(problem)}\n{schedule}",
-        roles={form.a.buffer: "A", form.b.buffer: "B"},
-        launch=frame.launch,
-        blocks_per_processor=1,
-        maps=(a.map, b.map),
-    )
-    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, names),), form.storage)
+    return [
+        Side(tensor, tensor.map(f"map_{name}", rows, form.facts.row_bytes), start, f"{name}_tile", rows)
+        for name, tensor, rows, start in zip("ab", tensors, blocks, first, strict=True)
+    ]
 
 
-def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, frame: BlockFrame, left: Side, right: Side) -> Block:
-    """The body of the kernel."""
+def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Launch]:
+    """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, product, columns = form.facts, form.product, schedule.columns
     dtype, depth, wide = STORED[facts.kind], DEPTHS[facts.kind], facts.row_bytes // facts.element_bytes
-    stages, parts = min(schedule.stages, facts.steps), facts.steps // facts.taps
-    group, step, part = Var("group", schedule.consumers + 1), Var("step", facts.steps), Var("part", wide // depth)
+    frame = block_frame(product, (schedule.block_m, schedule.block_n, wide), schedule.threads, schedule.split, False, facts.steps)
+    left, right = reversed(sides(form, schedule, frame.first)) if schedule.swapped else sides(form, schedule, frame.first)
+    stages, parts = min(schedule.stages, frame.steps_each), facts.steps // facts.taps
+    group, step, part = Var("group", schedule.consumers + 1), Var("step", frame.steps_each), Var("part", wide // depth)
+    number = frame.first_step + step
     thread, stage, turn = frame.thread, step % stages, step // stages
     full, empty, sums = Place("full", stage), Place("empty", stage), Place("acc", index_const(0))
     batch: Expr = index_const(0)
@@ -86,7 +98,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, frame: BlockFrame, l
         batch = batch * (axis.extent or 1) + frame.bind[axis]
 
     def copied(side: Side) -> Statement:
-        coordinates, filters = side.tensor.at(batch, side.first, step // parts, step % parts * wide)
+        coordinates, filters = side.tensor.at(batch, side.first, number // parts, number % parts * wide)
         return copy_box(side.place(stage), side.map, full, coordinates, filters)
 
     produce = block(
@@ -114,12 +126,11 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, frame: BlockFrame, l
         If(compare("gt", step, 0), If(compare("eq", thread % WARP, 0), freed)),
     )
     setup = [
-        mbarrier.initialise(Place(name, index_const(number)), count)
+        mbarrier.initialise(Place(name, index_const(at)), count)
         for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers))
-        for number in range(stages)
+        for at in range(stages)
     ]
-    several = schedule.consumers > 1
-    return block(
+    body = block(
         [Allocate(Buffer(side.tiles, dtype, stages * prod(side.map.box), "shared", alignment=ALIGNMENT)) for side in (left, right)],
         Allocate(mbarrier.barriers("full", stages)),
         Allocate(mbarrier.barriers("empty", stages)),
@@ -129,19 +140,16 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, frame: BlockFrame, l
         block_barrier(),
         If(
             compare("eq", group, schedule.consumers),
+            If(compare("eq", thread, schedule.consumers * GROUP), For(step, frame.steps, produce)),
             block(
-                [launching.fewer_registers(PRODUCER_REGISTERS)] if several else [],
-                If(compare("eq", thread, schedule.consumers * GROUP), For(step, index_const(facts.steps), produce)),
-            ),
-            block(
-                [launching.more_registers(CONSUMER_REGISTERS)] if several else [],
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
-                For(step, index_const(facts.steps), consume),
+                For(step, frame.steps, consume),
                 wgmma.await_sums(columns, sums),
                 store_sums(frame.result, thread_sums(schedule, group, thread)),
             ),
         ),
     )
+    return body, frame.launch
 
 
 def thread_sums(schedule: WarpgroupSchedule, group: Expr, thread: Expr) -> ThreadSums:

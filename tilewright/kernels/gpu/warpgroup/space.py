@@ -1,6 +1,6 @@
 """Schedules of products by warpgroups: the tile of a block and the stages of its pipeline.
 
-C[batch, m, n] = sum over taps and channels of A[batch, m, tap, channel] * B[batch, n, tap, channel]. One warpgroup copies, each of `consumers` others
+C[batch, m, n] = sum over taps and channels of A[batch, m, tap, channel] * B[batch, n, tap, channel]. One warp copies, each of `consumers` warpgroups
 multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` the 64 are of B: few pixels waste less of a multiple of 8 than of 64.
 """
 
@@ -12,8 +12,10 @@ import numpy as np
 
 from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
+from tilewright.kernels.gpu.gemm.space import SPLITS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 
 BARRIER_BYTES = 8
@@ -22,12 +24,13 @@ BARRIER_BYTES = 8
 @dataclass(frozen=True)
 class WarpgroupSchedule:
     """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
-    are in shared memory at once."""
+    are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order."""
 
     columns: int
     consumers: int
     stages: int
     swapped: int = 0
+    split: int = 1
 
     @property
     def rows(self) -> int:
@@ -43,18 +46,21 @@ class WarpgroupSchedule:
 
     @property
     def threads(self) -> int:
-        return LANES["warpgroup"] * (self.consumers + 1)
+        return LANES["warpgroup"] * self.consumers + LANES["warp"]
 
     def __str__(self) -> str:
-        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages}" + " swapped" * self.swapped
+        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}" + " swapped" * self.swapped
 
 
 AXES = {
     "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
-    "stages": (2, 3, 4, 6),
+    "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
+    "split": SPLITS,
 }
+OTHER_REGISTERS = 72
+"""Registers of a consumer besides its sums: for addresses, and elements of the epilogue that are read ahead; assumed."""
 
 
 def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -64,6 +70,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
     candidates = product_of(AXES)
     stages, product = candidates["stages"], facts.product
     bm, bn = block_of(candidates)
+    split, each = candidates["split"], steps_each(facts, candidates)
     least_m, least_n = (np.where(candidates["swapped"] == side, M, 16) for side in (0, 1))
     return reject(
         candidates,
@@ -71,9 +78,17 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("tile of m is more than twice the extent", (bm >= 2 * np.maximum(product.m, least_m)) & (bm > least_m)),
             ("tile of n is more than twice the extent", (bn >= 2 * np.maximum(product.n, least_n)) & (bn > least_n)),
-            ("more stages than steps", (stages > 2) & (stages > facts.steps)),
+            ("more stages than steps", (stages > 2) & (stages > each)),
+            ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.steps)),
+            ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
+            ("a split whose parts are in another order than the result", (split > 1) & (not facts.ordered)),
         ],
     )
+
+
+def steps_each(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
+    """Steps of a block at most."""
+    return ceil_divided(facts.steps, candidates["split"])
 
 
 def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -85,12 +100,26 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, and two barriers a stage."""
     rows = sum(block_of(candidates))
-    needed: np.ndarray = candidates["stages"] * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # the tiles are aligned to as much
+    needed: np.ndarray = (
+        np.minimum(candidates["stages"], steps_each(facts, candidates)) * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024
+    )  # the tiles are aligned to as much
     return needed
 
 
 def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
     product, (bm, bn) = facts.product, block_of(candidates)
-    blocks: np.ndarray = product.batch * ceil_divided(product.m, bm) * ceil_divided(product.n, bn)
+    blocks: np.ndarray = product.batch * ceil_divided(product.m, bm) * ceil_divided(product.n, bn) * candidates["split"]
     return blocks
+
+
+def registers_of(candidates: Columns) -> np.ndarray:
+    """Estimated 32-bit registers per thread."""
+    registers: np.ndarray = candidates["columns"] // 2 + OTHER_REGISTERS
+    return registers
+
+
+def blocks_to_ask_for(schedule: WarpgroupSchedule, facts: WarpgroupFacts, machine: Machine) -> int:
+    """The occupancy to request from the assembler: what shared memory and the estimated registers allow."""
+    candidates = {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}
+    return max(1, int(resident_blocks(machine, schedule.threads, registers_of(candidates), shared_bytes_of(facts, candidates))[0]))

@@ -162,9 +162,7 @@ def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr
         name = f"{load.buffer}@{problem.region.name}"
         if stride in (None, 0, 1) or name in storage:
             continue
-        axes = tuple(a for a in (*step.reduction, *step.axes) if a in used and a != fastest and a.extent != 1) + (
-            fastest,
-        )
+        axes = tuple(a for a in (*step.reduction, *step.axes) if a in used and a != fastest and a.extent != 1) + (fastest,)
         view = operand_view(load, shape, axes)
         if view is None:
             continue
@@ -246,9 +244,7 @@ def with_bases(body: Expr, form: WindowForm, bases: dict[Expr, Var]) -> Expr:
     return rewrite(body, visit)
 
 
-def _element(
-    form: WindowForm, bodies: Sequence[Expr], element: Expr, mapping: Mapping[Var, Expr], lanes: int
-) -> list[Statement]:
+def _element(form: WindowForm, bodies: Sequence[Expr], element: Expr, mapping: Mapping[Var, Expr], lanes: int) -> list[Statement]:
     """Reduces the bodies at one element (or vector) and stores it."""
     held, statements = serial_reduction(form.step, bodies, lanes, "total")
     value = replace_loads(substitute(element, mapping), held)
@@ -256,9 +252,7 @@ def _element(
     return [*statements, *lets, Store(form.output, where, what)]
 
 
-def serial_reduction(
-    step: Step, bodies: Sequence[Expr], lanes: int, prefix: str
-) -> tuple[dict[str, Expr], list[Statement]]:
+def serial_reduction(step: Step, bodies: Sequence[Expr], lanes: int, prefix: str) -> tuple[dict[str, Expr], list[Statement]]:
     """Statements that reduce over all reduction axes of the step, and the register that holds each named result."""
     start, held, update = accumulator(step, lanes, prefix)
     reduced = storage_order([a for a in step.reduction if a.extent != 1], main_offset_of(bodies))

@@ -1,5 +1,4 @@
-"""Predicted times of the `winograd fused` schema, in the form of `kernels.gpu.gemm.estimate` and mostly with its constants.
-"""
+"""Predicted times of the `winograd fused` schema, in the form of `kernels.gpu.gemm.estimate` and mostly with its constants."""
 
 from __future__ import annotations
 

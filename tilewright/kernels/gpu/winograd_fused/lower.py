@@ -363,4 +363,3 @@ def _spread(index: Expr | int, thread: Expr, per_thread: int, size: int) -> Expr
     width = min(4, per_thread)
     index = index_const(index) if isinstance(index, int) else index
     return index // width * (size // (per_thread // width)) + thread * width + index % width
-
