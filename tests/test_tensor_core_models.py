@@ -18,7 +18,6 @@ from tilewright.cli import main
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.gpu.counts import TensorCounts
 from tilewright.kernels.gpu.features import RECORDS, TENSOR
-from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.selection.learned.gpu import TENSOR_SUFFIX, described, refined
 from tilewright.selection.learned.hybrid import load, train
 from tilewright.selection.ranking import Part

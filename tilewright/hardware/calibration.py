@@ -133,6 +133,17 @@ class Gemv:
 
 
 @dataclass(frozen=True)
+class Warpgroups:
+    """Constants of `kernels.gpu.warpgroup`."""
+
+    share: float
+    copy_latencies: float
+    copy_gain: float
+    end_latencies: float
+    store_share: float
+
+
+@dataclass(frozen=True)
 class Overheads:
     """Costs that counts do not show (`kernels.gpu.counted`), in cycles and instructions or as fractions of a machine's facts."""
 
@@ -173,6 +184,7 @@ class GpuCalibration:
     map: Map
     row_reduction: RowReduction
     gemv: Gemv
+    warpgroups: Warpgroups
     counted: Overheads
 
 

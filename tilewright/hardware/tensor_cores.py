@@ -29,25 +29,6 @@ TENSOR_CORES = {
     (12, 0): TensorCores(33.0, 1.0, "assumed: as of 8.9, which has the same instructions"),
 }
 """By compute capability."""
-
-
-@dataclass(frozen=True)
-class Warpgroups:
-    """Constants of products by warpgroups (`wgmma`). share: the part of the peak that they reach; copy_latencies: latencies of memory until a box
-    that the copy engine is asked for can be read; copy_gain: bandwidth of copies over that of level 2, as neighbours ask for the same lines;
-    end_latencies: latencies of memory that a block waits before its first step and after its last; store_share: of the memory's bandwidth, for its
-    results; source: of all."""
-
-    share: float
-    copy_latencies: float
-    copy_gain: float
-    end_latencies: float
-    store_share: float
-    source: str
-
-
-WARPGROUPS = {(9, 0): Warpgroups(0.9, 2.0, 1.5, 3.0, 0.5, "assumed")}
-"""By compute capability."""
 PEAKS = {"f16": "fp16", "bf16": "bf16", "tf32": "tf32"}
 """Names in `Machine.peak_flops` of the types of factors."""
 

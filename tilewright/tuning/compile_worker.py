@@ -17,6 +17,7 @@ from tilewright import settings
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.intrinsics.mma import rounds_to_tf32
+from tilewright.codegen.intrinsics.wgmma import truncates_to_tf32
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
@@ -41,7 +42,7 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
         "calls": [[call.kernel, list(call.arguments), call.trips] for call in lowered.calls],
         "storage": serialisation.encode(dict(sorted(lowered.storage.items()))),
         "library": serialisation.encode(lowered.library),
-        "tf32": any(map(rounds_to_tf32, lowered.kernels)),
+        "tf32": any(rounds_to_tf32(kernel) or truncates_to_tf32(kernel) for kernel in lowered.kernels),
     }
 
 

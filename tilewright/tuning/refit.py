@@ -30,9 +30,12 @@ USES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "instructions": (*TILED, "MapSchedule"), "steps": TILED, "gemm": ("ContractionSchedule", "WinogradSchedule", "FusedWinogradSchedule"),
     "direct": ("DirectSchedule",), "winograd": ("WinogradSchedule",), "winograd_fused": ("FusedWinogradSchedule",),
     "window": ("WindowSchedule",), "map": ("MapSchedule",), "row_reduction": ("RowReductionSchedule",), "gemv": ("GemvSchedule",),
+    "warpgroups": ("WarpgroupSchedule",),
 })  # fmt: skip
 """Schedule types whose estimates depend on each part of the constants."""
-LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({"scheduler_imbalance": (0.02, 1.0), "kept_share": (0.02, 1.0), "overlap": (1.0, 16.0)})
+LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"scheduler_imbalance": (0.02, 1.0), "kept_share": (0.02, 1.0), "overlap": (1.0, 16.0), "share": (0.3, 1.0), "store_share": (0.02, 1.0)}
+)
 """Least and largest value of constants that are shares or exponents; others may change by WIDEST."""
 WIDEST = 4.0
 SCANNED = ("clustered_share_2", "clustered_share_4", "clustered_share_8")

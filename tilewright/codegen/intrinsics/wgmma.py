@@ -26,7 +26,7 @@ from tilewright.codegen.intrinsics.mma import Fragment, exact
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.intrinsic import LANES, SWIZZLES, Array, Intrinsic, Operand, Text
-from tilewright.ir.kernel import Invoke, Place
+from tilewright.ir.kernel import Invoke, Kernel, Place, statements
 
 M = 64
 MOST_N = 256
@@ -131,6 +131,11 @@ def _multiplying(kind: str, n: int, a: Tile, b: Tile) -> Intrinsic:
 def multiply(kind: str, n: int, sums: Place, a: Place, b: Place, add: Expr, tiles: tuple[Tile, Tile]) -> Invoke:
     """sums[64, n] = a b^T, plus what they are if `add`. `sums`: n / 2 registers of each thread (`sums_fragment`). `tiles`: how a and b lie."""
     return Invoke(_multiplying(kind, n, *tiles), (add, sums, a, b))
+
+
+def truncates_to_tf32(kernel: Kernel) -> bool:
+    """Whether the kernel multiplies float32 values, of which tensor cores take the bits of TF32."""
+    return any(isinstance(statement, Invoke) and statement.intrinsic.key.endswith(".tf32") for statement in statements(kernel.body))
 
 
 def _group(name: str, text: str, order: str = "", operands: tuple[Operand, ...] = ()) -> Intrinsic:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, M
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
-from tilewright.hardware.tensor_cores import PEAKS, WARPGROUPS
+from tilewright.hardware.tensor_cores import PEAKS
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided
@@ -87,11 +88,11 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
     t(n) = max(n through, latency / (stages - 1), through),  through = max(tensor / share, read, copied / gain)
 
     A processor with b blocks has floor(b / resident) rounds of resident ones, and a last one with the rest; each begins with a latency and ends with
-    the stores of its results. Constants: `hardware/tensor_cores.py`.
+    the stores of its results.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     tensor, read, copied = step_seconds(facts, candidates, machine)
-    fitted = WARPGROUPS[machine.compute_capability]
+    fitted = gpu_calibration(machine).warpgroups
     memory_latency = machine.memory_latency_cycles / machine.clock_hz
     latency = fitted.copy_latencies * memory_latency
     through = np.maximum(np.maximum(tensor / fitted.share, read), copied / fitted.copy_gain)
