@@ -33,7 +33,9 @@ USES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "warpgroups": ("WarpgroupSchedule",),
 })  # fmt: skip
 """Schedule types whose estimates depend on each part of the constants."""
-LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
+LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({
+    "scheduler_imbalance": (0.02, 1.0), "kept_share": (0.02, 1.0), "overlap": (1.0, 16.0), "share": (0.3, 1.0), "store_share": (0.02, 1.0),
+})  # fmt: skip
     {"scheduler_imbalance": (0.02, 1.0), "kept_share": (0.02, 1.0), "overlap": (1.0, 16.0), "share": (0.3, 1.0), "store_share": (0.02, 1.0)}
 )
 """Least and largest value of constants that are shares or exponents; others may change by WIDEST."""
