@@ -36,8 +36,6 @@ USES: Mapping[str, tuple[str, ...]] = MappingProxyType({
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({
     "scheduler_imbalance": (0.02, 1.0), "kept_share": (0.02, 1.0), "overlap": (1.0, 16.0), "share": (0.3, 1.0), "store_share": (0.02, 1.0),
 })  # fmt: skip
-    {"scheduler_imbalance": (0.02, 1.0), "kept_share": (0.02, 1.0), "overlap": (1.0, 16.0), "share": (0.3, 1.0), "store_share": (0.02, 1.0)}
-)
 """Least and largest value of constants that are shares or exponents; others may change by WIDEST."""
 WIDEST = 4.0
 SCANNED = ("clustered_share_2", "clustered_share_4", "clustered_share_8")
