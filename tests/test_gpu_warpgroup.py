@@ -24,9 +24,10 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.registry import SCHEMAS
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
-from tilewright.kernels.registry import schemas
+from tilewright.kernels.registry import registered, schemas
 from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
@@ -62,7 +63,8 @@ def program_of(
     used: list[WarpgroupSchedule],
     numerics: Numerics = USUAL,
 ) -> Program:
-    return planned(module, inputs, H200, with_schedule(pick, used, numerics))
+    with registered(WARPGROUP, gpu=True):
+        return planned(module, inputs, H200, with_schedule(pick, used, numerics))
 
 
 def compiles(program: Program) -> None:
@@ -249,8 +251,10 @@ def test_what_engines_access_is_not_counted() -> None:
         accesses(kernel)
 
 
-def test_it_is_asked_on_hopper() -> None:
-    assert WARPGROUP in schemas(H200, "contraction")
+def test_it_is_asked_only_where_it_is_registered() -> None:
+    assert WARPGROUP not in SCHEMAS
+    with registered(WARPGROUP, gpu=True):
+        assert WARPGROUP in schemas(H200, "contraction")
 
 
 @pytest.mark.parametrize("batch", [1, 64])
