@@ -1,5 +1,5 @@
-"""The schema of products by warpgroups. It is not among those that are asked (`gpu/registry.py`) until a model is trained with its measurements. Inside
-`kernels.registry.registered(WARPGROUP, gpu=True)` it is."""
+"""The schema of products by warpgroups. It is not among those that are asked (`gpu/registry.py`) until a model is trained with its
+measurements. Inside `kernels.registry.registered(WARPGROUP, gpu=True)` it is."""
 
 from __future__ import annotations
 
