@@ -78,7 +78,7 @@ def at(index: int) -> Const:
 
 def compiled(source: str, folder: Path) -> ctypes.CDLL:
     (folder / "kernels.c").write_text(source)
-    command = ["gcc", "-O2", *FLAGS, "-march=native", "-Wall", "-Werror", "-Wno-unused-variable", "-shared", "-fPIC"]
+    command = ["gcc", "-O2", *FLAGS, "-march=native", "-Wall", "-Werror", "-Wno-psabi", "-Wno-unused-variable", "-shared", "-fPIC"]
     done = subprocess.run([*command, "-o", "kernels.so", "kernels.c", "-lm"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(folder / "kernels.so"))
