@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from tilewright.hardware.host import CpuIdentity, identify_cpu, parse_cpuinfo
 EXPECTED_ARCHITECTURES = {
     "v100": "sm_70", "xavier": "sm_72", "rtx2080": "sm_75", "rtx2080ti": "sm_75", "a100": "sm_80", "rtx4090": "sm_89",
     "h100": "sm_90a", "h200": "sm_90a", "b200": "sm_100a", "x86-avx2": "x86-64", "x86-avx512": "x86-64",
-    "xeon-8124m": "x86-64", "xeon-sapphire-rapids": "x86-64", "epyc-9655": "x86-64", "cortex-a53": "aarch64", "neoverse-n1": "aarch64",
+    "xeon-8124m": "x86-64", "xeon-sapphire-rapids": "x86-64", "epyc-7763": "x86-64", "epyc-9655": "x86-64", "cortex-a53": "aarch64",
+    "neoverse-n1": "aarch64",
 }  # fmt: skip
 
 ZEN4 = """processor\t: 0
@@ -215,6 +217,18 @@ def test_identify_zen4_loads_one_512_bit_vector_a_cycle() -> None:
     assert (found.load_ports, found.store_ports, found.fma_latency_cycles, found.issue_width) == (1, 0.5, 4, 6)
     zen2 = identify_cpu(identity(HASWELL.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 23")))
     assert (zen2.fma_ports, zen2.fma_latency_cycles) == (2, 5)
+
+
+def test_identify_zen3() -> None:
+    """With its own pipeline and caches; servers alone have the boost of servers, and Zen 4 of the same family is another core."""
+    zen3 = re.sub(r" avx512\w+", "", ZEN4.replace("model\t\t: 17", "model\t\t: 1"))
+    found = identify_cpu(identity(zen3))
+    assert (found.pipeline, found.vector_bits, found.fma_ports, found.load_ports, found.issue_width) == ("zen3", 256, 2, 2, 6)
+    assert found.fma_latency_cycles == 4 and missing_facts(found) == ()
+    assert "EPYC 7003" in found.sources["clock_hz"]
+    desktop = identify_cpu(identity(zen3.replace("model\t\t: 1\n", "model\t\t: 33\n")))
+    assert (desktop.pipeline, found.clock_hz) == ("zen3", pytest.approx(desktop.clock_hz + 0.7e9))
+    assert identify_cpu(identity(ZEN4)).pipeline == "skylake-server"
 
 
 def test_identify_zen5() -> None:

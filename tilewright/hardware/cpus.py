@@ -182,6 +182,49 @@ XEON_SAPPHIRE_RAPIDS = replace(
     },
 )
 
+ZEN3_SOURCES = {
+    **X86_AVX2.sources,
+    **dict.fromkeys(("fma_ports", "load_ports", "store_ports", "issue_width", "fma_latency_cycles"), named.AMD_ZEN3),
+    "caches": f"{named.AMD_ZEN3}: sizes, ways, latencies (of level 1 that of vectors), and bytes a cycle of level 1; levels 2 and 3 assumed: 32 "
+    "bytes a cycle, the width of their paths",
+    "memory_latency_cycles": "assumed: 110 ns at 3.15 GHz",
+}
+ZEN3 = replace(
+    X86_AVX2,
+    name="zen3",
+    vendor="AMD",
+    memory_latency_cycles=350,
+    caches=(
+        Cache(level=1, bytes=32 * KB, line_bytes=64, ways=8, shared_by=1, bandwidth=64, latency_cycles=7),
+        Cache(level=2, bytes=512 * KB, line_bytes=64, ways=8, shared_by=1, bandwidth=32, latency_cycles=12),
+        Cache(level=3, bytes=32 * MB, line_bytes=64, ways=16, shared_by=8, bandwidth=32, latency_cycles=46),
+    ),
+    fma_latency_cycles=4,
+    issue_width=6,
+    pipeline="zen3",
+    sources=ZEN3_SOURCES,
+)
+"""The core of EPYC 7003 and Ryzen 5000: four vector pipes of 256 bits, two of which multiply."""
+
+EPYC_7763 = replace(
+    ZEN3,
+    name="epyc-7763",
+    description="AMD EPYC 7763 (Zen 3), one socket of 64 cores",
+    processors=64,
+    clock_hz=3.15e9,
+    peak_flops=peak(64, 3.15e9, 2, 256),
+    memory_bandwidth=204.8e9,
+    memory_bytes=256 * GB,
+    dispatch_seconds=4e-6,
+    sources={
+        **ZEN3_SOURCES,
+        "processors": f"{named.AMD_LISTS}: EPYC 7763",
+        "clock_hz": f"{named.AMD_LISTS}: EPYC 7763, base clock 2.45 GHz, and boost of one core 3.5; assumed: 0.7 GHz above base with all cores",
+        "memory_bandwidth": f"derived: eight channels of DDR4-3200 of 8 bytes ({named.AMD_LISTS})",
+        "memory_bytes": GENERIC,
+    },
+)
+
 ZEN5_SOURCES = {
     **X86_AVX512.sources,
     **dict.fromkeys(("fma_ports", "load_ports", "store_ports", "issue_width", "fma_latency_cycles"), named.AMD_ZEN5),
@@ -359,4 +402,4 @@ NEOVERSE_N1 = Machine(
     },
 )
 
-CPUS = (X86_AVX2, X86_AVX512, XEON_8124M, XEON_SAPPHIRE_RAPIDS, EPYC_9655, CORTEX_A53, NEOVERSE_N1)
+CPUS = (X86_AVX2, X86_AVX512, XEON_8124M, XEON_SAPPHIRE_RAPIDS, EPYC_7763, EPYC_9655, CORTEX_A53, NEOVERSE_N1)

@@ -43,15 +43,33 @@ Published base and all-core clocks in GHz: Xeon 6980P 2.0 and 3.2, 6960P 2.7 and
 machines hide them.
 """
 
-AMD_BOOST_HZ = 1.2e9
-AMD_BOOST_LIMIT_HZ = 4.1e9
-"""The same for AMD's servers with Zen 5. AMD's product specifications, base clock and all-core boost in GHz: EPYC 9655 2.6 and 4.1, 9755 2.7 and 4.1,
-9575F 3.3 and 4.5, 9965 2.25 and 3.35."""
+ZEN3_FAMILY, ZEN3_SERVER_MODELS = 25, range(0x10)
+ZEN3_MODELS = (*ZEN3_SERVER_MODELS, *range(0x20, 0x60))
+"""Models of the family with Zen 3; the others are Zen 4 (Linux, arch/x86/kernel/cpu/amd.c, lists generations)."""
 ZEN5_FAMILY, ZEN5_SERVER_MODELS = 26, range(0x20)
 ZEN5_MODELS = (*ZEN5_SERVER_MODELS, *range(0x40, 0x50), *range(0x70, 0x80))
-"""Models of the family with Zen 5 and vector pipes of 512 bits (Linux, arch/x86/kernel/cpu/amd.c, lists generations)."""
+"""Models of the family with Zen 5 and vector pipes of 512 bits (in the same list)."""
 ZEN5_NARROW_MODELS = (*range(0x20, 0x30), *range(0x60, 0x70))
 """Zen 5 with pipes of 256 bits: Strix Point, Krackan Point. Other models of the family are Zen 6."""
+
+
+@dataclass(frozen=True)
+class AmdBoost:
+    """What servers of one generation run at with all cores: `above_hz` above the base clock, at most `limit_hz`."""
+
+    models: range
+    above_hz: float
+    limit_hz: float
+    known: str
+
+
+AMD_BOOSTS = {
+    "zen3": AmdBoost(ZEN3_SERVER_MODELS, 0.7e9, 4.0e9, "EPYC 7003"),
+    "zen5": AmdBoost(ZEN5_SERVER_MODELS, 1.2e9, 4.1e9, "EPYC 9005"),
+}
+"""By the pipeline of the core. AMD's product specifications, in GHz: base clock and all-core boost of EPYC 9655 2.6 and 4.1, 9755 2.7 and 4.1, 9575F
+3.3 and 4.5, 9965 2.25 and 3.35; base clock and boost of one core, where those of all cores are not listed, of EPYC 7763 2.45 and 3.5, 7713 2.0 and
+3.675, 7543 2.8 and 3.7, 7453 2.75 and 3.45 (the smallest difference), 75F3 2.95 and 4.0."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +185,12 @@ def _x86_clock(identity: CpuIdentity, flags: set[str]) -> tuple[float, str]:
     base, source = _x86_base_clock(identity)
     if identity.properties.get("vendor_id") == "GenuineIntel" and "amx_tile" in flags:
         more, most, known = SERVER_TURBO_HZ, SERVER_TURBO_LIMIT_HZ, f"Xeons with AMX ({named.XEON_6_LISTS}, and Intel's)"
-    elif _is_zen5(identity.properties) and int(identity.properties.get("model", "0")) in ZEN5_SERVER_MODELS:
-        more, most, known = AMD_BOOST_HZ, AMD_BOOST_LIMIT_HZ, f"EPYC 9005 ({named.AMD_LISTS})"
     else:
-        return base, source
+        core = _measured_amd_core(identity.properties)
+        boost = AMD_BOOSTS[core.pipeline] if core is not None else None
+        if boost is None or int(identity.properties.get("model", "0")) not in boost.models:
+            return base, source
+        more, most, known = boost.above_hz, boost.limit_hz, f"{boost.known} ({named.AMD_LISTS})"
     turbo = min(base + more, most)
     if turbo <= base:
         return base, source
@@ -178,17 +198,20 @@ def _x86_clock(identity: CpuIdentity, flags: set[str]) -> tuple[float, str]:
     return turbo, f"base clock from {source}; all-core turbo assumed: {rule}, as of {known}"
 
 
-def _is_zen5(properties: Mapping[str, str]) -> bool:
-    """Whether the core is the one that `cpus.ZEN5` describes."""
-    family, model = int(properties.get("cpu family", "0")), int(properties.get("model", "0"))
-    return properties.get("vendor_id") == "AuthenticAMD" and family == ZEN5_FAMILY and model in ZEN5_MODELS
+def _measured_amd_core(properties: Mapping[str, str]) -> Machine | None:
+    """The AMD core with measurements and a pipeline table of its own that family and model name; None for others."""
+    if properties.get("vendor_id") != "AuthenticAMD":
+        return None
+    models = {ZEN3_FAMILY: (ZEN3_MODELS, cpus.ZEN3), ZEN5_FAMILY: (ZEN5_MODELS, cpus.ZEN5)}
+    found = models.get(int(properties.get("cpu family", "0")))
+    return found[1] if found is not None and int(properties.get("model", "0")) in found[0] else None
 
 
 def _amd_core(properties: Mapping[str, str], flags: set[str]) -> AmdCore:
     family, model = int(properties.get("cpu family", "23")), int(properties.get("model", "0"))
     if family >= ZEN5_FAMILY:
         return AMD_CORES["zen5 narrow" if family == ZEN5_FAMILY and model in ZEN5_NARROW_MODELS and "avx512f" in flags else "zen5"]
-    if family == 25:
+    if family == ZEN3_FAMILY:
         return AMD_CORES["zen4" if "avx512f" in flags else "zen3"]
     return AMD_CORES["zen2" if model >= 0x30 else "zen"]
 
@@ -197,6 +220,7 @@ def _x86_core(base: Machine, properties: Mapping[str, str], flags: set[str]) -> 
     """`base` with the rates of this vendor's core, as far as family and model determine them."""
     if properties.get("vendor_id") == "AuthenticAMD":
         core = _amd_core(properties, flags)
+        same = _measured_amd_core(properties)
         told = ("fma_ports", "load_ports", "store_ports", "fma_latency_cycles", "issue_width")
         return replace(
             base,
@@ -205,7 +229,7 @@ def _x86_core(base: Machine, properties: Mapping[str, str], flags: set[str]) -> 
             store_ports=core.stores,
             fma_latency_cycles=core.multiply_add_latency,
             issue_width=core.issue_width,
-            pipeline=cpus.ZEN5.pipeline if _is_zen5(properties) else base.pipeline,
+            pipeline=base.pipeline if same is None else same.pipeline,
             sources={**base.sources, **dict.fromkeys(told, f"{named.FOG}; chosen from {CPUINFO}: family, model")},
         )
     if properties.get("vendor_id") != "GenuineIntel":
@@ -238,13 +262,14 @@ def _peak_source(peaks: Mapping[str, float]) -> str:
 
 def _x86_machine(identity: CpuIdentity) -> Machine:
     flags = set(identity.properties.get("flags", "").split())
+    amd = _measured_amd_core(identity.properties)
     if set(cpus.X86_V4) <= flags:
-        base = cpus.GOLDEN_COVE if "amx_tile" in flags else cpus.ZEN5 if _is_zen5(identity.properties) else cpus.X86_AVX512
+        base = cpus.GOLDEN_COVE if "amx_tile" in flags else cpus.ZEN5 if amd is cpus.ZEN5 else cpus.X86_AVX512
         extras = [flag for flag in EXTRA_X86 if flag in flags]
         isa = (*cpus.X86_V4, *extras)
         compiler_flags = (*base.compiler_flags, *(EXTRA_X86[flag] for flag in extras))
     elif set(cpus.X86_V3) <= flags:
-        base, isa, compiler_flags = cpus.X86_AVX2, cpus.X86_V3, cpus.X86_AVX2.compiler_flags
+        base, isa, compiler_flags = cpus.ZEN3 if amd is cpus.ZEN3 else cpus.X86_AVX2, cpus.X86_V3, cpus.X86_AVX2.compiler_flags
     else:
         vectors = dict.fromkeys(("vector_bits", "vector_registers"), f"{named.INTEL_X86_LEVELS}: baseline")
         base = replace(cpus.X86_AVX2, vector_bits=128, sources={**cpus.X86_AVX2.sources, **vectors})

@@ -147,6 +147,33 @@ GOLDEN_COVE = Pipeline(
     },
 )  # fmt: skip
 
+ZEN3 = Pipeline(
+    "zen3", ("a0", "a1", "a2", "a3", "b1", "g0", "g1", "g2", "f0", "f1", "f2", "f3", "s0", "s1"), 6, 256, 64, True,
+    MappingProxyType({
+        **_FREE,
+        "fma": op(4, "f0 f1"), "add": op(3, "f2 f3"), "multiply": op(3, "f0 f1"), "logic": op(1, "f0 f1 f2 f3"),
+        "vector integer": op(1, "f0 f1 f2 f3"), "vector multiply": op(3, "f0 f3"), "vector shift": op(1, "f1 f2"), "compare": op(1, "f0 f1"),
+        "maximum": op(1, "f0 f1"), "round": op(3, "f2 f3"), "convert": op(3, "f2 f3"), "compare flags": op(4, "f0 f1", "s0 s1", slots=2),
+        "divide": op(11, "f1:3"), "square root": op(15, "f1:5"),
+        "shuffle": op(1, "f1 f2"), "permute": op(4, "f1 f2"), "blend": op(1, "f0 f1"), "blend variable": op(1, "f0 f1"),
+        "to vector": op(2, "s0 s1"), "to general": op(2, "s0 s1"), "gather": op(20, "g0:4", "g1:4", slots=39),
+        "load": op(4, "g0 g1 g2"), "vector load": op(7, "g0 g1"), "store": op(1, "g1 g2"), "vector store": op(1, "g2", "s0"),
+        "prefetch": op(0, "g0 g1 g2"),
+        "integer": op(1, "a0 a1 a2 a3"), "shift": op(1, "a1 a2"), "address": op(1, "a0 a1 a2 a3"), "address 3": op(2, "a0 a1 a2 a3"),
+        "product": op(3, "a1"), "quotient": op(17, "a0:17", slots=2), "conditional": op(1, "a0 a3"),
+        "branch": op(1, "a0 b1"), "call": op(3, "a0 b1", "g1 g2", slots=2), "return": op(7, "a0 b1", "g0 g1", slots=2), "clear": op(0, slots=4),
+    }),
+    {
+        "ports": f"{named.AMD_ZEN3}: four integer pipes, one more for branches, three address units, four vector pipes of 256 bits, and two for "
+        "stores and moves to integers",
+        "issue_width": f"{named.AMD_ZEN3}: six dispatched", "window": f"{named.AMD_ZEN3}: 256",
+        "scheduler": f"{named.AMD_ZEN3}: two of 32 entries for vectors",
+        "costs": f"{named.AMD_ZEN3}: execution resources, three accesses, of them two vector loads and one vector store; {named.LLVM_ZEN3}: "
+        f"latencies, pipes of divisions, shuffles, shifts and conversions, and a cycle more between integers and vectors; {named.FOG}, Zen 3: "
+        "addresses on all integer pipes, micro-operations of gathers; gathers assumed: of eight elements; permutations assumed: across lanes",
+    },
+)  # fmt: skip
+
 ZEN5 = Pipeline(
     "zen5",
     ("a0", "a1", "a2", "a3", "a4", "a5", "g0", "g1", "g2", "g3", "f0", "f1", "f2", "f3", "s0", "s1"), 8, 448, 114, True,
@@ -225,5 +252,5 @@ NEOVERSE_N1 = Pipeline(
     },
 )  # fmt: skip
 
-PIPELINES = MappingProxyType({core.name: core for core in (HASWELL, SKYLAKE_SERVER, GOLDEN_COVE, ZEN5, CORTEX_A53, NEOVERSE_N1)})
+PIPELINES = MappingProxyType({core.name: core for core in (HASWELL, SKYLAKE_SERVER, GOLDEN_COVE, ZEN3, ZEN5, CORTEX_A53, NEOVERSE_N1)})
 """Every table, by the name in `Machine.pipeline`."""
