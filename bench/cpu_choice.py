@@ -41,6 +41,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.selection.choice import rank
+from tilewright.selection.learned.cpu import MODEL, predicted, trained
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.sampling import evenly
@@ -176,13 +177,21 @@ def winograd_rows(name: str, ranking: Ranking, times: Mapping[int, float], order
     return [{"layer": name, "kind": WAYS["winograd"], **ratios(times, [position for position in order if own[position]])}]
 
 
+def favourites_of_forest(ranking: Ranking, machine: Machine, threads: int, count: int) -> list[int]:
+    """The candidates that the package's forest ranks best, also if it has no measurements of this core; none if it does not cover the region."""
+    known = trained(MODEL)
+    found = predicted(known.forest, ranking, machine, threads) if known is not None else None
+    return [] if found is None else [int(position) for position in np.argsort(found, kind="stable")[:count]]
+
+
 def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measures the candidates and evaluates the order: a row for all schedules, for convolutions also one for Winograd's; and every time by
     schedule."""
     ranking = of_way(rank(found, machine, threads=options.threads), options.only)
     order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
     by_models = np.argsort(replace(ranking, predicted=None).seconds, kind="stable")[: options.by_models]
-    first = list(dict.fromkeys([*order[: options.top], *map(int, by_models)]))
+    by_forest = favourites_of_forest(ranking, machine, options.threads, options.by_forest) if options.by_forest else []
+    first = list(dict.fromkeys([*order[: options.top], *map(int, by_models), *by_forest]))
     rest = [int(position) for position in evenly(ranking, min(options.evenly, ranking.candidates), seed=1) if int(position) not in set(first)]
     jobs = [Job(found, ranking.choice(position).schedule, position) for position in (*first, *rest)]
     outcomes = {int(str(outcome.job.key)): outcome for outcome in trials.measure(jobs, options.mode)}
@@ -257,6 +266,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS_DRAWN, choices=KINDS_DRAWN, help="of the random problems, in turns")
     parser.add_argument("--top", type=int, default=100)
     parser.add_argument("--by-models", type=int, default=0, metavar="N", help="so many favourites of the models alone, without the learned part")
+    parser.add_argument("--by-forest", type=int, default=0, metavar="N", help="so many favourites of the forest, measured on this core or not")
     parser.add_argument("--evenly", type=int, default=200)
     parser.add_argument("--again", type=int, default=max(KS), help="as many as the greatest k: both sums of its ratio are then of times in turns")
     parser.add_argument("--only", choices=WAYS, help="the convolutions' schedules that are measured; all without it")
