@@ -13,18 +13,23 @@ training data in several runs, on two cores and on 16 (there with --beside 7):
 
     python -m bench.cpu_choice --random 16 --seed N --top 10 --by-models 10 --evenly 12 --again 8 [--threads 1] [--instructions x86-avx2] --data FILE
 
-(the last for Zen 5, N from 81000 on, for AVX2 from 82000, for one thread from 83000 and 84000; the first 333 lines of cpu_random date from when
-replays gave means and --again was 5; N of cpu_random_avx2 is 71000, 71008 ... 71040). Test data, not trained with (the third and fourth for Zen 5):
+    python -m bench.cpu_choice --random 16 --seed N --top 8 --by-forest 8 --evenly 12 --again 8 [--threads 1] --data FILE
+
+(the third for Zen 5, N from 81000 on, for AVX2 from 82000, for one thread from 83000 and 84000; the last for Zen 3, N from 85000 on, for one thread
+from 86000, when the forest had no data of it; the first 333 lines of cpu_random date from when replays gave means and --again was 5; N of
+cpu_random_avx2 is 71000, 71008 ... 71040). Test data, not trained with (the third and fourth for Zen 5, the fifth for Zen 3):
 
     python -m bench.cpu_choice --data FILE
     python -m bench.cpu_choice --top 6 --by-models 6 --evenly 5 --again 7 --instructions x86-avx2 --data FILE
     python -m bench.cpu_choice --top 16 --evenly 24 --again 10 --data FILE
     python -m bench.cpu_choice --top 10 --evenly 16 --again 8 --instructions x86-avx2 --data FILE
+    python -m bench.cpu_choice --top 16 --by-forest 8 --evenly 20 --again 10 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
 `--folds N` evaluates instead the random problems themselves, in N parts that are each left out once ("models and forest"), and by a forest without
-their core. `--write` puts the forest into the package. Loss is the time of the first choice over the least measured time, less 1; first choices that
-were not measured have no loss and are counted.
+their core ("core left out"). Neither forest has seen the problem elsewhere: all measurements of a problem are in one part, and measurements of the
+problems of a core are left out with it, whatever the core. `--write` puts the forest into the package. Loss is the time of the first choice over the
+least measured time, less 1; first choices that were not measured have no loss and are counted.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_choice import MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
+from bench.cpu_choice import KINDS, MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
@@ -55,11 +60,11 @@ from tilewright.tuning import serialisation
 DATA = Path(__file__).parent / "data"
 RANDOM = (
     "cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz", "cpu_random_threads.jsonl.gz", "cpu_random_avx2_threads.jsonl.gz", "cpu_random_zen5.jsonl.gz",
-    "cpu_random_zen5_avx2.jsonl.gz",
+    "cpu_random_zen5_avx2.jsonl.gz", "cpu_random_zen3.jsonl.gz",
 )  # fmt: skip
 JUDGED = (
     "cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz", "cpu_layers_16_threads.jsonl.gz", "cpu_layers_zen5.jsonl.gz",
-    "cpu_layers_zen5_avx2.jsonl.gz",
+    "cpu_layers_zen5_avx2.jsonl.gz", "cpu_layers_zen3.jsonl.gz",
 )  # fmt: skip
 OPTIONS = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 2
@@ -70,6 +75,8 @@ SLOWEST = 3.0
 FASTEST_PART = 4
 """The fastest 1 / FASTEST_PART of the kernels determine the models' error for a whole layer; that part of the error does not affect the order and is
 not learned."""
+EVERY = "all problems"
+"""The kind of rows that are means over all problems, whatever their kind."""
 UNDISTURBED_WEIGHT = 3.0
 """Weight of measurements on an otherwise idle machine: they have less noise and are from the test machine (a weight of 1 was slightly worse in
 cross-validation)."""
@@ -162,22 +169,25 @@ def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, Any]]:
-    """Means for each kind, and the number of first choices that were not measured."""
-    unknown = Counter(row["kind"] for row in rows if not row.get("first measured", True))
-    return [{**mean, "ranked by": ranked, "first choices not measured": unknown[mean["kind"]]} for mean in means(rows)]
+    """Means for each kind and over all problems, and the number of first choices that were not measured."""
+    every = [*rows, *({**row, "kind": EVERY} for row in rows if row["kind"] in KINDS)]
+    unknown = Counter(row["kind"] for row in every if not row.get("first measured", True))
+    return [{**mean, "ranked by": ranked, "first choices not measured": unknown[mean["kind"]]} for mean in means(every)]
 
 
 def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str, Any]]:
     """Losses of the first choice among the measured candidates of random problems, each ranked by a forest that has not seen it."""
-    part = np.random.default_rng(0).integers(0, folds, len(layers))
+    problems = sorted({layer.name for layer in layers})
+    part_of = dict(zip(problems, np.random.default_rng(0).integers(0, folds, len(problems)), strict=True))
     cores = sorted({layer.machine.pipeline for layer in layers})
     groups: list[tuple[str, list[Measured], list[Measured]]] = [("models", list(layers), [])]
     for number in range(folds):
-        inside = [layer for layer, own in zip(layers, part, strict=True) if own == number]
-        groups.append(("models and forest", inside, [layer for layer, own in zip(layers, part, strict=True) if own != number]))
+        inside = [layer for layer in layers if part_of[layer.name] == number]
+        groups.append(("models and forest", inside, [layer for layer in layers if part_of[layer.name] != number]))
     for core in cores:
-        others = [layer for layer in layers if layer.machine.pipeline != core]
-        groups.append(("core left out", [layer for layer in layers if layer.machine.pipeline == core], others))
+        inside = [layer for layer in layers if layer.machine.pipeline == core]
+        seen = {layer.name for layer in inside}
+        groups.append(("core left out", inside, [layer for layer in layers if layer.machine.pipeline != core and layer.name not in seen]))
     losses: dict[tuple[str, str], list[float]] = {}
     for ranked, judged_on, taught in groups:
         forest = trained(taught) if taught else None

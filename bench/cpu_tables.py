@@ -44,7 +44,7 @@ def learned_on_cpus() -> Rows:
     first choice was measured, if it was not for all."""
     says = {
         "conv2d": "convolutions, all schedules", "winograd conv2d": "Winograd alone", "direct conv2d": "direct alone",
-        "depthwise": "depthwise", "batched product": "batched products",
+        "depthwise": "depthwise", "batched product": "batched products", "all problems": "all problems",
     }  # fmt: skip
     means = [entry for entry in results_of("cpu_learned") if entry["layer"] == "all"]
     rows = [["machine", "means of", "ranked by", "loss of the first", "median", "loss of ten", "top-10 ratio", "top-50 ratio"]]
