@@ -108,9 +108,10 @@ def networks() -> Rows:
         least = (min((times[name] for name in group if name in times), default=None) for group in groups)
         return ["–" if seconds is None else milliseconds(seconds) for seconds in least]
 
-    gpu, *cpus = (medians(name) for name in ("gpu_networks_h200", "cpu_networks_peers", "cpu_networks_16_threads", "cpu_networks_zen5"))
+    files = ("gpu_networks_h200", "cpu_networks_peers", "cpu_networks_16_threads", "cpu_networks_zen5", "cpu_networks_zen3")
+    gpu, *cpus = map(medians, files)
     eager, others = ("eager", "eager_cl"), (("eager", "eager_cl", "inductor"), ("onnxruntime",), ("openvino",))
-    where = ("Xeon, 2 threads", "Xeon, 16 threads", "EPYC, 2 threads")
+    where = ("Xeon, 2 threads", "Xeon, 16 threads", "EPYC, 2 threads", "EPYC (Zen 3), 2 threads")
     rows = [["ms", "ours, H200", "eager, H200", *(f"{name}, {cpu}" for cpu in where for name in ("ours", "PyTorch", "onnxruntime", "OpenVINO"))]]
     for name in dict.fromkeys(network for times in cpus for network in times):
         on_cpu = (cells(times.get(name, {}), ("tilewright",), *others) for times in cpus)
@@ -125,7 +126,7 @@ def speed_ups() -> Rows:
     for what, name, kept in (
         ("Xeon, 2 threads", "cpu_networks_peers", None), ("Xeon, 2 threads, networks of both", "cpu_networks_peers", both),
         ("Xeon, 16 threads, networks of both", "cpu_networks_16_threads", both), ("Xeon, 16 threads", "cpu_networks_16_threads", None),
-        ("EPYC, 2 threads", "cpu_networks_zen5", None),
+        ("EPYC, 2 threads", "cpu_networks_zen5", None), ("EPYC (Zen 3), 2 threads, without data of it", "cpu_networks_zen3", None),
     ):  # fmt: skip
         times = {network: own for network, own in medians(name).items() if kept is None or network in kept}
         ratios = {network: min(own[peer] for peer in own if peer != "tilewright") / own["tilewright"] for network, own in times.items()}

@@ -175,6 +175,36 @@ def test_a_line_gives_the_times_of_candidates_that_there_are_still() -> None:
     assert wrong["ratio of 10"] == pytest.approx(sum(range(100, 110)) / sum(range(102, 112))) and wrong["loss of ten"] == pytest.approx(0.02)
 
 
+def test_a_random_problem_is_left_out_wherever_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, in parts and with its core: no forest has seen a measurement of the problem that it ranks."""
+    targets = (SAPPHIRE_RAPIDS, machine("epyc-7763"))
+    names = [f"conv2d:{k},{c},{h},{w},{f},1" for k, c, h, w, f in LAYERS] + ["conv2d:96,64,14,14,1,1"]
+    text = serialisation.schedule_text(both(POINTWISE, SAPPHIRE_RAPIDS)[0].first().schedule)
+    lines = [{"layer": name, "machine": serialisation.encode(target), "threads": 2, "times": {text: 1e-3}} for target in targets for name in names]
+    layers = [training.measured(line) for line in (*lines, lines[0])]
+    name_of = {id(layer.ranking): layer.name for layer in layers}
+    asked: list[str] = []
+
+    def ranked(taught: list[training.Measured], ranking: Ranking, target: Machine, threads: int) -> np.ndarray:
+        asked.append(name_of[id(ranking)])
+        assert asked[-1] not in {layer.name for layer in taught}
+        return ranking.seconds
+
+    monkeypatch.setattr(training, "trained", list)
+    monkeypatch.setattr(training, "predicted", ranked)
+    rows = training.on_random_problems([replace(layer, seconds=np.ones(layer.ranking.candidates)) for layer in layers], 2)
+    assert set(asked) == set(names)
+    every = {(row["machine"], row["ranked by"]): row["problems"] for row in rows}
+    assert every["golden-cove, all", "models and forest"] == 5 and every["zen3, all", "models and forest"] == 4
+
+
+def test_the_forest_is_asked_on_cores_without_measurements_too() -> None:
+    ranking = both(LAYERS[0], machine("x86-avx2"))[1]
+    assert ranking.predicted is None
+    liked = cpu_choice.favourites_of_forest(ranking, machine("x86-avx2"), 2, 5)
+    assert len(set(liked)) == 5 and liked != [int(position) for position in np.argsort(ranking.seconds, kind="stable")[:5]]
+
+
 def test_ways_to_convolve_alone() -> None:
     ranking = both(LAYERS[0], SAPPHIRE_RAPIDS)[1]
     own = cpu_choice.winograd(ranking)
