@@ -13,17 +13,18 @@ training data in several runs, on two cores and on 16 (there with --beside 7):
 
     python -m bench.cpu_choice --random 16 --seed N --top 10 --by-models 10 --evenly 12 --again 8 [--threads 1] [--instructions x86-avx2] --data FILE
 
-    python -m bench.cpu_choice --random 16 --seed N --top 8 --by-forest 8 --evenly 12 --again 8 [--threads 1] --data FILE
+    python -m bench.cpu_choice --random 16 --seed N --top 6 --by-forest 6 --evenly 8 --again 5 [--threads 1] --data FILE
 
 (the third for Zen 5, N from 81000 on, for AVX2 from 82000, for one thread from 83000 and 84000; the last for Zen 3, N from 85000 on, for one thread
-from 86000, when the forest had no data of it; the first 333 lines of cpu_random date from when replays gave means and --again was 5; N of
-cpu_random_avx2 is 71000, 71008 ... 71040). Test data, not trained with (the third and fourth for Zen 5, the fifth for Zen 3):
+from 86000, 8 at a time, when the forest had no data of it, and with 8, 8, 12 and 8 for the first N of both; the first 333 lines of cpu_random date
+from when replays gave means and --again was 5; N of cpu_random_avx2 is 71000, 71008 ... 71040). Test data, not trained with (the third and fourth
+for Zen 5, the fifth for Zen 3):
 
     python -m bench.cpu_choice --data FILE
     python -m bench.cpu_choice --top 6 --by-models 6 --evenly 5 --again 7 --instructions x86-avx2 --data FILE
     python -m bench.cpu_choice --top 16 --evenly 24 --again 10 --data FILE
     python -m bench.cpu_choice --top 10 --evenly 16 --again 8 --instructions x86-avx2 --data FILE
-    python -m bench.cpu_choice --top 16 --by-forest 8 --evenly 20 --again 10 --data FILE
+    python -m bench.cpu_choice --top 8 --by-forest 8 --evenly 12 --again 8 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
 `--folds N` evaluates instead the random problems themselves, in N parts that are each left out once ("models and forest"), and by a forest without
