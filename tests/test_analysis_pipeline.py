@@ -42,6 +42,15 @@ def test_ports_bound(core: str) -> None:
     assert steady(core, *(f"vmovups {64 * number}(%rax),%zmm{number}" for number in range(6))) == pytest.approx(3, rel=0.05)
 
 
+def test_ports_of_zen3() -> None:
+    """Two multiply-adds of 256 bits per cycle beside two additions, on other pipes; two loads; one store."""
+    sums = [f"vaddps %ymm0,%ymm1,%ymm{number + 9}" for number in range(6)]
+    assert steady("zen3", *products(12, "ymm")) == pytest.approx(6)
+    assert steady("zen3", *products(6, "ymm"), *sums) == pytest.approx(4)  # as long as six products alone: their latency
+    assert steady("zen3", *(f"vmovups {32 * number}(%rax),%ymm{number}" for number in range(6))) == pytest.approx(3, rel=0.05)
+    assert steady("zen3", *(f"vmovups %ymm{number},{32 * number}(%rax)" for number in range(6))) == pytest.approx(6, rel=0.05)
+
+
 @pytest.mark.parametrize(("core", "chain"), [("skylake-server", 4), ("haswell", 5), ("golden-cove", 4)])
 def test_chains_bound(core: str, chain: int) -> None:
     """Six accumulators each depend on themselves; multiplied together they depend on one another."""
