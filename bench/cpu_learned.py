@@ -52,8 +52,6 @@ from bench.common import write_results
 from bench.cpu_choice import KINDS, MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.columns import length
-from tilewright.kernels.columns import row as axes_of
 from tilewright.selection.choice import rank
 from tilewright.selection.learned.cpu import MODEL, VERSION, build_of, predicted, record, table
 from tilewright.selection.learned.forest import Forest, fit, mean_of, save
@@ -124,8 +122,7 @@ def measured(line: Mapping[str, Any]) -> Measured:
     only = line.get("only")
     ranking = of_way(rank(found, machine, threads, learned=False), only)
     seconds = np.full(ranking.candidates, np.nan)
-    schedules = (part.schema.schedule_of(axes_of(part.candidates, at), machine) for part in ranking.parts for at in range(length(part.candidates)))
-    texts = {serialisation.schedule_text(schedule): position for position, schedule in enumerate(schedules)}
+    texts = {serialisation.schedule_text(schedule): position for position, schedule in enumerate(ranking.schedules())}
     for text, value in line["times"].items():
         if text in texts:
             seconds[texts[text]] = value

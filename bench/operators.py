@@ -12,9 +12,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.partition.plan import plan_program
-from tilewright.selection.choice import choose
-from tilewright.selection.ranking import Choice
+from tilewright.tuning.tuning import distinct_problems
 
 DEPTHWISE = MappingProxyType({
     "W1": (32, 112, 3, 1), "W2": (96, 112, 3, 2), "W3": (144, 56, 3, 1), "W4": (192, 28, 3, 1), "W5": (384, 14, 3, 1), "W6": (576, 14, 3, 2),
@@ -108,12 +106,5 @@ def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) 
     module, inputs = MODULES[kind](*sizes)
     graph, _ = simplify(read(module, inputs).graph)
     wanted = "window" if kind == "depthwise" else "contraction"
-    found: list[Problem] = []
-
-    def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
-        if problem.is_whole and problem.region.kind == wanted:
-            found.append(problem)
-        return choose(problem, machine, threads)
-
-    plan_program(graph, machine, threads, collect, chains=False)  # chains are other problems
+    found = [one for one in distinct_problems(graph, machine, threads, chains=False) if one.region.kind == wanted]
     return max(found, key=lambda one: one.region.flops())

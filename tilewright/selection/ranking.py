@@ -146,6 +146,12 @@ class Ranking:
         for position in np.argsort(self.seconds, kind="stable"):
             yield self.choice(int(position))
 
+    def schedules(self) -> Iterator[Any]:
+        """The schedules of all candidates in the order of the space, without their predictions."""
+        for part in self.parts:
+            for at in range(length(part.candidates)):
+                yield part.schema.schedule_of(row(part.candidates, at), self.machine)
+
     def first(self) -> Choice:
         """The candidate with the shortest predicted time; among ties, the first in the order of the space.
 

@@ -62,10 +62,16 @@ class Tuned:
 
 
 def distinct_problems(
-    graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL, stages: Stages | None = None
+    graph: Graph,
+    machine: Machine,
+    threads: int,
+    precision: str = "fp32",
+    numerics: Numerics = USUAL,
+    stages: Stages | None = None,
+    chains: bool = True,
 ) -> list[Problem]:
-    """The distinct problems of a graph in execution order: those of single regions, and of chains that are predicted to gain or to lose little;
-    without parts of loops, which depend on the loop's step."""
+    """The distinct problems of a graph in execution order: those of single regions and, if `chains`, of chains that are predicted to gain or to lose
+    little; without parts of loops, which depend on the loop's step."""
     found: dict[str, Problem] = {}
 
     def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
@@ -77,7 +83,7 @@ def distinct_problems(
         for problem in (*parts_of(chain), chain):
             found.setdefault(key_of(problem), problem)
 
-    plan_program(graph, machine, threads, collect, precision, numerics, chains=True, recorded=with_parts, stages=stages)
+    plan_program(graph, machine, threads, collect, precision, numerics, chains=chains, recorded=with_parts, stages=stages)
     return list(found.values())
 
 
