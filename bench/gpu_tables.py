@@ -237,7 +237,7 @@ def sealed() -> Rows:
 
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
-    measured = [row for part in range(1, 8) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
+    measured = [row for part in range(1, 9) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
     gains = {(row["network"], row["batch"]): row.get("gain") for row in measured}
     batches = sorted({batch for _, batch in gains})
     rows = [["network", *(f"batch {batch}: gain %" for batch in batches)]]

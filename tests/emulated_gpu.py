@@ -19,6 +19,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
+from tilewright.ir.tensor_map import TensorMap
 from tilewright.partition.judges import lower
 from tilewright.runtime import executable as executable_module
 from tilewright.runtime import gpu as gpu_module
@@ -52,6 +53,9 @@ class EmulatedDriver:
 
     def allow_shared_bytes(self, function: int, count: int) -> None:
         pass
+
+    def encode_map(self, place: int, described: TensorMap, address: int) -> None:
+        """Nothing: the interpreter takes tensor maps from the kernel."""
 
     def create_graph(self) -> int:
         self._graphs[len(self._graphs) + 1] = []

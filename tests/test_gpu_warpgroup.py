@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,9 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
-from tilewright.kernels.gpu.registry import SCHEMAS
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
-from tilewright.kernels.registry import registered, schemas
-from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
+from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -40,31 +39,26 @@ H200, A100 = machine("h200"), machine("a100")
 TF32 = Numerics(tf32=True)
 
 
-def with_schedule(pick: Callable[[int], int] | WarpgroupSchedule, used: list[WarpgroupSchedule], numerics: Numerics = USUAL) -> Chooser:
-    """Chooses for each region that has candidates of the schema a given one, or the one that `pick` picks of their number."""
+def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP) -> Chooser:
+    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number."""
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
-        own = next((number for number, part in enumerate(ranking.parts) if part.schema is WARPGROUP), None)
+        own = next((number for number, part in enumerate(ranking.parts) if part.schema is schema), None)
         if own is None:
             return ranking.first()
         begin, end = map(int, ranking.starts[own : own + 2])
-        choice = ranking.choice(begin + (0 if isinstance(pick, WarpgroupSchedule) else pick(end - begin)))
-        used.append(pick if isinstance(pick, WarpgroupSchedule) else choice.schedule)
+        choice = ranking.choice(begin + (pick(end - begin) if callable(pick) else 0))
+        used.append(choice.schedule if callable(pick) else pick)
         return replace(choice, schedule=used[-1])
 
     return chooser
 
 
 def program_of(
-    module: nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    pick: Callable[[int], int] | WarpgroupSchedule,
-    used: list[WarpgroupSchedule],
-    numerics: Numerics = USUAL,
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP
 ) -> Program:
-    with registered(WARPGROUP, gpu=True):
-        return planned(module, inputs, H200, with_schedule(pick, used, numerics))
+    return planned(module, inputs, H200, with_schedule(pick, used, numerics, schema))
 
 
 def compiles(program: Program) -> None:
@@ -251,12 +245,6 @@ def test_what_engines_access_is_not_counted() -> None:
         accesses(kernel)
 
 
-def test_it_is_asked_only_where_it_is_registered() -> None:
-    assert WARPGROUP not in SCHEMAS
-    with registered(WARPGROUP, gpu=True):
-        assert WARPGROUP in schemas(H200, "contraction")
-
-
 @pytest.mark.parametrize("batch", [1, 64])
 def test_estimates_are_above_the_bounds(batch: int) -> None:
     problem = convolution_problem(128, 64, 28, 28, 3, batch=batch)
@@ -281,18 +269,22 @@ def test_estimates_are_above_the_bounds(batch: int) -> None:
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
-    """The kernels of the last region, on random values, as in the interpreter up to the order of sums."""
     torch.manual_seed(0)
     make, shape = LAYERS[layer]
     module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
     for schedule in SCHEDULES:
-        for kernel in program_of(module, inputs, schedule, []).regions[-1].kernels:
-            outputs = [buffer.name for buffer in kernel.parameters if buffer.writable]
-            arrays = [array_of(torch.randn(buffer.size).to(TYPES_OF[buffer.dtype])) for buffer in kernel.parameters]
-            found = [array.copy() for array in arrays]
-            assert run(kernel, arrays, initialised=outputs).is_clean
-            launch(kernel, found)
-            for buffer, mine, theirs in zip(kernel.parameters, arrays, found, strict=True):
-                if buffer.writable:
-                    a, b = (torch.from_numpy(array).view(TYPES_OF[buffer.dtype]).float() for array in (mine, theirs))
-                    torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2)
+        as_interpreted(program_of(module, inputs, schedule, []))
+
+
+def as_interpreted(program: Program) -> None:
+    """The kernels of the last region give on the GPU what they give in the interpreter, up to the order of sums, on random values."""
+    for kernel in program.regions[-1].kernels:
+        outputs = [buffer.name for buffer in kernel.parameters if buffer.writable]
+        arrays = [array_of(torch.randn(buffer.size).to(TYPES_OF[buffer.dtype])) for buffer in kernel.parameters]
+        found = [array.copy() for array in arrays]
+        assert run(kernel, arrays, initialised=outputs).is_clean
+        launch(kernel, found)
+        for buffer, mine, theirs in zip(kernel.parameters, arrays, found, strict=True):
+            if buffer.writable:
+                a, b = (torch.from_numpy(array).view(TYPES_OF[buffer.dtype]).float() for array in (mine, theirs))
+                torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2)

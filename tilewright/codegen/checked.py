@@ -59,10 +59,10 @@ class CheckedPrinter(CPrinter):
         self.name = kernel.name
         self.is_gpu = kernel.is_gpu
         # blocks in lockstep
-        self.cluster = kernel.launch.grid[0] if kernel.launch and kernel.cooperative else kernel.cluster
+        self.cluster = blocks_together(kernel)
         self.cooperative = kernel.cooperative
         self.block_threads = prod(kernel.launch.block) if kernel.launch else 1
-        self.threads = self.block_threads * self.cluster
+        self.threads = places_of(kernel)
         self.buffers: list[Buffer] = []
         self.arena = 0
         self.setup: list[str] = []
@@ -77,19 +77,9 @@ class CheckedPrinter(CPrinter):
         self.common: list[str] = []  # names of shared buffers in C
         self.maps = {described.name: described for described in kernel.maps}
         self.barriers = barriers_of(kernel)
-        self.strand = self.strand_of(kernel)
+        self.strand = strand_of(kernel)
         if self.strand:
             self.together, self.first = self.strand, "first"
-            self.threads = -(-self.threads // self.strand) * self.strand  # the last strand may have fewer; the rest are places without a thread
-
-    def strand_of(self, kernel: Kernel) -> int:
-        """Threads of a strand; 0 if all threads meet at the kernel's barriers."""
-        invoked = [s.intrinsic for s in statements(kernel.body) if isinstance(s, Invoke)]
-        if not any(one.engine or one.order in _CLOCKED or one.order == "barrier" and one.scope in LANES for one in invoked):
-            return 0
-        if self.cluster > 1 or shares_places(kernel):
-            raise ValueError(f"{kernel.name} has barriers in memory, and clusters or shared buffers in one place: the interpreter has no such model")
-        return self.width("warpgroup" if any(intrinsic.scope == "warpgroup" for intrinsic in invoked) else "warp")
 
     # --- storage ---
 
@@ -685,6 +675,28 @@ def barriers_of(kernel: Kernel) -> dict[str, tuple[int, int]]:
         if isinstance(statement, Allocate) and statement.buffer.name in names:
             result[statement.buffer.name] = (sum(count for _, count in result.values()), statement.buffer.size)
     return result
+
+
+def blocks_together(kernel: Kernel) -> int:
+    """Blocks that run in lockstep: of a cluster, or all that wait for one another at barriers of the grid."""
+    return kernel.launch.grid[0] if kernel.launch and kernel.cooperative else kernel.cluster
+
+
+def strand_of(kernel: Kernel) -> int:
+    """Threads of a strand; 0 if all threads meet at the kernel's barriers."""
+    invoked = [s.intrinsic for s in statements(kernel.body) if isinstance(s, Invoke)]
+    if not any(one.engine or one.order in _CLOCKED or one.order == "barrier" and one.scope in LANES for one in invoked):
+        return 0
+    if blocks_together(kernel) > 1 or shares_places(kernel):
+        raise ValueError(f"{kernel.name} has barriers in memory, and clusters or shared buffers in one place: the interpreter has no such model")
+    return LANES["warpgroup" if any(intrinsic.scope == "warpgroup" for intrinsic in invoked) else "warp"]
+
+
+def places_of(kernel: Kernel) -> int:
+    """Threads that meet at barriers of a GPU kernel. In strands the last one may have fewer; the rest are places without a thread."""
+    threads = prod(kernel.launch.block) * blocks_together(kernel) if kernel.launch else 1
+    strand = strand_of(kernel)
+    return -(-threads // strand) * strand if strand else threads
 
 
 def _without_context(root: With) -> Block:

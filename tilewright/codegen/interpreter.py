@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import settings
-from tilewright.codegen.checked import CheckedPrinter, barriers_of
+from tilewright.codegen.checked import CheckedPrinter, barriers_of, places_of
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.intrinsic import LANES, Intrinsic
@@ -218,7 +218,7 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
         first, meeting = ("thread 0", "a barrier") if lanes == _threads(kernel) else ("the first of its group", f"what {lanes} threads do together")
         return f"{kernel.name}: barrier divergence: {who} decides for {offset}, {first} for {other}, on the way to {meeting}"
     if _KINDS[kind] == "bytes":
-        return f"{kernel.name}: bytes: {_agent(kernel, _threads(kernel) + offset)} were {-other} more than the phases expected"
+        return f"{kernel.name}: bytes: {_agent(kernel, places_of(kernel) + offset)} were {-other} more than the phases expected"
     if _KINDS[kind] == "deadlock" and number < 0:
         return f"{kernel.name}: deadlock: {who} waits at a barrier of the block that others do not reach"
     buffer = buffers[number]
@@ -229,7 +229,8 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
     where = f"{buffer.space} buffer {buffer.name} ({buffer.size} elements) at offset {offset}" + (f", {lanes} lanes" if lanes > 1 else "")
     text = f"{kernel.name}: {_KINDS[kind]}: {who} {deed} {where}"
     if _KINDS[kind] == "race":
-        doer = "several threads touch" if other < -1 else f"{_agent(kernel, other)} {'touch' if other >= _threads(kernel) else 'touches'}"
+        engine = kernel.is_gpu and other >= places_of(kernel)
+        doer = "several threads touch" if other < -1 else f"{_agent(kernel, other)} {'touch' if engine else 'touches'}"
         return f"{text}, which {doer} without a barrier between"
     if _KINDS[kind] == "not published":
         return f"{text} through an engine, which {_agent(kernel, other)} wrote and did not publish"
@@ -246,9 +247,9 @@ def _threads(kernel: Kernel) -> int:
 
 def _agent(kernel: Kernel, number: int) -> str:
     """A thread, or an engine of those that follow the threads (interpreter_runtime.h)."""
-    if not kernel.is_gpu or number < _threads(kernel):
+    if not kernel.is_gpu or number < places_of(kernel):
         return f"{'thread' if kernel.is_gpu else 'iteration'} {number}"
-    number -= _threads(kernel)
+    number -= places_of(kernel)
     for name, (first, count) in barriers_of(kernel).items():
         if number < first + count:
             return f"copies that complete on barrier {name}[{number - first}]"

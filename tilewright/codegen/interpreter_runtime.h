@@ -539,10 +539,9 @@ static void tw_copy_element(tw_state *s, const tw_buffer *to, int64_t offset, co
 static void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buffer *from, const tw_map *map, const int64_t *at,
     const tw_buffer *b, int64_t index, int64_t first) {
     tw_clocks *const c = s->clocked;
-    c->actor = (int32_t)(c->threads + first + index);
+    c->actor = (int32_t)(c->threads + first + index), c->stamp = c->now[c->actor] + 1;
     tw_barrier *const barrier = tw_barrier_at(s, b, index, first);
     if (barrier) {
-        c->stamp = c->now[c->actor] + 1;
         int64_t pixels = 1, place[5], row = map->box[0], spatial = map->spatial;
         for (int64_t i = 1; i < (spatial ? 2 : map->rank); ++i)
             pixels *= map->box[i];

@@ -77,7 +77,7 @@ TENSOR = (
     "fact batch", "fact m", "fact n", "fact r", "fact a vector", "fact b vector", "fact a along r", "fact b along r", "fact a guarded", "fact a taps",
     "fact store vector", "fact epilogue_bytes", "fact epilogue_flops", "fact factor bytes", "fact result bytes",
     "steps", "accumulators", "shared bytes", "step sectors", "step products", "step wavefronts", "store sectors", "useful work", "work over bytes",
-    "reuse over level 2",
+    "reuse over level 2", "patch over pixels",
 )  # fmt: skip
 """Features of products on tensor cores, by either family of instructions (`streamed`)."""
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)

@@ -23,17 +23,36 @@ GROUP_WARPS = GROUP // WARP
 
 
 def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> TensorCounts:
-    """Every block reads its rows of both factors from level 2. A step is one of `facts`; `warps` are those that multiply, and each reads a quarter of
-    what its warpgroup does from shared memory: 64 rows of one factor, all of the other one. Parts of a split are written and read as float32."""
-    product, one = facts.product, np.ones(len(candidates["columns"]))
-    (bm, bn), blocks = block_of(candidates), blocks_of(facts, candidates)
-    steps, columns, consumers = steps_each(facts, candidates), candidates["columns"], candidates["consumers"]
-    stages, split = np.minimum(candidates["stages"], steps), candidates["split"]
+    """Every block reads its rows of both factors from level 2. A step is one of `facts`."""
+    steps = steps_each(facts, candidates)
+    bm, bn = block_of(candidates)
+    stages = np.minimum(candidates["stages"], steps)
+    shared_bytes = shared_bytes_of(facts, candidates)
+    blocks, copied = blocks_of(facts, candidates), (bm + bn) * facts.row_bytes
+    return pipelined_counts(facts, candidates, bm, bn, blocks, steps, stages, copied, shared_bytes, machine)
+
+
+def pipelined_counts(
+    facts: WarpgroupFacts,
+    candidates: Columns,
+    bm: np.ndarray,
+    bn: np.ndarray,
+    blocks: np.ndarray,
+    steps: np.ndarray,
+    stages: np.ndarray,
+    copied: np.ndarray,
+    shared_bytes: np.ndarray,
+    machine: Machine,
+) -> TensorCounts:
+    """Counts of blocks of bm x bn results, in `steps` of which each copies so many bytes from level 2. `warps` are those that multiply, and each
+    reads a quarter of what its warpgroup does from shared memory: 64 rows of one factor, all of the other one. Parts of a split are written and read
+    as float32."""
+    product, one = facts.product, np.ones(len(blocks))
+    columns, consumers, split = candidates["columns"], candidates["consumers"], candidates["split"]
     warps, threads = GROUP_WARPS * consumers, GROUP * consumers + WARP
     parts = np.where(split > 1, split * product.batch * product.m * product.n * float(product.element_bytes), 0)
     read = one * (product.a.bytes + product.b.bytes + product.epilogue_bytes)
-    copied = (bm + bn) * facts.row_bytes
-    registers, shared_bytes = registers_of(candidates), shared_bytes_of(facts, candidates)
+    registers = registers_of(candidates)
     stored = product.bytes_written / (product.batch * product.m * product.n)
     depth = facts.row_bytes // facts.element_bytes
     sums = bm * bn / (warps * WARP)
@@ -68,48 +87,53 @@ def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machin
     )
 
 
-def step_seconds(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def step_seconds(kind: str, counts: TensorCounts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds of a processor for one step of a block: of its tensor cores at their peak, of reading both factors from shared memory (64 rows of one
     and all of the other for each warpgroup), and of the copies from level 2 at an equal share of its bandwidth."""
-    bm, bn = block_of(candidates)
-    depth = facts.row_bytes // facts.element_bytes
     cache = machine.cache(2)
     assert cache is not None
-    tensor: np.ndarray = 2.0 * bm * bn * depth * machine.processors / machine.peak_flops[PEAKS[facts.kind]]
-    read: np.ndarray = candidates["consumers"] * (M + candidates["columns"]) * facts.row_bytes / (machine.shared_bytes_per_cycle * machine.clock_hz)
-    copied: np.ndarray = (bm + bn) * facts.row_bytes / (cache.bandwidth * machine.clock_hz)
+    tensor: np.ndarray = counts.padded_flops / (counts.blocks * counts.steps) * machine.processors / machine.peak_flops[PEAKS[kind]]
+    read: np.ndarray = counts.warps * counts.step_shared_loads / machine.clock_hz
+    copied: np.ndarray = counts.step_sectors * SECTOR_BYTES / (cache.bandwidth * machine.clock_hz)
     return tensor, read, copied
 
 
 def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> Estimate:
-    """Seconds of each candidate. A step of n concurrent blocks takes n times as long as the busiest of tensor cores, shared memory and copies, and at
-    least as long as one block alone, which waits for copies that were issued stages - 1 steps before:
+    """Seconds of each candidate, as `pipelined_estimate`."""
+    return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), counts, machine)
 
-    t(n) = max(n through, latency / (stages - 1), through),  through = max(tensor / share, read, copied / gain)
+
+def pipelined_estimate(
+    facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0
+) -> Estimate:
+    """Seconds of blocks that store `tile` results each. A step (`step_seconds`) of n concurrent blocks takes n times as long as the busiest of tensor
+    cores, shared memory and copies, and at least as long as one block alone, which waits for copies that were issued stages - 1 steps before, and
+    `apart` seconds for copies that it does not overlap with its products:
+
+    t(n) = max(n through, latency / (stages - 1) + apart, through + apart),  through = max(tensor / share, read, copied / gain)
 
     A processor with b blocks has floor(b / resident) rounds of resident ones, and a last one with the rest; each begins with a latency and ends with
     the stores of its results.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
-    tensor, read, copied = step_seconds(facts, candidates, machine)
+    product = facts.product
+    tensor, read, copied = step_seconds(facts.kind, counts, machine)
     fitted = gpu_calibration(machine).warpgroups
     memory_latency = machine.memory_latency_cycles / machine.clock_hz
     latency = fitted.copy_latencies * memory_latency
     through = np.maximum(np.maximum(tensor / fitted.share, read), copied / fitted.copy_gain)
-    alone = np.maximum(through, latency / np.maximum(counts.stages - 1, 1))
+    alone = np.maximum(through, latency / np.maximum(counts.stages - 1, 1)) + apart / fitted.copy_gain
     each = ceil_divided(counts.blocks, machine.processors)
     full, rest = each // counts.resident, each % counts.resident
     steps = full * np.maximum(counts.resident * through, alone) + (rest > 0) * np.maximum(rest * through, alone)
     rounds = full + (rest > 0)
-    product = facts.product
     results = product.batch * product.m * product.n
     # parts of a split are float32 in level 2, other results are in memory at the end
-    stored = np.where(counts.split > 1, 0, np.prod(block_of(candidates), axis=0) * (product.bytes_written + product.epilogue_bytes) / results)
+    stored = np.where(counts.split > 1, 0, tile * (product.bytes_written + product.epilogue_bytes) / results)
     ends = rounds * fitted.end_latencies * memory_latency
     stores = each * stored * machine.processors / bandwidth(machine) / fitted.store_share
     work = Work(counts.steps * steps, ends, each, rounds)
     none = np.zeros(len(each))
-    tile = np.prod(block_of(candidates), axis=0)
     terms = {
         "launch": np.full(len(each), machine.launch_seconds),
         "compute": work.compute_seconds,
@@ -120,9 +144,9 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
     return Estimate(terms, overlapped=("compute", "memory"))
 
 
-def warpgroup_bound(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine, share: float) -> Estimate:
+def pipelined_bound(kind: str, counts: TensorCounts, machine: Machine, share: float) -> Estimate:
     """Lower bounds in seconds: products of the busiest processor's blocks at the peak; distinct bytes through memory."""
-    tensor, _, _ = step_seconds(facts, candidates, machine)
-    turns = np.ceil(blocks_of(facts, candidates) / machine.processors)
+    tensor, _, _ = step_seconds(kind, counts, machine)
+    turns = ceil_divided(counts.blocks, machine.processors)
     terms = {"fma": turns * counts.steps * tensor, "memory": share * counts.memory_bytes / bandwidth(machine)}
     return Estimate(terms, overlapped=("fma", "memory"))

@@ -145,16 +145,17 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(step, frame.steps, consume),
                 wgmma.await_sums(columns, sums),
-                store_sums(frame.result, thread_sums(schedule, group, thread)),
+                store_sums(frame.result, thread_sums(columns, schedule.swapped, group, thread)),
             ),
         ),
     )
     return body, frame.launch
 
 
-def thread_sums(schedule: WarpgroupSchedule, group: Expr, thread: Expr) -> ThreadSums:
-    """The thread's sums (`wgmma.sums_fragment`): two rows, and pairs of adjacent columns, in registers [column / 2][row][column % 2]."""
-    lane, warp, count = thread % WARP, thread % GROUP // WARP, schedule.columns // 4
+def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:
+    """The thread's sums (`wgmma.sums_fragment`): two rows, and pairs of adjacent columns, in registers [column / 2][row][column % 2]. Rows are of m,
+    or of n if `swapped`."""
+    lane, warp, count = thread % WARP, thread % GROUP // WARP, columns // 4
 
     def row(i: Expr) -> Expr:
         return group * M + warp * 16 + lane // 4 + i * 8
@@ -165,6 +166,6 @@ def thread_sums(schedule: WarpgroupSchedule, group: Expr, thread: Expr) -> Threa
     def register(i: Expr, j: Expr) -> Expr:
         return j // 2 * 4 + i * 2 + j % 2
 
-    if schedule.swapped:
+    if swapped:
         return ThreadSums(count, 2, column, row, 1, lambda m, n: register(n, m))
     return ThreadSums(2, count, row, column, 2, register)

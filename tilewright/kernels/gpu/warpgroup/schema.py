@@ -1,9 +1,8 @@
-"""The schema of products by warpgroups. It is not among those that are asked (`gpu/registry.py`) until a model is trained with its
-measurements. Inside `kernels.registry.registered(WARPGROUP, gpu=True)` it is."""
+"""The schema of products by warpgroups."""
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.warpgroup.estimate import warpgroup_bound, warpgroup_counts, warpgroup_estimate
+from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound, warpgroup_counts, warpgroup_estimate
 from tilewright.kernels.gpu.warpgroup.features import warpgroup_features
 from tilewright.kernels.gpu.warpgroup.form import warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_warpgroup
@@ -19,6 +18,6 @@ WARPGROUP = Schema(
     counts=warpgroup_counts,
     estimate=lambda facts, candidates, counts, machine, options: warpgroup_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_warpgroup(problem, form.parts, schedule, machine),
-    bound=warpgroup_bound,
+    bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: warpgroup_features(facts, candidates, machine),
 )

@@ -1,0 +1,217 @@
+"""Convolutions by warpgroups over patches: candidates over random layers in the interpreter, against PyTorch in float64; a GPU runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.interpreted import run_program
+from tests.test_gpu_half import check, planned
+from tests.test_gpu_warpgroup import TF32, Block, as_interpreted, compiles, program_of
+from tests.test_half_modules import EACH_TYPE, TYPES, in_type
+from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
+from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, patch_rows
+from tilewright.kernels.schema import Options, form_of
+from tilewright.selection.choice import choose
+from tilewright.selection.ranking import Choice
+from tilewright.tuning.problems import convolution_problem
+
+H200 = machine("h200")
+
+SCHEDULES = (
+    PatchSchedule(32, 1, 3, 1, 5, 9),
+    PatchSchedule(96, 2, 3, 2, 10, 9),
+    PatchSchedule(16, 4, 4, 2, 10, 9),
+    PatchSchedule(64, 1, 2, 2, 4, 9, swapped=1),
+    PatchSchedule(128, 2, 3, 1, 10, 9, swapped=1),
+    PatchSchedule(32, 1, 2, 1, 5, 5, split=2),
+    PatchSchedule(64, 1, 2, 1, 10, 3, swapped=1, split=2),
+)
+"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, and split channels."""
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "3x3": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 72, 3, padding=1), nn.ReLU()), (2, 16, 9, 8)),
+    "5x5": (lambda: nn.Sequential(nn.Conv2d(16, 40, 1), nn.Conv2d(40, 24, 5, padding=2)), (1, 16, 11, 10)),
+    "1x7": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 24, (1, 7), padding=(0, 3))), (2, 16, 5, 12)),
+    "no padding": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 24, 3)), (2, 16, 9, 8)),
+    "dilation": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 24, (3, 2), padding=2, dilation=2)), (1, 16, 9, 8)),
+    "1-D": (lambda: nn.Sequential(nn.Conv1d(16, 32, 1), nn.Conv1d(32, 24, 5, padding=2)), (2, 16, 30)),
+    "3-D": (lambda: nn.Sequential(nn.Conv3d(16, 32, 1), nn.Conv3d(32, 24, 3, padding=1)), (1, 16, 4, 5, 6)),
+}
+
+
+def program(module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Any, used: list[PatchSchedule], **given: Any) -> Any:
+    return program_of(module, inputs, pick, used, schema=WARPGROUP_PATCH, **given)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers(layer: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    used: list[PatchSchedule] = []
+    made = program(module, inputs, lambda count: count // 2, used)
+    assert used
+    check(module, inputs, made)
+    compiles(made)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_schedules(schedule: PatchSchedule, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 72, 1), nn.Conv2d(72, 40, (3, 2), padding=1), nn.Hardswish()
+    module, inputs = nn.Sequential(*layers).to(dtype), (torch.randn(1, 16, 10, 9).to(dtype),)
+    used: list[PatchSchedule] = []
+    made = program(module, inputs, schedule, used)
+    assert set(used) == {schedule}
+    check(module, inputs, made)
+    compiles(made)
+
+
+@pytest.mark.parametrize("layer", ["3x3", "1-D"])
+def test_layers_in_tf32(layer: str) -> None:
+    """10 bits of mantissa, cut off: an error of 2^-10 per factor."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    module, inputs = make().eval(), (torch.randn(shape),)
+    used: list[PatchSchedule] = []
+    made = program(module, inputs, lambda count: count // 3, used, numerics=TF32)
+    assert used
+    results, faults = run_program(made, {name: x.numpy() for name, x in zip(made.graph.inputs, inputs, strict=True)})
+    assert not faults
+    expected = module.double()(inputs[0].double()).detach().numpy()
+    error = abs(results[made.graph.outputs[0]].reshape(expected.shape) - expected).max()
+    assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
+
+
+@EACH_TYPE
+def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module, inputs = nn.Sequential(nn.Conv2d(16, 16, 1), Block(16)).to(dtype).eval(), (torch.randn(2, 16, 7, 9).to(dtype),)
+    used: list[PatchSchedule] = []
+    made = program(module, inputs, lambda count: count // 2, used)
+    assert len(used) >= 2
+    check(module, inputs, made)
+
+
+def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution of random sizes with stride 1 and an epilogue."""
+
+    def size(*choices: int) -> int:
+        return random.choice(choices)
+
+    channels, outputs, taps = size(8, 16, 40, 72), size(5, 8, 24, 80), size(2, 3)
+    options = {"dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2)}
+    last = nn.Conv2d(channels, outputs, (taps, size(1, taps)), **options)  # type: ignore[arg-type]
+    return nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.ReLU()), (torch.randn(size(1, 2, 3), 8, size(9, 11), size(10, 13, 30)),)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
+def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    random = Random(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, inputs = drawn(random)
+    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    check(module, inputs, program(module, inputs, random.randrange, []))
+
+
+# --- what it is not for, and what is predicted ------------------------------------------------------------------------
+
+
+def reason(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine = H200) -> str:
+    """Why the schema does not suit the last region."""
+    found: list[str] = []
+
+    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
+        if problem.region.kind == "contraction":
+            form = form_of(WARPGROUP_PATCH, problem, machine)
+            found.append(str(form) if isinstance(form, Unsuitable) else "")
+        return choose(problem, machine, threads)
+
+    planned(module, inputs, target, chooser)
+    return found[-1]
+
+
+def test_reasons() -> None:
+    def convolution(**options: Any) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 32, **options)).half()
+
+    x = torch.randn(2, 16, 9, 8).half()
+    assert "has no wgmma" in reason(convolution(kernel_size=3), (x,), machine("a100"))
+    assert "no filter of several taps" in reason(convolution(kernel_size=1), (x,))
+    assert "no filter of several taps" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),))
+    assert "moves by more than one pixel" in reason(convolution(kernel_size=3, stride=2), (x,))
+    assert reason(convolution(kernel_size=3), (x,)) == ""
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_estimates_are_above_the_bounds(batch: int) -> None:
+    problem = convolution_problem(128, 64, 28, 28, 3, batch=batch)
+    form = form_of(WARPGROUP_PATCH, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    assert WARPGROUP_PATCH.space(form.facts, H200, Options())[1] == {"float32 may not be rounded to TF32": 1}
+    options = Options(numerics=TF32)
+    candidates, rejected = WARPGROUP_PATCH.space(form.facts, H200, options)
+    assert length(candidates) > 20 and rejected
+    counts = WARPGROUP_PATCH.counts(form.facts, candidates, H200)
+    assert WARPGROUP_PATCH.bound is not None
+    bound = WARPGROUP_PATCH.bound(form.facts, candidates, counts, H200, 1.0).seconds
+    seconds = WARPGROUP_PATCH.estimate(form.facts, candidates, counts, H200, options).seconds
+    assert (bound > 0).all() and (bound < seconds).all() and seconds.max() < 0.1
+    assert (counts.level2_bytes >= counts.read_bytes).all()
+
+
+def test_tiles_and_patches() -> None:
+    """Tiles cover the output; the rows that products take from the last tap on are inside the patch, which is at most one line longer."""
+    form = form_of(WARPGROUP_PATCH, convolution_problem(96, 64, 57, 30, 5, batch=1), H200)
+    assert not isinstance(form, Unsuitable), form
+    facts = form.facts
+    candidates, _ = WARPGROUP_PATCH.space(facts, H200, Options(numerics=TF32))
+    height, width = candidates["height"], candidates["width"]
+    pitch = width + facts.spans[1]
+    pixels = np.where(candidates["swapped"] > 0, candidates["columns"], 64 * candidates["consumers"])
+    assert ((height - 1) * pitch + width <= pixels).all()
+    last = pixels - 1 + facts.spans[0] * pitch + facts.spans[1]
+    rows = patch_rows(facts, candidates)
+    assert (last < rows).all() and (rows <= last + pitch).all()
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+@pytest.mark.parametrize("layer", ["3x3", "5x5", "dilation", "no padding"])
+def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    for number in range(0, 12):
+        as_interpreted(program(module, inputs, lambda count, part=number / 12: int(count * part), []))
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_schedules_on_the_gpu(schedule: PatchSchedule, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 72, 1), nn.Conv2d(72, 40, (3, 2), padding=1), nn.Hardswish()
+    module, inputs = nn.Sequential(*layers).to(dtype), (torch.randn(1, 16, 10, 9).to(dtype),)
+    as_interpreted(program(module, inputs, schedule, []))

@@ -1,0 +1,212 @@
+"""Lowering of the `warpgroup patches` schema: a pipeline of patches of the image, and one of the tiles of the filter that are multiplied with them.
+
+As in `warpgroup/lower.py` one thread produces and warpgroups consume, each buffer with a barrier for "full" and one for "empty". For each part of the
+channels the producer copies a patch, and then the filter's tile for each tap. The products of a tap read the patch from that tap's first pixel on: a
+swizzle permutes pieces by bits of the address, so that rows may begin at any pixel. A tile of the filter is freed when the products of the next step
+were begun and its own have completed; a patch, when the first products with the next one were begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named
+from tilewright.codegen.intrinsics import mbarrier, wgmma
+from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.tensor_copy import copy_box
+from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import Expr, Var, binary, compare, index_const
+from tilewright.ir.intrinsic import LANES
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, block_variable, thread_variable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
+from tilewright.ir.tensor_map import TensorMap
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, store_sums
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.split import in_one_or_two
+from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, thread_sums
+from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
+from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
+
+GROUP, WARP = LANES["warpgroup"], LANES["warp"]
+
+
+def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, machine: Machine) -> Lowered:
+    """One kernel, or two with a workspace if the channels are split; packed weights are in the storage."""
+    forms = {form.product.output: form}
+
+    def of_parts(part: Problem) -> ProductForm:
+        found = patch_form(part, machine).parts
+        forms[found.product.output] = found
+        return found.product
+
+    return in_one_or_two(
+        problem,
+        form.product,
+        schedule,
+        machine,
+        lambda product: tiles(forms[product.output], schedule),
+        of_parts,
+        lambda product: blocks_to_ask_for(schedule, form.facts, machine),
+        lambda product: maps(forms[product.output], schedule),
+        split=schedule.split,
+    )
+
+
+def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
+    """Of the image, whose boxes are patches, and of the filter."""
+    pixels, base = form.pixels, form.facts.base
+    extents, _ = form.facts.patch(schedule.pixels, schedule.height, schedule.width)
+    box = (base.row_bytes // base.element_bytes, *(int(extent) for extent in reversed(extents)), 1)
+    image = TensorMap("map_a", pixels.buffer, pixels.dtype, pixels.extents[::-1], pixels.strides[::-1], box, base.row_bytes, pixels.offset)
+    return image, form.base.b.map("map_b", schedule.channels, base.row_bytes)
+
+
+def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
+    """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
+    facts, base, product, columns = form.facts, form.facts.base, form.product, schedule.columns
+    dtype, depth, wide = STORED[base.kind], DEPTHS[base.kind], base.row_bytes // base.element_bytes
+    image_map, filter_map = maps(form, schedule)
+    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
+    each = -(-facts.chunks // schedule.split)
+    stages, patches = min(schedule.stages, each * base.taps), min(schedule.patches, each)
+    patch_size, filter_size = -(-prod(image_map.box[1:]) // ROWS) * ROWS * wide, prod(filter_map.box)
+
+    tile = tuple(int(extent) for extent in facts.tile(schedule.height, schedule.width))
+    places_of = (-(-extent // one) for extent, one in zip(facts.outputs, tile, strict=True))
+    counts = (schedule.split, facts.images, *places_of, -(-product.facts.n // schedule.channels))
+    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    order = [Var(name, count) for name, count in zip(("part", "image", *(f"tile{i}" for i in range(len(tile))), "tile_n"), counts, strict=True)]
+    statements, where = named(decode(block_variable(launch), order))
+    part, image, *places, tile_n = (where.get(axis, axis) for axis in order)
+    first = [place * one for place, one in zip(places, tile, strict=True)]
+    chunks: Expr = index_const(each)
+    if facts.chunks % each:
+        chunks = Var("chunks", each + 1)
+        statements.append(Let(chunks, binary("min", facts.chunks - part * each, index_const(each))))
+
+    thread, group = thread_variable(launch), Var("group", schedule.consumers + 1)
+    chunk, tap, piece = Var("chunk", each), Var("tap", base.taps), Var("piece", wide // depth)
+    channel, step = (part * each + chunk) * wide, chunk * base.taps + tap
+    stage, slot = step % stages, chunk % patches
+    full, empty, sums = Place("full", stage), Place("empty", stage), Place("acc", index_const(0))
+    begins = [start + slide.first for start, slide in zip(first, form.pixels.slides, strict=True)]
+    at_filter, _ = form.base.b.at(index_const(0), tile_n * schedule.channels, tap, channel)
+    produce = block(
+        mbarrier.wait(Place("patch_empty", slot), (chunk // patches + 1) % 2, "thread"),
+        mbarrier.expect(Place("patch_full", slot), image_map.bytes),
+        copy_box(Place("patch", slot * patch_size), image_map, Place("patch_full", slot), [channel, *reversed(begins), image]),
+        For(
+            tap,
+            index_const(base.taps),
+            block(
+                mbarrier.wait(empty, (step // stages + 1) % 2, "thread"),
+                mbarrier.expect(full, filter_map.bytes),
+                copy_box(Place("filter", stage * filter_size), filter_map, full, at_filter),
+            ),
+        ),
+    )
+
+    _, offsets = form.pixels.at(index_const(0), index_const(0), tap, index_const(0))
+    shift: Expr = index_const(0)
+    for offset, pitch in zip(reversed(offsets), pitches, strict=True):
+        shift = shift + offset * int(pitch)
+    own = group * (M * wide) + piece * depth
+    pixel_rows, filter_rows = slot * patch_size + shift * wide, stage * filter_size
+    patch_place, filter_place = (
+        Place("patch", pixel_rows + (piece * depth if schedule.swapped else own)),
+        Place("filter", filter_rows + (own if schedule.swapped else piece * depth)),
+    )
+    left, right = (filter_place, patch_place) if schedule.swapped else (patch_place, filter_place)
+    both = (Tile(base.row_bytes), Tile(base.row_bytes))
+    multiply = wgmma.multiply(base.kind, columns, sums, left, right, compare("gt", step + piece, 0), both)
+    one_a_warp = compare("eq", thread % WARP, 0)
+    freed = mbarrier.arrive(Place("empty", (step + (stages - 1)) % stages))  # of the step before
+    # two patches: the one before is freed behind the first products with the next one; one: behind its own
+    before = mbarrier.arrive(Place("patch_empty", (chunk + (patches - 1)) % patches))
+    during: Statement = If(compare("eq", tap, 0), If(compare("gt", chunk, 0), If(one_a_warp, before)))
+    behind: list[Statement] = [wgmma.await_groups(0), If(one_a_warp, before)]
+    consume = block(
+        mbarrier.wait(Place("patch_full", slot), chunk // patches % 2, "warpgroup"),
+        For(
+            tap,
+            index_const(base.taps),
+            block(
+                mbarrier.wait(full, step // stages % 2, "warpgroup"),
+                wgmma.fence(),
+                For(piece, index_const(wide // depth), multiply, "unroll"),
+                wgmma.commit(),
+                wgmma.await_groups(1),
+                If(compare("gt", step, 0), If(one_a_warp, freed)),
+                [during] if patches > 1 else [],
+            ),
+        ),
+        behind if patches == 1 < each else [],
+    )
+    pipelines = (("", stages), ("patch_", patches))
+    arrivals = GROUP // WARP * schedule.consumers
+    setup = [
+        mbarrier.initialise(Place(f"{kind}{name}", index_const(at)), count)
+        for kind, number in pipelines
+        for name, count in (("full", 1), ("empty", arrivals))
+        for at in range(number)
+    ]
+    at_row = at_pixel(form, schedule, image, first)
+    result = BlockResult(product, {order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
+    body = block(
+        Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
+        Allocate(Buffer("filter", dtype, stages * filter_size, "shared", alignment=ALIGNMENT)),
+        [Allocate(mbarrier.barriers(f"{kind}{name}", number)) for kind, number in pipelines for name in ("full", "empty")],
+        statements,
+        Let(group, thread // GROUP),
+        If(compare("eq", thread, 0), block(*setup, mbarrier.publish())),
+        block_barrier(),
+        If(
+            compare("eq", group, schedule.consumers),
+            If(compare("eq", thread, schedule.consumers * GROUP), For(chunk, chunks, produce)),
+            block(
+                Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
+                For(chunk, chunks, consume),
+                wgmma.await_sums(columns, sums),
+                store_sums(result, thread_sums(columns, schedule.swapped, group, thread)),
+            ),
+        ),
+    )
+    return body, launch
+
+
+def at_pixel(form: PatchForm, schedule: PatchSchedule, image: Expr, first: Sequence[Expr]) -> Callable[[Expr, RowBody], list[Statement]]:
+    """Emits a body with the values of the axes of m at a pixel of the patch, if it is of the tile and of the result. `first`: the tile's position."""
+    facts, product = form.facts, form.product
+    tile = [int(extent) for extent in facts.tile(schedule.height, schedule.width)]
+    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
+    pitch = int(pitches[-2]) if len(tile) > 1 else 0
+
+    def at_row(row: Expr, body: RowBody) -> list[Statement]:
+        inner = [row // pitch, row % pitch] if pitch else [row]
+
+        def inside(positions: list[Expr]) -> list[Statement]:
+            number = len(positions)
+            if number == len(tile):
+                m = image
+                for position, extent in zip(positions, facts.outputs, strict=True):
+                    m = m * extent + position
+                lets, mapping = named(decode(m, product.m))
+                return [*lets, *body(mapping)]
+            dimension = len(tile) - 1 - number  # the last one first
+            within = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
+
+            def placed(offset: Expr) -> list[Statement]:
+                def at(position: Expr) -> list[Statement]:
+                    return inside([position, *positions])
+
+                return below(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
+
+            return below(within, tile[dimension], f"offset{dimension}", placed)
+
+        return inside([])
+
+    return at_row

@@ -1,0 +1,24 @@
+"""The schema of convolutions by warpgroups over patches."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound
+from tilewright.kernels.gpu.warpgroup_patch.estimate import patch_counts, patch_estimate
+from tilewright.kernels.gpu.warpgroup_patch.features import patch_features
+from tilewright.kernels.gpu.warpgroup_patch.form import patch_form
+from tilewright.kernels.gpu.warpgroup_patch.lower import lower_patches
+from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, patch_space
+from tilewright.kernels.schema import Schema
+
+WARPGROUP_PATCH = Schema(
+    name="warpgroup patches",
+    kinds=("contraction",),
+    schedule=PatchSchedule,
+    match=patch_form,
+    space=lambda facts, machine, options: patch_space(facts, machine, options.numerics.tf32),
+    counts=patch_counts,
+    estimate=lambda facts, candidates, counts, machine, options: patch_estimate(facts, candidates, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_patches(problem, form.parts, schedule, machine),
+    bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.base.kind, counts, machine, share),
+    features=lambda facts, candidates, machine, options: patch_features(facts, candidates, machine),
+)

@@ -1,0 +1,166 @@
+"""Schedules of convolutions by warpgroups over patches.
+
+A block computes a tile of height x width positions of one image. Rows of the product are successive pixels of the patch in shared memory: the lines
+of the tile, and between them the pixels that the filter reaches beyond it, whose results are not stored. All taps read the one patch, each from
+another first pixel on, so that a pixel is copied once instead of once for each tap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tilewright.codegen.intrinsics.wgmma import M
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.intrinsic import LANES
+from tilewright.ir.tensor_map import MOST_IN_BOX
+from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
+from tilewright.kernels.gpu.gemm.space import SPLITS
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, registers_of
+from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
+
+ROWS = 8
+"""Rows after which a swizzle repeats; buffers of tiles are whole multiples."""
+
+
+@dataclass(frozen=True)
+class PatchSchedule:
+    """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
+    A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
+    share the channels of one output tile, whose parts a second kernel adds in order."""
+
+    columns: int
+    consumers: int
+    stages: int
+    patches: int
+    height: int
+    width: int
+    swapped: int = 0
+    split: int = 1
+
+    @property
+    def pixels(self) -> int:
+        """Successive pixels of the patch that are multiplied."""
+        return self.columns if self.swapped else M * self.consumers
+
+    @property
+    def channels(self) -> int:
+        """Output channels of a block."""
+        return M * self.consumers if self.swapped else self.columns
+
+    @property
+    def threads(self) -> int:
+        return LANES["warpgroup"] * self.consumers + LANES["warp"]
+
+    def __str__(self) -> str:
+        return (
+            f"warpgroup patches tile={self.height}x{self.width} block={self.pixels}x{self.channels} stages={self.stages} "
+            f"patches={self.patches} split={self.split}" + " swapped" * self.swapped
+        )
+
+
+AXES = {
+    "columns": (16, 32, 64, 96, 128, 160, 192, 224, 256),
+    "consumers": (1, 2, 3, 4),
+    "stages": (2, 3, 4, 6, 8),
+    "patches": (1, 2),
+    "pieces": (1, 2, 3, 4, 6, 8),
+    "swapped": (0, 1),
+    "split": SPLITS,
+}
+"""`pieces`: into which lines of the output are divided."""
+LEAST_USEFUL = 0.5
+"""Part of the multiplied pixels whose results are stored."""
+
+
+def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The candidates, and the number rejected for each reason. `tf32`: whether float32 factors may be rounded to TF32."""
+    if facts.base.kind == "tf32" and not tf32:
+        return {entry.name: np.zeros(0, np.int64) for entry in fields(PatchSchedule)}, {"float32 may not be rounded to TF32": 1}
+    axes = product_of(AXES)
+    pieces = axes.pop("pieces")
+    height, width = _tiles(facts, pixels_of(axes), pieces)
+    candidates = axes | {"height": height, "width": width}
+    product, pixels, channels, split = facts.base.product, pixels_of(axes), channels_of(axes), axes["split"]
+    extents, _ = facts.patch(pixels, height, width)
+    each, steps = chunks_each(facts, candidates), chunks_each(facts, candidates) * facts.base.taps
+    least = np.where(candidates["swapped"] > 0, M, 16)
+    return reject(
+        candidates,
+        [
+            ("a line is not divided into so many pieces", (pieces - 1) * width >= facts.outputs[-1]),
+            ("a line of the tile is longer than the rows of a block", width > pixels),
+            ("most rows of a block are not stored", height * width < LEAST_USEFUL * pixels),
+            ("a patch is larger than a box of the copy engine", np.maximum.reduce([np.broadcast_to(e, len(pixels)) for e in extents]) > MOST_IN_BOX),
+            ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
+            ("registers exceed a processor's", registers_of(candidates) * threads_of(candidates) > machine.registers_per_processor),
+            ("tile of channels is more than twice the extent", (channels >= 2 * np.maximum(product.n, least)) & (channels > least)),
+            ("more stages than steps", (candidates["stages"] > 2) & (candidates["stages"] > steps)),
+            ("more patches than parts of the channels", (candidates["patches"] > 1) & (candidates["patches"] > each)),
+            ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.chunks)),
+            ("a split whose parts are in another order than the result", (split > 1) & (not facts.base.ordered)),
+        ],
+    )
+
+
+def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Height and width of tiles whose lines are divided into so many pieces: as high as fits, and all of about one height."""
+    width = ceil_divided(facts.outputs[-1], pieces)
+    if len(facts.outputs) == 1:
+        return np.ones_like(width), np.minimum(width, pixels)
+    lines = np.clip((pixels - width) // (width + facts.spans[-1]) + 1, 1, facts.outputs[-2])
+    return ceil_divided(facts.outputs[-2], ceil_divided(facts.outputs[-2], lines)), width
+
+
+def pixels_of(candidates: Columns) -> np.ndarray:
+    """Pixels that a block multiplies."""
+    pixels: np.ndarray = np.where(candidates["swapped"] > 0, candidates["columns"], M * candidates["consumers"])
+    return pixels
+
+
+def channels_of(candidates: Columns) -> np.ndarray:
+    """Output channels of a block."""
+    channels: np.ndarray = np.where(candidates["swapped"] > 0, M * candidates["consumers"], candidates["columns"])
+    return channels
+
+
+def threads_of(candidates: Columns) -> np.ndarray:
+    threads: np.ndarray = LANES["warpgroup"] * candidates["consumers"] + LANES["warp"]
+    return threads
+
+
+def chunks_each(facts: PatchFacts, candidates: Columns) -> np.ndarray:
+    """Parts of the channels that a block reduces at most."""
+    return ceil_divided(facts.chunks, candidates["split"])
+
+
+def patch_rows(facts: PatchFacts, candidates: Columns) -> np.ndarray:
+    """Pixels of a patch."""
+    extents, _ = facts.patch(pixels_of(candidates), candidates["height"], candidates["width"])
+    rows: np.ndarray = np.prod(np.broadcast_arrays(*extents), axis=0)
+    return rows
+
+
+def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
+    """Bytes of shared memory per block: tiles of the filter, patches, and two barriers for each."""
+    each = chunks_each(facts, candidates)
+    stages, patches = np.minimum(candidates["stages"], each * facts.base.taps), np.minimum(candidates["patches"], each)
+    rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
+    needed: np.ndarray = rows * facts.base.row_bytes + 2 * BARRIER_BYTES * (stages + patches) + 2 * 1024  # both buffers are aligned to as much
+    return needed
+
+
+def blocks_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
+    """Blocks of the grid."""
+    tiles = [ceil_divided(extent, tile) for extent, tile in zip(facts.outputs, facts.tile(candidates["height"], candidates["width"]), strict=True)]
+    positions = np.prod(np.broadcast_arrays(*tiles), axis=0)
+    blocks: np.ndarray = facts.images * positions * ceil_divided(facts.base.product.n, channels_of(candidates)) * candidates["split"]
+    return blocks
+
+
+def blocks_to_ask_for(schedule: PatchSchedule, facts: PatchFacts, machine: Machine) -> int:
+    """The occupancy to request from the assembler: what shared memory and the estimated registers allow."""
+    candidates = {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}
+    return max(1, int(resident_blocks(machine, schedule.threads, registers_of(candidates), shared_bytes_of(facts, candidates))[0]))
