@@ -61,7 +61,9 @@ class EmulatedDriver:
         self._graphs[len(self._graphs) + 1] = []
         return len(self._graphs)
 
-    def add_kernel_node(self, graph: int, before: Sequence[int], params: KernelNodeParams, cooperative: bool = False) -> int:
+    def add_kernel_node(
+        self, graph: int, before: Sequence[int], params: KernelNodeParams, cooperative: bool = False, early: bool = False
+    ) -> int:
         assert list(before) == ([len(self._graphs[graph])] if self._graphs[graph] else [])
         self._graphs[graph].append(params)
         return len(self._graphs[graph])

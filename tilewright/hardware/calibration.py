@@ -349,7 +349,7 @@ def gpu_calibration(machine: Machine) -> GpuCalibration:
     """The constants for a GPU. Raises InvalidModel if a file is damaged or no file has a part."""
     measured = in_use(machine)
     known = _assumed.get(machine.name) or (measured and measured.constants)
-    found: GpuCalibration = known or _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
+    found: GpuCalibration = known or _calibration(GpuCalibration, machine.measured_as, machine.pipeline, machine.kind, FOLDER)
     return found
 
 
@@ -360,25 +360,25 @@ def cpu_calibration(machine: Machine) -> CpuCalibration:
 
 
 def gpu_chains(machine: Machine) -> GpuChains | None:
-    """The constants for chains on a GPU, which only its own file can hold (part "chains"); None if they were not measured on it."""
+    """The constants for chains on a GPU, which only the file of its chip can hold (part "chains"); None if they were not measured on it."""
     return _own(GpuChains, "chains", machine)
 
 
 def gpu_recurrence(machine: Machine) -> GpuRecurrence | None:
-    """The constants for recurrent layers in one kernel of a GPU, which only its own file can hold (part "recurrent"); None if they were not measured
-    on it."""
+    """The constants for recurrent layers in one kernel of a GPU, which only the file of its chip can hold (part "recurrent"); None if they were not
+    measured on it."""
     return _own(GpuRecurrence, "recurrent", machine)
 
 
 def gpu_variants(machine: Machine) -> GpuVariants | None:
-    """What measurements confirmed of predicted gains of variants on a GPU, which only its own file can hold (part "variants"); None if no variants
-    were measured on it."""
+    """What measurements confirmed of predicted gains of variants on a GPU, which only the file of its chip can hold (part "variants"); None if no
+    variants were measured on it."""
     return _own(GpuVariants, "variants", machine) if machine.is_gpu else None
 
 
 def _own(kind: Callable[..., T], part: str, machine: Machine) -> T | None:
-    """A part of the machine's own file, for which no other stands in; None without it."""
-    values = (parts_of(FOLDER / f"{machine.name}.json") or {}).get(part)
+    """A part of the file of the machine's chip, for which no other stands in; None without it."""
+    values = (parts_of(FOLDER / f"{machine.measured_as}.json") or {}).get(part)
     return None if values is None else kind(**values)
 
 

@@ -217,6 +217,7 @@ H100 = _gpu(
     "sm_90a",
     name="h100",
     description="NVIDIA H100 SXM5 80 GB (Hopper)",
+    chip="h200",
     processors=132,
     clock_hz=1.98e9,
     peak_flops={"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12, "bf16": 989.4e12},
@@ -236,6 +237,7 @@ H100 = _gpu(
 H200 = replace(
     H100,
     name="h200",
+    chip="",
     description="NVIDIA H200 SXM 141 GB (Hopper)",
     memory_bandwidth=4.8e12,
     memory_bytes=141_000_000_000,

@@ -107,6 +107,9 @@ class Machine:
     """Lanes of the special-function units (exponential, reciprocal, square root)."""
     launch_seconds: float = 0.0
     """Time that each further kernel adds to a chain of dependent kernels in a CUDA graph."""
+    chip: str = ""
+    """For a GPU, the machine of the catalogue with the same chip (another memory, for example), whose measured constants and learned models serve.
+    Empty if it is known by its own."""
     toolchain_extra: str = ""
     """For a GPU, the package extra with its compiler: "cuda13", or "cuda12" for Volta, which CUDA 13 dropped."""
 
@@ -117,6 +120,11 @@ class Machine:
     that use it (`hardware/measured_order.py`). Empty without one."""
     uncalibrated: str = ""
     """The digest of the machine as identified, which the facts of a CPU's calibration change; empty without a calibration."""
+
+    @property
+    def measured_as(self) -> str:
+        """The name under which measurements of the machine, or of its chip, are kept."""
+        return self.chip or self.name
 
     @property
     def digest(self) -> str:

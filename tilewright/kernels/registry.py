@@ -19,6 +19,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels.cpu.registry import LIBRARY as CPU_LIBRARY
 from tilewright.kernels.cpu.registry import SCHEMAS as CPU
+from tilewright.kernels.gpu.early import beginning_early
 from tilewright.kernels.gpu.registry import LIBRARY as GPU_LIBRARY
 from tilewright.kernels.gpu.registry import SCHEMAS as GPU
 from tilewright.kernels.images import lowered_for_images
@@ -98,13 +99,14 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
 
 
 def lower_for_images(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
-    """As `lower`; on a CPU the kernels of one image are those of any number of images where that is possible (`kernels.images`).
+    """As `lower`; on a CPU the kernels of one image are those of any number of images where that is possible (`kernels.images`), and on a GPU they
+    begin early (`kernels.gpu.early`).
 
     Raises:
         Unsuitable: as `lower` does.
     """
     exact = partial(lower, schedule=schedule, machine=machine)
-    return exact(problem) if machine.is_gpu else lowered_for_images(problem, exact)
+    return beginning_early(exact(problem), machine) if machine.is_gpu else lowered_for_images(problem, exact)
 
 
 def require_instructions(kernel: Kernel, machine: Machine) -> None:

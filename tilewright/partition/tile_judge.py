@@ -30,6 +30,7 @@ from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, TileCounts
+from tilewright.kernels.gpu.early import beginning_early
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
@@ -179,7 +180,7 @@ class TileJudge:
         if choices is None:
             raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
         parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
-        return lower_tiles(tiling, parts, schedule, self.machine)
+        return beginning_early(lower_tiles(tiling, parts, schedule, self.machine), self.machine)
 
     def predicted(self, problem: Problem, limit: float = inf) -> list[Tiles]:
         """Tiles of a canonical chain by predicted time, without those of which parts alone take longer than `limit` seconds.

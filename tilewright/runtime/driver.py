@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
 from functools import lru_cache
 from typing import Any
 
@@ -52,12 +52,24 @@ class KernelNodeParams(ctypes.Structure):
     ]
 
 
+class EdgeData(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = [("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte), ("reserved", c_ubyte * 5)]
+
+
+EARLY = (1, 1)
+"""CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC."""
+
+
 class LaunchAttributeValue(ctypes.Union):
     """CUlaunchAttributeValue."""
 
     _fields_ = [("pad", ctypes.c_char * 64), ("cooperative", c_int)]
 
 
+ADD_EDGES = "cuGraphAddDependencies_v2"
+"""Since CUDA 12.3; without it no kernel begins early."""
 PROTOTYPES: dict[str, list[Any]] = {
     "cuInit": [c_uint],
     "cuDriverGetVersion": [POINTER(c_int)],
@@ -75,6 +87,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuGraphAddKernelNode_v2": [POINTER(c_void_p), c_void_p, POINTER(c_void_p), c_size_t, POINTER(KernelNodeParams)],
     "cuGraphAddChildGraphNode": [POINTER(c_void_p), c_void_p, POINTER(c_void_p), c_size_t, c_void_p],
     "cuGraphKernelNodeSetAttribute": [c_void_p, c_int, POINTER(LaunchAttributeValue)],
+    ADD_EDGES: [c_void_p, POINTER(c_void_p), POINTER(c_void_p), POINTER(EdgeData), c_size_t],
     "cuGraphInstantiateWithFlags": [POINTER(c_void_p), c_void_p, c_ulonglong],
     "cuGraphExecDestroy": [c_void_p],
     "cuGraphExecKernelNodeSetParams_v2": [c_void_p, c_void_p, POINTER(KernelNodeParams)],
@@ -120,6 +133,8 @@ class Driver:
         self.functions: dict[str, Any] = {}
         for name, arguments in PROTOTYPES.items():
             function = getattr(library, name, None)
+            if function is None and name == ADD_EDGES:
+                continue
             if function is None:
                 raise TargetNotPresent(f"the NVIDIA driver has no {name}", "install a driver of CUDA 12.0 or later")
             function.argtypes, function.restype = arguments, c_int
@@ -188,9 +203,18 @@ class Driver:
     def destroy_graph(self, graph: int) -> None:
         self("cuGraphDestroy", graph)
 
-    def add_kernel_node(self, graph: int, dependencies: Sequence[int], params: KernelNodeParams, cooperative: bool = False) -> int:
-        """A node that launches the kernel; if it is cooperative, with all its blocks resident at once."""
-        handle = self._handle("cuGraphAddKernelNode_v2", graph, _nodes(dependencies), len(dependencies), byref(params))
+    def add_kernel_node(
+        self, graph: int, dependencies: Sequence[int], params: KernelNodeParams, cooperative: bool = False, early: bool = False
+    ) -> int:
+        """A node that launches the kernel; if it is cooperative, with all its blocks resident at once; if `early`, before its dependencies, which are
+        kernels, have ended, where the driver can do that."""
+        early = early and ADD_EDGES in self.functions
+        before = () if early else dependencies
+        handle = self._handle("cuGraphAddKernelNode_v2", graph, _nodes(before), len(before), byref(params))
+        if early and dependencies:
+            port, kind = EARLY
+            edges = (EdgeData * len(dependencies))(*[EdgeData(from_port=port, type=kind) for _ in dependencies])
+            self(ADD_EDGES, graph, _nodes(dependencies), _nodes([handle] * len(dependencies)), edges, len(dependencies))
         if cooperative:
             self("cuGraphKernelNodeSetAttribute", handle, LAUNCH_COOPERATIVE, byref(LaunchAttributeValue(cooperative=1)))
         return handle

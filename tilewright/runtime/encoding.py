@@ -355,6 +355,7 @@ def decode_kernel(data: Field) -> LoadableKernel:
         data["trips"].integer(0, MOST_ELEMENTS),
         data["growths"].integers(0, 8 * MOST_ELEMENTS),
         tuple(map(_decode_map, data["maps"].items())),
+        data["waits"].flag(),
     )
 
 

@@ -46,6 +46,8 @@ COOPERATION = Extent("processors", 0, 1)
 """What each kernel whose blocks must all be resident counts as writing: of two at once each could hold processors that the other waits for."""
 WORKSPACE = Extent("workspace", 0, 1)
 """What each call of a library counts as writing: all calls share what they allocate (`captured`)."""
+EARLY = True
+"""Whether kernels that wait for those that they depend on begin before these have ended."""
 IDLE_CYCLES = 40_000
 """How long a GPU idles per region before timed kernels: at 2 GHz 20 us, which is more than a launch and an event take on the host."""
 
@@ -247,7 +249,9 @@ class _Segment:
                     touched.add(slot)
             block = parameter_block(driver, kernel, slots, fixed, step)
             params = node_params(engine.library.functions[call.kernel], kernel, block)
-            handle = driver.add_kernel_node(graph, [nodes[i].handle for i in before], params, kernel.cooperative)
+            sources = [nodes[i] for i in before]
+            early = EARLY and kernel.waits and all(isinstance(source, _Node) and not source.cooperative for source in sources)
+            handle = driver.add_kernel_node(graph, [source.handle for source in sources], params, kernel.cooperative, early)
             node = _Node(handle, params, block, ctypes.byref(params), kernel.cooperative)
             nodes.append(node)
             for slot in touched:
@@ -430,7 +434,7 @@ class GpuEngine:
 
     def clock_seconds(self) -> float:
         """The seconds between two events with nothing between them, which they add to the time of each region."""
-        torch.cuda._sleep(IDLE_CYCLES)  # both are enqueued before the GPU reaches the first
+        torch.cuda._sleep(10 * IDLE_CYCLES)  # both are enqueued before the GPU reaches the first
         return self.seconds(self.moment(), self.moment())
 
     def _update(self, segment: _Segment) -> None:

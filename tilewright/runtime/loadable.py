@@ -13,6 +13,7 @@ from math import prod
 from types import MappingProxyType
 
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype
+from tilewright.codegen.intrinsics.launching import awaits_earlier_kernels
 from tilewright.hardware import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX
@@ -33,6 +34,7 @@ class LoadableKernel:
 
     `grid`, `block`, `shared_bytes` (dynamic shared memory per block) and `scalar_bytes` (size of each of the `scalars` that follow the buffers) are
     for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers. `cooperative`: all blocks must be resident at once.
+    `waits`: the kernel itself waits for those that it depends on, so that it can begin before they have ended.
     `maps`: the tensor maps that follow the scalars, each with the position of the parameter that it describes.
     """
 
@@ -50,6 +52,7 @@ class LoadableKernel:
     trips: int = 0
     growths: tuple[int, ...] = ()
     maps: tuple[tuple[int, TensorMap], ...] = ()
+    waits: bool = False
 
     def touched(self, trips: int) -> tuple[int, ...]:
         """The extents for so many trips."""
@@ -173,6 +176,7 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         scalar_bytes=scalar,
         cooperative=kernel.cooperative,
         maps=tuple((positions[described.buffer], described) for described in kernel.maps),
+        waits=awaits_earlier_kernels(kernel),
     )
 
 
@@ -191,7 +195,8 @@ def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     maps = f"_maps{hashlib.sha256(repr(kernel.maps).encode()).hexdigest()[:16]}" if kernel.maps else ""
     digest = hashlib.sha256(" ".join(machine.isa).encode()).hexdigest()[:16]
     needs = "" if machine.is_gpu else "_".join((f"_isa{digest}", *kernel.requires))
-    return f"{kernel.name}{touched}{scalars}{launch}{maps}{needs}"
+    waits = "_waits" if kernel.waits else ""
+    return f"{kernel.name}{touched}{scalars}{launch}{waits}{maps}{needs}"
 
 
 def loadable(program: Program) -> LoadableProgram:

@@ -6,14 +6,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tilewright.ir.intrinsic import Intrinsic, Text
-from tilewright.ir.kernel import Invoke
+from tilewright.ir.kernel import Invoke, Kernel, statements
 
 LEAST_REGISTERS, MOST_REGISTERS = 24, 256
 
+# The assembler moves loads that it takes for loads of constants (ld.global.nc) ahead of the first instruction, but not ahead of the second.
 _WAIT = Intrinsic(
     "wait for earlier kernels",
     "thread",
-    text={"CUDA": Text('asm volatile("griddepcontrol.wait;" ::: "memory");')},
+    text={"CUDA": Text('asm volatile("griddepcontrol.wait; fence.acq_rel.cta;" ::: "memory");')},
     key="griddepcontrol.wait",
     requires=("sm_90",),
 )
@@ -58,3 +59,8 @@ def wait_for_earlier_kernels() -> Invoke:
 def launch_dependents() -> Invoke:
     """Allows kernels that depend on this one to begin once all its blocks have come here or ended. What they read of it they wait for."""
     return Invoke(_LAUNCH)
+
+
+def awaits_earlier_kernels(kernel: Kernel) -> bool:
+    """Whether the kernel itself waits for those that it depends on."""
+    return any(isinstance(statement, Invoke) and statement.intrinsic == _WAIT for statement in statements(kernel.body))

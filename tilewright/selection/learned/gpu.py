@@ -57,7 +57,7 @@ def models_for(machine: Machine) -> tuple[Learned, ...]:
     """
     found = in_use(machine)
     if found is None:
-        return tuple(model for suffix in SUFFIXES if (model := model_of(machine.name + suffix)) is not None)
+        return tuple(model for suffix in SUFFIXES if (model := model_of(machine.measured_as + suffix)) is not None)
     return (_own_model(found.name, found.model, place(machine), remedy_of(machine)),) if found.model else ()
 
 

@@ -16,6 +16,7 @@ from math import prod
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
 from tilewright.hardware.machine import Machine
@@ -137,6 +138,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
         list(frame.statements),
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish())),
+        wait_for_earlier_kernels(),
         block_barrier(),
         If(
             compare("eq", group, schedule.consumers),

@@ -15,6 +15,7 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named
 from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
 from tilewright.hardware.machine import Machine
@@ -163,6 +164,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
         statements,
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish())),
+        wait_for_earlier_kernels(),
         block_barrier(),
         If(
             compare("eq", group, schedule.consumers),
