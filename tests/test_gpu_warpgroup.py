@@ -77,8 +77,11 @@ SCHEDULES = (
     WarpgroupSchedule(96, 2, 3, 1),
     WarpgroupSchedule(32, 1, 2, 0, 2),
     WarpgroupSchedule(64, 2, 2, 1, 3),
+    WarpgroupSchedule(32, 1, 2, cluster=2),
+    WarpgroupSchedule(96, 2, 3, cluster=2),
+    WarpgroupSchedule(48, 1, 4, 1, 2, 2),
 )
-"""Each number of consumers and stages, both orders of the factors, and split reductions."""
+"""Each number of consumers and stages, both orders of the factors, split reductions, and clusters."""
 
 TYPES_OF = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 

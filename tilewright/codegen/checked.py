@@ -46,6 +46,8 @@ from tilewright.ir.kernel import (
 
 _SHADOW_BYTES = 56  # sizeof(tw_shadow)
 _CLOCKED = frozenset({"initialise", "signal", "wait", "publish"})
+BLOCK, BLOCKS = "block", "blocks"
+"""Values of an instruction: the number of the block of the cluster whose barrier it is, and the number of blocks to which the copy engine writes."""
 COPY_ALIGNMENT = 128
 """Of what the copy engine writes in shared memory, in bytes."""
 
@@ -63,6 +65,7 @@ class CheckedPrinter(CPrinter):
         self.cooperative = kernel.cooperative
         self.block_threads = prod(kernel.launch.block) if kernel.launch else 1
         self.threads = places_of(kernel)
+        self.block_places = self.threads // self.cluster
         self.buffers: list[Buffer] = []
         self.arena = 0
         self.setup: list[str] = []
@@ -74,7 +77,8 @@ class CheckedPrinter(CPrinter):
         self.intrinsics: list[Intrinsic] = []  # the instructions that are called, by number
         self.together = self.threads  # number of threads in lockstep, from `first` on
         self.first = "0"
-        self.common: list[str] = []  # names of shared buffers in C
+        self.common: list[str] = []  # names of shared buffers in C, one for all blocks that run together
+        self.apart: list[str] = []  # of those of which each block has its own
         self.maps = {described.name: described for described in kernel.maps}
         self.barriers = barriers_of(kernel)
         self.strand = strand_of(kernel)
@@ -119,6 +123,7 @@ class CheckedPrinter(CPrinter):
             one = f"{{arena + {data} + rank * {stride}, {facts}, {marks}, 0, {aligned}, 1}}"
             self.setup.append(f"tw_buffer {name}__all[{self.cluster}]; {every} {name}__all[rank] = (tw_buffer){one};")
             self.thread_indices.append(f"tw_buffer *const {name} = &{name}__all[rank];")
+            self.apart.append(name)
             self.cleanup.append(f"{every} tw_free_shadows(&{name}__all[rank]);")
             self.block_start.append(f"{every} tw_forget(&{name}__all[rank]);")
             self.scopes[0].taken.add(name)
@@ -227,7 +232,10 @@ class CheckedPrinter(CPrinter):
     def until(self) -> str:
         """The end of the threads in lockstep, which are fewer in the last strand if they are no multiple of it."""
         end = f"{self.first} + {self.together}"
-        return f"tw_least({end}, {self.block_threads})" if self.strand and self.block_threads % self.strand else end
+        if not self.strand or self.block_threads == self.block_places:
+            return end
+        begin = f"first / {self.block_places} * {self.block_places} + " if self.cluster > 1 else ""
+        return f"tw_least({end}, {begin}{self.block_threads})"
 
     def needs(self, root: Statement) -> int:
         """How many threads run the statement in lockstep: 1 if it contains no joint operation."""
@@ -238,12 +246,15 @@ class CheckedPrinter(CPrinter):
         intrinsic = root.intrinsic
         lanes = self.width(intrinsic.scope)
         if intrinsic.scope in LANES and self.block_threads % lanes:
-            self.line(f"if ({self.first} + {lanes} > {self.block_threads}) {{ tw_report(s, TW_DIVERGENCE, -1, 0, {lanes}, 0, 0); goto done; }}")
+            end = f"{self.first} % {self.block_places} + {lanes}"
+            self.line(f"if ({end} > {self.block_threads}) {{ tw_report(s, TW_DIVERGENCE, -1, 0, {lanes}, 0, 0); goto done; }}")
         if intrinsic.order == "arrive":
             self.line("s->arrived = 1;")
             return
         if intrinsic.order == "barrier" and self.strand:
-            self.line("tw_meet_strands(s);" if intrinsic.scope == "block" else f"tw_join(s, {self.first}, {lanes});")
+            if intrinsic.scope == "block" and self.cluster > 1:
+                raise ValueError(f"{self.name} has barriers in memory, clusters, and a barrier of a block: the interpreter has no such model")
+            self.line(f"tw_join(s, {self.first}, {lanes});" if intrinsic.scope in LANES else "tw_meet_strands(s);")
             return
         if intrinsic.order == "barrier":
             self.line("++s->epoch; s->arrived = 0;")
@@ -313,16 +324,25 @@ class CheckedPrinter(CPrinter):
         """An instruction whose operand is a barrier in memory; several lanes agree on their operands."""
         ((_, place),) = root.places
         calls = {"initialise": "tw_initialise", "signal": "tw_signal", "wait": "tw_wait"}
-        value = next(iter(root.values.values()), index_const(0))
+        values = dict(root.values)
+        block = values.pop(BLOCK, None)
+        value = next(iter(values.values()), index_const(0))
         if lanes > 1:
             parts = [self.uniform(place.offset, "index"), self.uniform(value, "value")]
             self.line(f"s->thread = {self.first};")
         else:
-            self.prepare(place.offset, value)
+            self.prepare(place.offset, value, *([] if block is None else [block]))
             parts = [self.text(place.offset), self.text(value)]
-        first, _ = self.barriers[place.buffer]
         last = f", {lanes}" if root.intrinsic.order == "wait" else ""
-        self.line(f"{calls[root.intrinsic.order]}(s, {self.buffer(place.buffer)[0]}, {parts[0]}, {first}, {parts[1]}{last});")
+        barrier, first = self.barrier_of(place.buffer, "rank" if block is None else f"({self.text(block)})")
+        self.line(f"{calls[root.intrinsic.order]}(s, {barrier}, {parts[0]}, {first}, {parts[1]}{last});")
+
+    def barrier_of(self, name: str, rank: str) -> tuple[str, str]:
+        """The array of barriers of a block of the cluster, and the number of its first barrier."""
+        first, _ = self.barriers[name]
+        if self.cluster == 1:
+            return self.buffer(name)[0], str(first)
+        return f"&{self.buffer(name)[0]}__all[{rank}]", f"{first} + {rank} * {sum(count for _, count in self.barriers.values())}"
 
     def box(self, root: Invoke) -> None:
         """A copy of a box of a tensor, by the copy engine."""
@@ -330,7 +350,9 @@ class CheckedPrinter(CPrinter):
         (_, target), (_, barrier) = places["shared"], places["barrier"]
         described = self.maps[places["map"][1].buffer]
         self.aligned(target.buffer, max(8 * described.swizzle, COPY_ALIGNMENT))
-        values = list(root.values.values())
+        named = dict(root.values)
+        blocks = named.pop(BLOCKS, None)
+        values = list(named.values())
         self.prepare(target.offset, barrier.offset, *values)
 
         def numbers(given: Sequence[int]) -> str:
@@ -344,9 +366,13 @@ class CheckedPrinter(CPrinter):
         self.line(f"static const tw_map {name} = {{{facts}, {lists}}};")
         at = ", ".join(self.text(value) for value in values)
         where = f"{self.text(target.offset)}, {self.buffer(described.buffer)[0]}, &{name}, (int64_t[{max(len(values), 5)}]){{{at}}}"
-        first, _ = self.barriers[barrier.buffer]
-        position = f"{self.buffer(barrier.buffer)[0]}, {self.text(barrier.offset)}, {first}"
-        self.line(f"tw_copy_box(s, {self.buffer(target.buffer)[0]}, {where}, {position});")
+        to, rank = self.buffer(target.buffer)[0], "rank"
+        if blocks is not None:
+            rank = self.fresh("each")
+            self.line(f"for (int64_t {rank} = 0; {rank} < {self.text(blocks)}; ++{rank})")
+            to = f"&{to}__all[{rank}]"
+        at_barrier, first = self.barrier_of(barrier.buffer, rank)
+        self.line(f"tw_copy_box(s, {to}, {where}, {at_barrier}, {self.text(barrier.offset)}, {first});")
 
     def aligned(self, name: str, least: int) -> None:
         """Raises ValueError if a shared buffer is not aligned so."""
@@ -580,9 +606,15 @@ class CheckedPrinter(CPrinter):
     def strands(self, start: int, launch: Launch) -> None:
         """Makes the lines from `start` on, the body, a function for one strand, and runs it for all of them."""
         body, self.lines = self.lines[start:], self.lines[:start]
-        names = [*self.scopes[0].buffers.values(), *self.common]
+        names = [name for name in (*self.scopes[0].buffers.values(), *self.common) if name not in self.apart]
         blocks = [self.variable(Var(f"block_{axis}")).text for axis in "xyz"]
         scalars = [name for name in self.scopes[0].variables.values() if name not in blocks and not name.startswith("thread_")]
+        ranks = []
+        if self.cluster > 1:
+            ranks = [f"const int64_t rank = first / {self.block_places}, {blocks[0]} = cluster_first + rank;", "s->rank = rank;"]
+            ranks += [f"tw_buffer *const {name} = &{name}__all[rank];" for name in self.apart]
+            names += [f"{name}__all" for name in self.apart]
+            blocks[0] = "cluster_first"
         members = [("tw_state *", "s"), ("char *", "arena"), ("tw_meaning", "meaning"), *(("int64_t", name) for name in (*blocks, *scalars))]
         members += [("tw_buffer *", name) for name in dict.fromkeys(names)]
         self.functions_ahead = (
@@ -592,6 +624,7 @@ class CheckedPrinter(CPrinter):
             "",
             "static void strand(const void *given, const int64_t first) {",
             *(f"    {kind} const {name} = ((const tw_environment *)given)->{name};" for kind, name in members),
+            *(f"    {line}" for line in ranks),
             *body,
             "    return;",
             "done:",
@@ -626,7 +659,7 @@ class CheckedPrinter(CPrinter):
                 name = self.declare(Var(f"block_{axis}"))
                 if axis == "x" and self.cluster > 1:
                     self.line(f"for (int64_t cluster_first = 0; cluster_first < {extent}; cluster_first += {self.cluster})")
-                    self.thread_indices.append(f"const int64_t rank = thread / {self.block_threads}, {name} = cluster_first + rank;")
+                    self.thread_indices.append(f"const int64_t rank = thread / {self.block_places}, {name} = cluster_first + rank;")
                     self.thread_indices.append("s->rank = rank;")
                     if self.cooperative:
                         self.thread_indices.append("s->block = rank;")
@@ -635,7 +668,8 @@ class CheckedPrinter(CPrinter):
             below = 1
             for axis, extent in zip("xyz", launch.block, strict=True):
                 name = self.declare(Var(f"thread_{axis}"))
-                self.thread_indices.append(f"const int64_t {name} = thread / {below} % {extent};")
+                within = f"thread % {self.block_places}" if self.block_places > self.block_threads else "thread"
+                self.thread_indices.append(f"const int64_t {name} = {within} / {below} % {extent};")
                 below *= extent
             self.line("{")
             self.line(f"++s->block; ++s->epoch; ++s->meetings; tw_no_copies(s, {self.threads});")
@@ -659,7 +693,8 @@ class CheckedPrinter(CPrinter):
             *("    " + text for text in self.setup),
         ]
         if self.strand:
-            head.append(f"    tw_start_clocks(s, {self.threads}, {self.strand}, {sum(count for _, count in self.barriers.values())});")
+            barriers = sum(count for _, count in self.barriers.values()) * self.cluster
+            head.append(f"    tw_start_clocks(s, {self.threads}, {self.strand}, {barriers});")
             self.cleanup.append("tw_end_clocks(s);")
         end = ("    *count = s->count;", "    free(arena);", "    free(s->copies);", "    free(s);", "}")
         tail = ["done:", *("    " + text for text in self.cleanup), *end]
@@ -687,16 +722,16 @@ def strand_of(kernel: Kernel) -> int:
     invoked = [s.intrinsic for s in statements(kernel.body) if isinstance(s, Invoke)]
     if not any(one.engine or one.order in _CLOCKED or one.order == "barrier" and one.scope in LANES for one in invoked):
         return 0
-    if blocks_together(kernel) > 1 or shares_places(kernel):
-        raise ValueError(f"{kernel.name} has barriers in memory, and clusters or shared buffers in one place: the interpreter has no such model")
+    if kernel.cooperative or shares_places(kernel):
+        raise ValueError(f"{kernel.name} has barriers in memory and of the grid, or shared buffers in one place: the interpreter has no such model")
     return LANES["warpgroup" if any(intrinsic.scope == "warpgroup" for intrinsic in invoked) else "warp"]
 
 
 def places_of(kernel: Kernel) -> int:
-    """Threads that meet at barriers of a GPU kernel. In strands the last one may have fewer; the rest are places without a thread."""
-    threads = prod(kernel.launch.block) * blocks_together(kernel) if kernel.launch else 1
-    strand = strand_of(kernel)
-    return -(-threads // strand) * strand if strand else threads
+    """Threads that meet at barriers of a GPU kernel. The last strand of a block may have fewer; the rest are places without a thread."""
+    threads = prod(kernel.launch.block) if kernel.launch else 1
+    strand = strand_of(kernel) or 1
+    return -(-threads // strand) * strand * blocks_together(kernel)
 
 
 def _without_context(root: With) -> Block:

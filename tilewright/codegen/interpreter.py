@@ -249,7 +249,10 @@ def _agent(kernel: Kernel, number: int) -> str:
     """A thread, or an engine of those that follow the threads (interpreter_runtime.h)."""
     if not kernel.is_gpu or number < places_of(kernel):
         return f"{'thread' if kernel.is_gpu else 'iteration'} {number}"
+    barriers = sum(count for _, count in barriers_of(kernel).values())
     number -= places_of(kernel)
+    if number < barriers * kernel.cluster:
+        number %= barriers
     for name, (first, count) in barriers_of(kernel).items():
         if number < first + count:
             return f"copies that complete on barrier {name}[{number - first}]"

@@ -9,6 +9,7 @@ arrival is ordered before what follows the wait for its phase.
     arrive(barrier)                 by one thread
     expect(barrier, bytes)          an arrival, and the bytes that the phase waits for besides
     wait(barrier, parity, scope)    by each thread of a warp or warpgroup together, or of one thread (in a branch of its own)
+    arrive_in(barrier, block)       by one thread, at the barrier in the same place of a block of its cluster
     publish()                       what the thread wrote in shared memory may be accessed by the copy engine and tensor cores
     group_barrier(number)           barrier of a warpgroup (PTX: bar.sync with a number from 1 to 15, one for each warpgroup)
 """
@@ -73,6 +74,24 @@ _ARRIVE = Intrinsic(
     requires=REQUIRES,
     order="signal",
 )
+_ARRIVE_IN = Intrinsic(
+    "arrival at a barrier of a block of the cluster",
+    "thread",
+    (_AT, Operand("block", "value", dtype="i64")),
+    text={
+        "CUDA": Text(
+            "tw_barrier_arrive_in({barrier}, {block});",
+            "tw_barrier_arrive_in",
+            f"""{_QUALIFIER} void tw_barrier_arrive_in(unsigned long long *barrier, int block) {{
+    asm volatile("{{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }}"
+                 :: "r"({shared_address("barrier")}), "r"(block) : "memory");
+}}""",
+        )
+    },
+    key="mbarrier.arrive",
+    requires=REQUIRES,
+    order="signal",
+)
 _EXPECT = Intrinsic(
     "arrival at a barrier that expects bytes",
     "thread",
@@ -90,6 +109,14 @@ _EXPECT = Intrinsic(
     key="mbarrier.arrive.expect_tx",
     requires=REQUIRES,
     order="signal",
+)
+_PUBLISH_IN_CLUSTER = Intrinsic(
+    "publication to engines of the cluster",
+    "thread",
+    text={"CUDA": Text('asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");')},
+    key="fence.proxy.async",
+    requires=REQUIRES,
+    order="publish",
 )
 _PUBLISH = Intrinsic(
     "publication to engines",
@@ -146,6 +173,12 @@ def arrive(barrier: Place) -> Invoke:
     return Invoke(_ARRIVE, (barrier,))
 
 
+def arrive_in(barrier: Place, block: Expr) -> Invoke:
+    """One arrival at the barrier in that place of a block of the cluster. The cluster's blocks have met since it was initialised, and meet before it
+    ends."""
+    return Invoke(_ARRIVE_IN, (barrier, block))
+
+
 def expect(barrier: Place, count: int) -> Invoke:
     """Adds `count` bytes to those that the phase waits for, then arrives."""
     return Invoke(_EXPECT, (barrier, index_const(count)))
@@ -157,9 +190,10 @@ def wait(barrier: Place, parity: Expr, scope: str) -> Invoke:
     return Invoke(_wait(scope), (barrier, parity))
 
 
-def publish() -> Invoke:
-    """A fence between the thread's accesses of shared memory and those of engines which later synchronisation orders behind."""
-    return Invoke(_PUBLISH)
+def publish(cluster: bool = False) -> Invoke:
+    """A fence between the thread's accesses of shared memory and those of engines which later synchronisation orders behind. `cluster`: also between
+    initialisations of barriers and what other blocks of the cluster do with them."""
+    return Invoke(_PUBLISH_IN_CLUSTER if cluster else _PUBLISH)
 
 
 def group_barrier(number: Expr) -> Invoke:

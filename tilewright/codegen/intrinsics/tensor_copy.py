@@ -18,19 +18,23 @@ from tilewright.ir.tensor_map import TensorMap
 
 
 @lru_cache(maxsize=256)
-def _copying(described: TensorMap) -> Intrinsic:
+def _copying(described: TensorMap, many: bool) -> Intrinsic:
+    """`many`: to several blocks."""
     rank, offsets = len(described.extents), len(described.corners)
     kind = "column" if offsets else "box"
-    function = f"tw_copy_{kind}_{rank}"
+    function = f"tw_copy_{kind}_{rank}" + "_to_all" * many
     at = [f"at{i}" for i in range(rank)] + [f"filter{i}" for i in range(offsets)]
+    at += ["blocks"] * many
     given = ", ".join(f"int {name}" for name in at)
     coordinates = ", ".join(f"%{3 + i}" for i in range(rank))
-    inputs = "".join(f', "r"({name})' for name in at[:rank]) + "".join(f', "h"((unsigned short){name})' for name in at[rank:])
+    inputs = "".join(f', "r"({name})' for name in at[:rank]) + "".join(f', "h"((unsigned short){name})' for name in at[rank : rank + offsets])
+    inputs += ', "h"((unsigned short)((1 << blocks) - 1))' * many
     filters = f", {{{', '.join(f'%{3 + rank + i}' for i in range(offsets))}}}" if offsets else ""
     mode = "im2col" if offsets else "tile"
+    mask, cluster = (f", %{3 + rank + offsets}", ".multicast::cluster") if many else ("", "")
     source = f"""static __device__ __forceinline__ void {function}(void *target, const void *map, unsigned long long *barrier, {given}) {{
-    asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.{mode}.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {{{coordinates}}}], [%2]{filters};"
+    asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.{mode}.mbarrier::complete_tx::bytes{cluster} "
+                 "[%0], [%1, {{{coordinates}}}], [%2]{filters}{mask};"
                  :: "r"({shared_address("target")}), "l"(map), "r"({shared_address("barrier")}){inputs} : "memory");
 }}"""
     operands = (
@@ -41,7 +45,7 @@ def _copying(described: TensorMap) -> Intrinsic:
     )
     line = f"{function}({{target}}, {{map}}, {{barrier}}, {', '.join(f'{{{name}}}' for name in at)});"
     return Intrinsic(
-        f"copy of a {kind} of {described.name}",
+        f"copy of a {kind} of {described.name}" + " to all blocks of the cluster" * many,
         "thread",
         operands,
         moved,
@@ -52,10 +56,14 @@ def _copying(described: TensorMap) -> Intrinsic:
     )
 
 
-def copy_box(target: Place, described: TensorMap, barrier: Place, coordinates: Sequence[Expr], filters: Sequence[Expr] = ()) -> Invoke:
+def copy_box(
+    target: Place, described: TensorMap, barrier: Place, coordinates: Sequence[Expr], filters: Sequence[Expr] = (), blocks: int = 1
+) -> Invoke:
     """Starts to copy a box to shared memory (aligned to 128 bytes, with a swizzle to 8 times its bytes). `coordinates`: of the first element,
     innermost dimension first; may lie outside of the tensor. `filters`: for columns of pixels the offsets of the filter, innermost dimension first,
-    from 0."""
+    from 0. `blocks` > 1: the size of the cluster; the box is copied to all of them, to the same place as here, and the bytes count for the
+    barrier in the same place of each."""
     if len(coordinates) != len(described.extents) or len(filters) != len(described.corners):
         raise ValueError(f"{described.name} has {len(described.extents)} coordinates and {len(described.corners)} offsets of a filter")
-    return Invoke(_copying(described), (target, Place(described.name, index_const(0)), barrier, *coordinates, *filters))
+    operands = (target, Place(described.name, index_const(0)), barrier, *coordinates, *filters)
+    return Invoke(_copying(described, blocks > 1), (*operands, *([index_const(blocks)] if blocks > 1 else [])))

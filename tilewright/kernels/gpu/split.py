@@ -41,13 +41,14 @@ def in_one_or_two(
     split: int,
     cluster: bool = False,
     atomics: bool = False,
+    together: int = 1,
 ) -> Lowered:
     """One kernel that stores the region's output, if `split` is 1 or the blocks of a split are a `cluster`. Otherwise one that stores parts and one
     that adds them in order, or, with `atomics`, one that stores zeros, one that adds to them, and one for the map after the sum.
 
     `form` is the problem's form, and `form_of` gives the form of a problem that stores parts or the bare sum. `lower` makes the body for a form; the
     form's offset depends on a variable `part` if it stores parts. `occupancy`: blocks per processor to request from the assembler; `maps`: of the
-    tensors that the copy engine reads."""
+    tensors that the copy engine reads. `together`: blocks of a cluster for another reason than the split."""
     whole = form
 
     def assembled(part: Problem) -> tuple[ProductForm, Kernel, Call]:
@@ -62,7 +63,7 @@ def in_one_or_two(
             roles={**{load.buffer: "A" for load in loads(form.a)}, **{load.buffer: "B" for load in loads(form.b)}},
             launch=launch,
             blocks_per_processor=occupancy(form),
-            cluster=split if cluster else 1,
+            cluster=split if cluster else together,
             maps=maps(form),
         )
         return form, kernel, Call(kernel.name, names)

@@ -19,7 +19,8 @@ class BlockFrame:
     """A block that computes the tile of `rows` (of m) by `columns` (of n) elements from `first` on, in `steps` of `steps_each` at most.
 
     `statements` come first in its body. `bind`: the values of the batch's axes and, if a form stores parts, of `part`; `part`: the block's number
-    among those that share the reduction; `first_r` and `first_step`: the element and the step at which its share begins."""
+    among those that share the reduction; `among`: its number among adjacent ones with the same columns; `first_r` and `first_step`: the element and
+    the step at which its share begins."""
 
     form: ProductForm
     rows: int
@@ -29,6 +30,7 @@ class BlockFrame:
     statements: tuple[Statement, ...]
     bind: Mapping[Var, Expr]
     part: Expr
+    among: Expr
     first: tuple[Expr, Expr]
     first_r: Expr
     first_step: Expr
@@ -54,10 +56,11 @@ class BlockFrame:
 
 
 def block_frame(
-    form: ProductForm, tile: tuple[int, int, int], threads: int, split: int, cluster: bool, steps_in_all: int | None = None
+    form: ProductForm, tile: tuple[int, int, int], threads: int, split: int, cluster: bool, steps_in_all: int | None = None, along_m: int = 1
 ) -> BlockFrame:
     """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
-    `steps_in_all`: of the reduction, if they are not runs of r elements.
+    `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent blocks have the same columns; the last of them
+    may be beyond the end of m.
 
     Raises:
         Unsuitable: if a cluster does not divide the steps evenly.
@@ -68,12 +71,15 @@ def block_frame(
     steps_each = -(-steps_in_all // split)
     if cluster and steps_in_all % split:
         raise Unsuitable(f"a cluster of {split} does not divide {steps_in_all} steps evenly")
-    counts = (split, facts.batch, -(-facts.m // bm), -(-facts.n // bn))
+    counts = (split, facts.batch, -(-facts.m // (bm * along_m)), -(-facts.n // bn), along_m)
     launch = Launch((prod(counts), 1, 1), (threads, 1, 1))
-    part, batch, tile_m, tile_n = (Var(name, count) for name, count in zip(("part", "batch", "tile_m", "tile_n"), counts, strict=True))
-    order = (batch, tile_m, tile_n, part) if cluster else (part, batch, tile_m, tile_n)
+    names = ("part", "batch", "tile_m", "tile_n", "among")
+    part, batch, tile_m, tile_n, among = (Var(name, count) for name, count in zip(names, counts, strict=True))
+    order = (batch, tile_m, tile_n, part) if cluster else (part, batch, tile_m, tile_n, among)
     lets, where = named(decode(block_variable(launch), order))
-    part_, batch_, tile_m_, tile_n_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n))
+    part_, batch_, tile_m_, tile_n_, among_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n, among))
+    if along_m > 1:
+        tile_m_ = tile_m_ * along_m + among_
     batch_lets, batch_values = named(decode(batch_, form.batch))
     bind = {**batch_values, **({part: part_} if part in where else {})}
     statements: list[Statement] = [*lets, *batch_lets]
@@ -83,5 +89,5 @@ def block_frame(
         statements.append(Let(steps, binary("min", steps_in_all - part_ * steps_each, index_const(steps_each))))
     first, first_step = (tile_m_ * bm, tile_n_ * bn), part_ * steps_each
     return BlockFrame(
-        form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, first, first_step * bk, first_step, steps, steps_each
+        form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, among_, first, first_step * bk, first_step, steps, steps_each
     )

@@ -23,12 +23,12 @@ GROUP_WARPS = GROUP // WARP
 
 
 def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> TensorCounts:
-    """Every block reads its rows of both factors from level 2. A step is one of `facts`."""
+    """Every block reads its rows of A from level 2, and of B those that it copies to its cluster. A step is one of `facts`."""
     steps = steps_each(facts, candidates)
     bm, bn = block_of(candidates)
     stages = np.minimum(candidates["stages"], steps)
     shared_bytes = shared_bytes_of(facts, candidates)
-    blocks, copied = blocks_of(facts, candidates), (bm + bn) * facts.row_bytes
+    blocks, copied = blocks_of(facts, candidates), (bm + bn / candidates["cluster"]) * facts.row_bytes
     return pipelined_counts(facts, candidates, bm, bn, blocks, steps, stages, copied, shared_bytes, machine)
 
 

@@ -2,9 +2,10 @@
 
 Each stage has a barrier for "full" and one for "empty". The producer, one thread, waits until a stage is empty, expects the bytes of both tiles, and
 starts to copy them. A consumer waits until it is full, multiplies its 64 rows by all columns, awaits the products of the step before, and arrives at
-the "empty" barrier of that step's stage, with one thread per warp. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements
-outside of the factors are zeros, so that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`).
-With a single producing warp there are registers enough for every consumer, so that none have to be moved between warps.
+the "empty" barrier of that step's stage, with one thread per warp. Blocks of a cluster copy parts of B to all of them, and a stage is empty when the
+consumers of all have arrived. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements outside of the factors are zeros, so
+that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`). With a single producing warp there are
+registers enough for every consumer, so that none have to be moved between warps.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from math import prod
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier, wgmma
-from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
@@ -48,8 +49,24 @@ class Side:
     tiles: str
     rows: int
 
+    blocks: int
+    """Of the cluster, each of which copies an equal part of the rows to all of them; 1 if the block copies its own."""
+
+    @property
+    def elements(self) -> int:
+        """Of a tile."""
+        return self.blocks * prod(self.map.box)
+
     def place(self, stage: Expr) -> Place:
-        return Place(self.tiles, stage * prod(self.map.box))
+        return Place(self.tiles, stage * self.elements)
+
+    def copied(self, stage: Expr, batch: Expr, tap: Expr, channel: Expr, among: Expr, full: Place) -> Statement:
+        """What the block copies of the tile. `among`: its number in the cluster."""
+        part, first = Place(self.tiles, stage * self.elements), self.first
+        if self.blocks > 1:
+            part, first = Place(self.tiles, part.offset + among * prod(self.map.box)), first + among * (self.rows // self.blocks)
+        coordinates, filters = self.tensor.at(batch, first, tap, channel)
+        return copy_box(part, self.map, full, coordinates, filters, self.blocks)
 
 
 def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSchedule, machine: Machine) -> Lowered:
@@ -71,15 +88,16 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
         lambda product: blocks_to_ask_for(schedule, form.facts, machine),
         lambda product: tuple(one.map for one in sides(forms[product.output], schedule)),
         split=schedule.split,
+        together=schedule.cluster,
     )
 
 
 def sides(form: WarpgroupForm, schedule: WarpgroupSchedule, first: Sequence[Expr] = (index_const(0), index_const(0))) -> list[Side]:
     """A and B, whose first rows in the block are `first`."""
-    tensors, blocks = (form.a, form.b), (schedule.block_m, schedule.block_n)
+    tensors, rows, blocks = (form.a, form.b), (schedule.block_m, schedule.block_n), (1, schedule.cluster)
     return [
-        Side(tensor, tensor.map(f"map_{name}", rows, form.facts.row_bytes), start, f"{name}_tile", rows)
-        for name, tensor, rows, start in zip("ab", tensors, blocks, first, strict=True)
+        Side(tensor, tensor.map(f"map_{name}", count // each, form.facts.row_bytes), start, f"{name}_tile", count, each)
+        for name, tensor, count, start, each in zip("ab", tensors, rows, first, blocks, strict=True)
     ]
 
 
@@ -87,7 +105,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
     """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, product, columns = form.facts, form.product, schedule.columns
     dtype, depth, wide = STORED[facts.kind], DEPTHS[facts.kind], facts.row_bytes // facts.element_bytes
-    frame = block_frame(product, (schedule.block_m, schedule.block_n, wide), schedule.threads, schedule.split, False, facts.steps)
+    frame = block_frame(product, (schedule.block_m, schedule.block_n, wide), schedule.threads, schedule.split, False, facts.steps, schedule.cluster)
     left, right = reversed(sides(form, schedule, frame.first)) if schedule.swapped else sides(form, schedule, frame.first)
     stages, parts = min(schedule.stages, frame.steps_each), facts.steps // facts.taps
     group, step, part = Var("group", schedule.consumers + 1), Var("step", frame.steps_each), Var("part", wide // depth)
@@ -98,15 +116,10 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
     for axis in product.batch:
         batch = batch * (axis.extent or 1) + frame.bind[axis]
 
-    def copied(side: Side) -> Statement:
-        coordinates, filters = side.tensor.at(batch, side.first, number // parts, number % parts * wide)
-        return copy_box(side.place(stage), side.map, full, coordinates, filters)
-
     produce = block(
         mbarrier.wait(empty, (turn + 1) % 2, "thread"),
-        mbarrier.expect(full, left.map.bytes + right.map.bytes),
-        copied(left),
-        copied(right),
+        mbarrier.expect(full, (left.elements + right.elements) * facts.element_bytes),
+        [side.copied(stage, batch, number // parts, number % parts * wide, frame.among, full) for side in (left, right)],
     )
     multiply = wgmma.multiply(
         facts.kind,
@@ -117,7 +130,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
         compare("gt", step + part, 0),
         (Tile(facts.row_bytes), Tile(facts.row_bytes)),
     )
-    freed = mbarrier.arrive(Place("empty", (step + (stages - 1)) % stages))  # of the step before
+    freed = _arrivals(Place("empty", (step + (stages - 1)) % stages), schedule.cluster)  # of the step before
     consume = block(
         mbarrier.wait(full, turn % 2, "warpgroup"),
         wgmma.fence(),
@@ -128,18 +141,18 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
     )
     setup = [
         mbarrier.initialise(Place(name, index_const(at)), count)
-        for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers))
+        for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers * schedule.cluster))
         for at in range(stages)
     ]
     body = block(
-        [Allocate(Buffer(side.tiles, dtype, stages * prod(side.map.box), "shared", alignment=ALIGNMENT)) for side in (left, right)],
+        [Allocate(Buffer(side.tiles, dtype, stages * side.elements, "shared", alignment=ALIGNMENT)) for side in (left, right)],
         Allocate(mbarrier.barriers("full", stages)),
         Allocate(mbarrier.barriers("empty", stages)),
         list(frame.statements),
         Let(group, thread // GROUP),
-        If(compare("eq", thread, 0), block(*setup, mbarrier.publish())),
+        If(compare("eq", thread, 0), block(*setup, mbarrier.publish(schedule.cluster > 1))),
         wait_for_earlier_kernels(),
-        block_barrier(),
+        block_barrier() if schedule.cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), For(step, frame.steps, produce)),
@@ -150,8 +163,16 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
                 store_sums(frame.result, thread_sums(columns, schedule.swapped, group, thread)),
             ),
         ),
+        [] if schedule.cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, frame.launch
+
+
+def _arrivals(barrier: Place, cluster: int) -> Statement:
+    """An arrival of one thread at the barrier of each block of the cluster."""
+    if cluster == 1:
+        return mbarrier.arrive(barrier)
+    return block(*(mbarrier.arrive_in(barrier, index_const(number)) for number in range(cluster)))
 
 
 def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:

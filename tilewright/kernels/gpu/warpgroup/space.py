@@ -24,13 +24,15 @@ BARRIER_BYTES = 8
 @dataclass(frozen=True)
 class WarpgroupSchedule:
     """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
-    are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order."""
+    are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order. `cluster` blocks
+    of the same columns of n each copy a part of B, to all of them."""
 
     columns: int
     consumers: int
     stages: int
     swapped: int = 0
     split: int = 1
+    cluster: int = 1
 
     @property
     def rows(self) -> int:
@@ -49,7 +51,8 @@ class WarpgroupSchedule:
         return LANES["warpgroup"] * self.consumers + LANES["warp"]
 
     def __str__(self) -> str:
-        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}" + " swapped" * self.swapped
+        marks = f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped
+        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks}"
 
 
 AXES = {
@@ -58,6 +61,7 @@ AXES = {
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
     "split": SPLITS,
+    "cluster": (1, 2),
 }
 OTHER_REGISTERS = 72
 """Registers of a consumer besides its sums: for addresses, and elements of the epilogue that are read ahead; assumed."""
@@ -70,7 +74,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
     candidates = product_of(AXES)
     stages, product = candidates["stages"], facts.product
     bm, bn = block_of(candidates)
-    split, each = candidates["split"], steps_each(facts, candidates)
+    split, each, cluster = candidates["split"], steps_each(facts, candidates), candidates["cluster"]
     least_m, least_n = (np.where(candidates["swapped"] == side, M, 16) for side in (0, 1))
     return reject(
         candidates,
@@ -82,6 +86,9 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.steps)),
             ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.ordered)),
+            ("parts of B that no swizzle repeats in", (cluster > 1) & (bn % (8 * cluster) > 0)),
+            ("a cluster has blocks without rows", (cluster > 1) & (bm * (cluster - 1) >= product.m)),
+            ("clusters leave processors idle", (cluster > 1) & (blocks_of(facts, candidates) < machine.processors)),
         ],
     )
 
@@ -109,7 +116,8 @@ def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
 def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
     product, (bm, bn) = facts.product, block_of(candidates)
-    blocks: np.ndarray = product.batch * ceil_divided(product.m, bm) * ceil_divided(product.n, bn) * candidates["split"]
+    clusters = product.batch * ceil_divided(product.m, bm * candidates["cluster"]) * ceil_divided(product.n, bn) * candidates["split"]
+    blocks: np.ndarray = clusters * candidates["cluster"]
     return blocks
 
 
