@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -22,6 +23,9 @@ from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.kernel import Block as Statements
+from tilewright.ir.kernel import For, If, Invoke, Statement, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
@@ -34,6 +38,8 @@ from tilewright.selection.ranking import Choice
 from tilewright.tuning.problems import convolution_problem
 
 H200, A100 = machine("h200"), machine("a100")
+FEW = replace(H200, processors=2)
+"""A GPU on which small layers have clusters too."""
 
 
 TF32 = Numerics(tf32=True)
@@ -56,9 +62,15 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
 
 
 def program_of(
-    module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP
+    module: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    pick: Any,
+    used: list[Any],
+    numerics: Numerics = USUAL,
+    schema: AnySchema = WARPGROUP,
+    target: Machine = H200,
 ) -> Program:
-    return planned(module, inputs, H200, with_schedule(pick, used, numerics, schema))
+    return planned(module, inputs, target, with_schedule(pick, used, numerics, schema))
 
 
 def compiles(program: Program) -> None:
@@ -208,7 +220,53 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program_of(module, inputs, random.randrange, []))
+    check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
+
+
+def test_clusters_are_candidates() -> None:
+    make, shape = LAYERS["3x3"]
+    module, inputs = make().half(), (torch.randn(shape).half(),)
+    used: list[WarpgroupSchedule] = []
+    for target in (H200, FEW):
+        for position in range(0, 400, 7):
+            program_of(module, inputs, lambda count, position=position: position % count, used, target=target)
+        assert {schedule.cluster for schedule in used} == ({1} if target is H200 else {1, 2})
+
+
+@pytest.mark.parametrize(
+    "left_out, found",
+    [
+        ("arrival at a barrier of a block", "deadlock"),
+        ("to all blocks", "deadlock"),
+        ("cluster barrier", "race"),
+        ("wait of a warpgroup", "race"),
+    ],
+)
+def test_what_is_left_out_of_clusters_is_reported(left_out: str, found: str) -> None:
+    """An arrival at the other block's barrier, a part of B from the other block, the meeting before, and the wait for a tile."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(256, 72)).half()
+    used: list[WarpgroupSchedule] = []
+    schedule = WarpgroupSchedule(32, 1, 2, cluster=2)
+    (kernel,) = program_of(module, (torch.randn(130, 256).half(),), schedule, used).regions[-1].kernels
+    others = [s for s in statements(kernel.body) if isinstance(s, Invoke) and left_out in s.intrinsic.name]
+    assert used == [schedule] and others
+
+    def without(root: Statement) -> Statement:
+        if root is others[0]:
+            return Statements(())
+        if isinstance(root, Statements):
+            return Statements(tuple(map(without, root.statements)))
+        if isinstance(root, For):
+            return replace(root, body=without(root.body))
+        if isinstance(root, If):
+            return replace(root, then=without(root.then), otherwise=None if root.otherwise is None else without(root.otherwise))
+        return root
+
+    arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
+    assert not run(kernel, arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body)), arrays).faults
+    assert any(found in fault for fault in faults), faults
 
 
 # --- what it is not for -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.interpreted import run_program
 from tests.test_gpu_half import check, planned
-from tests.test_gpu_warpgroup import TF32, Block, as_interpreted, compiles, program_of
+from tests.test_gpu_warpgroup import FEW, TF32, Block, as_interpreted, compiles, program_of
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
@@ -39,8 +39,10 @@ SCHEDULES = (
     PatchSchedule(128, 2, 3, 1, 10, 9, swapped=1),
     PatchSchedule(32, 1, 2, 1, 5, 5, split=2),
     PatchSchedule(64, 1, 2, 1, 10, 3, swapped=1, split=2),
+    PatchSchedule(32, 1, 3, 1, 4, 9, cluster=2),
+    PatchSchedule(48, 1, 2, 2, 4, 5, swapped=1, split=2, cluster=2),
 )
-"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, and split channels."""
+"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels, and clusters."""
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3x3": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 72, 3, padding=1), nn.ReLU()), (2, 16, 9, 8)),
@@ -129,7 +131,7 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program(module, inputs, random.randrange, []))
+    check(module, inputs, program(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
 
 
 # --- what it is not for, and what is predicted ------------------------------------------------------------------------

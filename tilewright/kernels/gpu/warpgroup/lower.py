@@ -130,7 +130,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
         compare("gt", step + part, 0),
         (Tile(facts.row_bytes), Tile(facts.row_bytes)),
     )
-    freed = _arrivals(Place("empty", (step + (stages - 1)) % stages), schedule.cluster)  # of the step before
+    freed = arrivals_in(Place("empty", (step + (stages - 1)) % stages), schedule.cluster)  # of the step before
     consume = block(
         mbarrier.wait(full, turn % 2, "warpgroup"),
         wgmma.fence(),
@@ -168,7 +168,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
     return body, frame.launch
 
 
-def _arrivals(barrier: Place, cluster: int) -> Statement:
+def arrivals_in(barrier: Place, cluster: int) -> Statement:
     """An arrival of one thread at the barrier of each block of the cluster."""
     if cluster == 1:
         return mbarrier.arrive(barrier)

@@ -14,10 +14,10 @@ from tilewright.kernels.gpu.warpgroup_patch.space import blocks_of, channels_of,
 
 
 def patch_counts(facts: PatchFacts, candidates: Columns, machine: Machine) -> TensorCounts:
-    """Every block reads its patches, and the filter's tile of each tap, from level 2."""
+    """Every block reads its patches, and what it copies to its cluster of the filter's tile of each tap, from level 2."""
     steps = chunks_each(facts, candidates) * facts.base.taps
     pixels, channels, blocks = pixels_of(candidates), channels_of(candidates), blocks_of(facts, candidates)
-    copied = (channels + patch_rows(facts, candidates) / facts.base.taps) * facts.base.row_bytes
+    copied = (channels / candidates["cluster"] + patch_rows(facts, candidates) / facts.base.taps) * facts.base.row_bytes
     stages, shared_bytes = np.minimum(candidates["stages"], steps), shared_bytes_of(facts, candidates)
     return pipelined_counts(facts.base, candidates, pixels, channels, blocks, steps, stages, copied, shared_bytes, machine)
 

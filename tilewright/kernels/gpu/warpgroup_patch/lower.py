@@ -14,7 +14,7 @@ from math import prod
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named
 from tilewright.codegen.intrinsics import mbarrier, wgmma
-from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
@@ -28,7 +28,7 @@ from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, store_sums
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.split import in_one_or_two
-from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, thread_sums
+from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, thread_sums
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -54,6 +54,7 @@ def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, ma
         lambda product: blocks_to_ask_for(schedule, form.facts, machine),
         lambda product: maps(forms[product.output], schedule),
         split=schedule.split,
+        together=schedule.cluster,
     )
 
 
@@ -63,7 +64,7 @@ def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap
     extents, _ = form.facts.patch(schedule.pixels, schedule.height, schedule.width)
     box = (base.row_bytes // base.element_bytes, *(int(extent) for extent in reversed(extents)), 1)
     image = TensorMap("map_a", pixels.buffer, pixels.dtype, pixels.extents[::-1], pixels.strides[::-1], box, base.row_bytes, pixels.offset)
-    return image, form.base.b.map("map_b", schedule.channels, base.row_bytes)
+    return image, form.base.b.map("map_b", schedule.channels // schedule.cluster, base.row_bytes)
 
 
 def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
@@ -74,15 +75,24 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
     _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
     each = -(-facts.chunks // schedule.split)
     stages, patches = min(schedule.stages, each * base.taps), min(schedule.patches, each)
-    patch_size, filter_size = -(-prod(image_map.box[1:]) // ROWS) * ROWS * wide, prod(filter_map.box)
+    cluster, part_size = schedule.cluster, prod(filter_map.box)
+    patch_size, filter_size = -(-prod(image_map.box[1:]) // ROWS) * ROWS * wide, part_size * cluster
 
     tile = tuple(int(extent) for extent in facts.tile(schedule.height, schedule.width))
     places_of = (-(-extent // one) for extent, one in zip(facts.outputs, tile, strict=True))
-    counts = (schedule.split, facts.images, *places_of, -(-product.facts.n // schedule.channels))
+    extents = [facts.images, *places_of]
+    clusters = -(-prod(extents) // cluster)
+    counts = (schedule.split, clusters, -(-product.facts.n // schedule.channels), cluster)
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
-    order = [Var(name, count) for name, count in zip(("part", "image", *(f"tile{i}" for i in range(len(tile))), "tile_n"), counts, strict=True)]
+    order = [Var(name, count) for name, count in zip(("part", "cluster", "tile_n", "among"), counts, strict=True)]
     statements, where = named(decode(block_variable(launch), order))
-    part, image, *places, tile_n = (where.get(axis, axis) for axis in order)
+    part, number, tile_n, among = (where.get(axis, axis) for axis in order)
+    if clusters * cluster > prod(extents):  # the last block of the last cluster is beyond the end of the outermost of these
+        extents[next(i for i, extent in enumerate(extents) if extent > 1)] += 1
+    axes = [Var(name, count) for name, count in zip(("image", *(f"tile{i}" for i in range(len(tile)))), extents, strict=True)]
+    lets, where = named(decode(number * cluster + among, axes))
+    statements += lets
+    image, *places = (where.get(axis, axis) for axis in axes)
     first = [place * one for place, one in zip(places, tile, strict=True)]
     chunks: Expr = index_const(each)
     if facts.chunks % each:
@@ -95,7 +105,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
     stage, slot = step % stages, chunk % patches
     full, empty, sums = Place("full", stage), Place("empty", stage), Place("acc", index_const(0))
     begins = [start + slide.first for start, slide in zip(first, form.pixels.slides, strict=True)]
-    at_filter, _ = form.base.b.at(index_const(0), tile_n * schedule.channels, tap, channel)
+    at_filter, _ = form.base.b.at(index_const(0), tile_n * schedule.channels + among * (schedule.channels // cluster), tap, channel)
     produce = block(
         mbarrier.wait(Place("patch_empty", slot), (chunk // patches + 1) % 2, "thread"),
         mbarrier.expect(Place("patch_full", slot), image_map.bytes),
@@ -105,8 +115,8 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
             index_const(base.taps),
             block(
                 mbarrier.wait(empty, (step // stages + 1) % 2, "thread"),
-                mbarrier.expect(full, filter_map.bytes),
-                copy_box(Place("filter", stage * filter_size), filter_map, full, at_filter),
+                mbarrier.expect(full, filter_map.bytes * cluster),
+                copy_box(Place("filter", stage * filter_size + among * part_size), filter_map, full, at_filter, blocks=cluster),
             ),
         ),
     )
@@ -125,7 +135,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
     both = (Tile(base.row_bytes), Tile(base.row_bytes))
     multiply = wgmma.multiply(base.kind, columns, sums, left, right, compare("gt", step + piece, 0), both)
     one_a_warp = compare("eq", thread % WARP, 0)
-    freed = mbarrier.arrive(Place("empty", (step + (stages - 1)) % stages))  # of the step before
+    freed = arrivals_in(Place("empty", (step + (stages - 1)) % stages), cluster)  # of the step before
     # two patches: the one before is freed behind the first products with the next one; one: behind its own
     before = mbarrier.arrive(Place("patch_empty", (chunk + (patches - 1)) % patches))
     during: Statement = If(compare("eq", tap, 0), If(compare("gt", chunk, 0), If(one_a_warp, before)))
@@ -152,7 +162,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
     setup = [
         mbarrier.initialise(Place(f"{kind}{name}", index_const(at)), count)
         for kind, number in pipelines
-        for name, count in (("full", 1), ("empty", arrivals))
+        for name, count in (("full", 1), ("empty", arrivals if kind else arrivals * cluster))
         for at in range(number)
     ]
     at_row = at_pixel(form, schedule, image, first)
@@ -163,9 +173,9 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
         [Allocate(mbarrier.barriers(f"{kind}{name}", number)) for kind, number in pipelines for name in ("full", "empty")],
         statements,
         Let(group, thread // GROUP),
-        If(compare("eq", thread, 0), block(*setup, mbarrier.publish())),
+        If(compare("eq", thread, 0), block(*setup, mbarrier.publish(cluster > 1))),
         wait_for_earlier_kernels(),
-        block_barrier(),
+        block_barrier() if cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), For(chunk, chunks, produce)),
@@ -176,6 +186,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
                 store_sums(result, thread_sums(columns, schedule.swapped, group, thread)),
             ),
         ),
+        [] if cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, launch
 
@@ -193,11 +204,7 @@ def at_pixel(form: PatchForm, schedule: PatchSchedule, image: Expr, first: Seque
         def inside(positions: list[Expr]) -> list[Statement]:
             number = len(positions)
             if number == len(tile):
-                m = image
-                for position, extent in zip(positions, facts.outputs, strict=True):
-                    m = m * extent + position
-                lets, mapping = named(decode(m, product.m))
-                return [*lets, *body(mapping)]
+                return below(image, facts.images, "stored_image", lambda image: of_image(image, positions))
             dimension = len(tile) - 1 - number  # the last one first
             within = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
 
@@ -208,6 +215,13 @@ def at_pixel(form: PatchForm, schedule: PatchSchedule, image: Expr, first: Seque
                 return below(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
 
             return below(within, tile[dimension], f"offset{dimension}", placed)
+
+        def of_image(image: Expr, positions: list[Expr]) -> list[Statement]:
+            m = image
+            for position, extent in zip(positions, facts.outputs, strict=True):
+                m = m * extent + position
+            lets, mapping = named(decode(m, product.m))
+            return [*lets, *body(mapping)]
 
         return inside([])
 

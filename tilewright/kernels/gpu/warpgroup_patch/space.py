@@ -29,7 +29,8 @@ ROWS = 8
 class PatchSchedule:
     """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
     A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
-    share the channels of one output tile, whose parts a second kernel adds in order."""
+    share the channels of one output tile, whose parts a second kernel adds in order. `cluster` blocks of the same output channels each copy a part of
+    the filter, to all of them."""
 
     columns: int
     consumers: int
@@ -39,6 +40,7 @@ class PatchSchedule:
     width: int
     swapped: int = 0
     split: int = 1
+    cluster: int = 1
 
     @property
     def pixels(self) -> int:
@@ -57,7 +59,7 @@ class PatchSchedule:
     def __str__(self) -> str:
         return (
             f"warpgroup patches tile={self.height}x{self.width} block={self.pixels}x{self.channels} stages={self.stages} "
-            f"patches={self.patches} split={self.split}" + " swapped" * self.swapped
+            f"patches={self.patches} split={self.split}" + f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped
         )
 
 
@@ -69,6 +71,7 @@ AXES = {
     "pieces": (1, 2, 3, 4, 6, 8),
     "swapped": (0, 1),
     "split": SPLITS,
+    "cluster": (1, 2),
 }
 """`pieces`: into which lines of the output are divided."""
 LEAST_USEFUL = 0.5
@@ -84,6 +87,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     height, width = _tiles(facts, pixels_of(axes), pieces)
     candidates = axes | {"height": height, "width": width}
     product, pixels, channels, split = facts.base.product, pixels_of(axes), channels_of(axes), axes["split"]
+    cluster = axes["cluster"]
     extents, _ = facts.patch(pixels, height, width)
     each, steps = chunks_each(facts, candidates), chunks_each(facts, candidates) * facts.base.taps
     least = np.where(candidates["swapped"] > 0, M, 16)
@@ -101,6 +105,9 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
             ("more patches than parts of the channels", (candidates["patches"] > 1) & (candidates["patches"] > each)),
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.chunks)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.base.ordered)),
+            ("parts of the filter that no swizzle repeats in", (cluster > 1) & (channels % (ROWS * cluster) > 0)),
+            ("clusters leave processors idle", (cluster > 1) & (blocks_of(facts, candidates) < machine.processors)),
+            ("a cluster has blocks without pixels", (cluster > 1) & (tiles_of(facts, candidates) < cluster)),
         ],
     )
 
@@ -152,11 +159,18 @@ def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     return needed
 
 
+def tiles_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
+    """Tiles of all images."""
+    along = [ceil_divided(extent, tile) for extent, tile in zip(facts.outputs, facts.tile(candidates["height"], candidates["width"]), strict=True)]
+    tiles: np.ndarray = facts.images * np.prod(np.broadcast_arrays(*along), axis=0)
+    return tiles
+
+
 def blocks_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
-    tiles = [ceil_divided(extent, tile) for extent, tile in zip(facts.outputs, facts.tile(candidates["height"], candidates["width"]), strict=True)]
-    positions = np.prod(np.broadcast_arrays(*tiles), axis=0)
-    blocks: np.ndarray = facts.images * positions * ceil_divided(facts.base.product.n, channels_of(candidates)) * candidates["split"]
+    cluster = candidates["cluster"]
+    positions = ceil_divided(tiles_of(facts, candidates), cluster) * cluster
+    blocks: np.ndarray = positions * ceil_divided(facts.base.product.n, channels_of(candidates)) * candidates["split"]
     return blocks
 
 
