@@ -130,10 +130,10 @@ def test_a_barrier_of_a_block_that_some_strands_do_not_reach_is_a_deadlock() -> 
     assert ["deadlock" in fault and "a barrier of the block" in fault for fault in report.faults] == [True], report.faults
 
 
-def test_barriers_are_not_modelled_in_clusters() -> None:
+def test_barriers_of_blocks_are_not_modelled_beside_barriers_in_memory_of_clusters() -> None:
     kernel = Kernel("k", (), Allocate(mbarrier.barriers("b", 1)), Launch((2, 1, 1), (32, 1, 1)), cluster=2)
-    body = block(kernel.body, mbarrier.arrive(Place("b", at(0))))
-    with pytest.raises(ValueError, match="barriers in memory, and clusters"):
+    body = block(kernel.body, mbarrier.arrive(Place("b", at(0))), block_barrier())
+    with pytest.raises(ValueError, match="barriers in memory, clusters, and a barrier of a block"):
         run(Kernel("k", (), body, kernel.launch, cluster=2), [])
 
 

@@ -694,7 +694,7 @@ class CheckedPrinter(CPrinter):
         ]
         if self.strand:
             barriers = sum(count for _, count in self.barriers.values()) * self.cluster
-            head.append(f"    tw_start_clocks(s, {self.threads}, {self.strand}, {barriers});")
+            head.append(f"    tw_start_clocks(s, {self.threads}, {self.strand}, {barriers}, {self.cluster});")
             self.cleanup.append("tw_end_clocks(s);")
         end = ("    *count = s->count;", "    free(arena);", "    free(s->copies);", "    free(s);", "}")
         tail = ["done:", *("    " + text for text in self.cleanup), *end]

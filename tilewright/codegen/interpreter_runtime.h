@@ -7,7 +7,7 @@
 
 enum {
     TW_OUT_OF_BOUNDS, TW_UNINITIALISED, TW_RACE, TW_BLOCK_RACE, TW_MISALIGNED, TW_DIVERGENCE, TW_READ_ONLY, TW_DEADLOCK, TW_IN_FLIGHT, TW_UNPUBLISHED,
-    TW_BYTES
+    TW_BYTES, TW_ENDED
 };
 enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2, TW_ATOMIC = -3, TW_ATOMIC_BLOCK = -10 };
 enum { TW_GRID = 1, TW_CLUSTER = 2, TW_STACK_BYTES = 16 << 20 };
@@ -69,8 +69,9 @@ typedef struct {
 } tw_flight;
 
 typedef struct {
-    int64_t threads, agents, width, strands, stopped, meeting, waiting;
+    int64_t threads, agents, width, strands, blocks, stopped, meeting, waiting; /* blocks: of a cluster */
     int32_t *clocks, *now, *published; /* published: the time before which a thread's writes may be accessed by engines */
+    int32_t *reaching; /* [block][thread]: when a thread last arrived at a barrier of the block */
     tw_barrier *barriers;
     tw_strand *all, *strand;
     ucontext_t scheduler;
@@ -382,13 +383,14 @@ static void tw_free_shadows(const tw_buffer *b) {
 
 /* --- clocks ------------------------------------------------------------------------------------------------------- */
 
-static void tw_start_clocks(tw_state *s, int64_t threads, int64_t width, int64_t barriers) {
+static void tw_start_clocks(tw_state *s, int64_t threads, int64_t width, int64_t barriers, int64_t blocks) {
     tw_clocks *const c = s->clocked = calloc(1, sizeof *c);
-    c->threads = threads, c->width = width, c->strands = threads / width;
+    c->threads = threads, c->width = width, c->strands = threads / width, c->blocks = blocks;
     c->agents = threads + barriers + c->strands;
     c->clocks = calloc((size_t)(threads * c->agents), sizeof *c->clocks);
     c->now = calloc((size_t)c->agents, sizeof *c->now);
     c->published = calloc((size_t)threads, sizeof *c->published);
+    c->reaching = calloc((size_t)(threads * blocks), sizeof *c->reaching);
     c->barriers = calloc((size_t)(barriers ? barriers : 1), sizeof *c->barriers);
     for (int64_t i = 0; i < barriers; ++i) {
         c->barriers[i].gathered = calloc((size_t)c->agents, sizeof *c->now);
@@ -407,7 +409,7 @@ static void tw_end_clocks(tw_state *s) {
     }
     for (int64_t i = 0; i < c->strands; ++i)
         free(c->all[i].stack);
-    free(c->clocks), free(c->now), free(c->published), free(c->barriers), free(c->all), free(c->flights), free(c);
+    free(c->clocks), free(c->now), free(c->published), free(c->reaching), free(c->barriers), free(c->all), free(c->flights), free(c);
 }
 
 static void tw_merge(const tw_clocks *c, int32_t *into, const int32_t *from) {
@@ -487,11 +489,29 @@ static void tw_signal(tw_state *s, const tw_buffer *b, int64_t offset, int64_t f
     tw_barrier *const barrier = tw_barrier_at(s, b, offset, first);
     if (!barrier)
         return;
-    tw_merge(s->clocked, barrier->gathered, tw_known(s));
+    tw_clocks *const c = s->clocked;
+    const int64_t each = (c->agents - c->threads - c->strands) / c->blocks;
+    c->reaching[(barrier - c->barriers) / each * c->threads + s->thread] = c->now[s->thread];
+    tw_merge(c, barrier->gathered, tw_known(s));
     tw_tick(s);
     barrier->bytes += bytes;
     --barrier->missing;
-    tw_complete(s->clocked, barrier);
+    tw_complete(c, barrier);
+}
+
+/* Reports arrivals at barriers of blocks which may have ended by then: none of their threads knows of them. */
+static void tw_check_ends(tw_state *s) {
+    const tw_clocks *const c = s->clocked;
+    const int64_t each = c->threads / c->blocks;
+    for (int64_t block = 0; block < c->blocks; ++block)
+        for (s->thread = 0; s->thread < c->threads; ++s->thread) {
+            int32_t known = 0;
+            for (int64_t i = block * each; i < (block + 1) * each; ++i)
+                if (c->clocks[i * c->agents + s->thread] > known)
+                    known = c->clocks[i * c->agents + s->thread];
+            if (c->reaching[block * c->threads + s->thread] > known)
+                tw_report(s, TW_ENDED, -1, block, 1, 0, 0);
+        }
 }
 
 /* `count` threads wait for the phase of the parity. */
@@ -676,6 +696,7 @@ static void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), con
         b->bytes = 0;
         memset(b->gathered, 0, (size_t)c->agents * sizeof *b->gathered);
     }
+    memset(c->reaching, 0, (size_t)(c->threads * c->blocks) * sizeof *c->reaching);
     memcpy(c->clocks, c->now, (size_t)c->agents * sizeof *c->now);
     tw_join(s, 0, c->threads);
     for (int64_t i = 0; i < c->strands; ++i) {
@@ -717,4 +738,5 @@ static void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), con
     for (int64_t i = 0; i < c->agents - c->threads - c->strands; ++i)
         if (c->barriers[i].bytes)
             tw_report(s, TW_BYTES, -2 - i, i, 1, c->barriers[i].bytes, 0);
+    tw_check_ends(s);
 }
