@@ -1,9 +1,11 @@
-"""First layers on tensor cores: a convolution of few channels and stride s as one of stride 1 over blocks of s x s pixels (space to depth).
+"""First layers on tensor cores: a convolution of few channels and stride s over blocks of s x s pixels (space to depth).
 
-Three channels of a row-major image are gathered one element at a time, also from a copy with channels innermost. In the folded image a pixel has all
-C s s values of a block, padded with zeros to whole vectors of 16 bytes, which copies to shared memory, the copy engine and matrix loads need; the
-filter has ceil(k / s) taps per dimension, and zeros where a block exceeds it. For 3 channels and 7 x 7 taps of stride 2 a sum has 4 x 4 x 16 products
-instead of 147. One map makes the folded image; its zeros are the convolution's padding. Whether it is done is decided by prediction (`fold_images`).
+Three channels of a row-major image are gathered one element at a time, also from a copy with channels innermost. In the folded image a block's C s s
+values lie side by side, padded with zeros to whole vectors of 16 bytes, which copies to shared memory, the copy engine and matrix loads need; the
+filter has ceil(k / s) taps per dimension, and zeros where a block exceeds it. Blocks along the last dimension are side by side too, so that what the
+taps along it read is one run of memory: the convolution has one channel, and moves by a block's values along the last dimension. For 3 channels and
+7 x 7 taps of stride 2 a sum has 4 runs of 4 x 16 values instead of 147. One map makes the folded image; its zeros are the convolution's padding.
+Whether it is done is decided by prediction (`fold_images`).
 """
 
 from __future__ import annotations
@@ -77,24 +79,23 @@ def _seconds(predict: Predict, graph: Graph, regions: Sequence[Region], others: 
 
 
 def _folded(graph: Graph, node: Node, width: int) -> Graph:
-    """The graph with the convolution over the folded image, whose pixels have a multiple of `width` channels."""
+    """The graph with the convolution over the folded image, whose blocks have a multiple of `width` values."""
     x, w, result = (graph.values[name] for name in (*node.inputs, *node.outputs))
     stride, rank = node.attributes["stride"], len(node.attributes["stride"])
-    taps = tuple(-(-k // s) for k, s in zip(w.shape[2:], stride, strict=True))
-    channels = -(-x.shape[1] * prod(stride) // width) * width
-    extents = tuple(o + t - 1 for o, t in zip(result.shape[2:], taps, strict=True))
+    values_each = -(-x.shape[1] * prod(stride) // width) * width
+    tensor = folded_filter(graph.constants[node.inputs[1]], stride, values_each)
+    extents = tuple(o - 1 - (-k // s) for o, k, s in zip(result.shape[2:], w.shape[2:], stride, strict=True))
     image, weight = node.name + FOLDED, node.inputs[1] + FOLDED
-    tensor = folded_filter(graph.constants[node.inputs[1]], stride, channels)
     padding = tuple(before for before, _ in node.attributes["padding"])
-    making = MappingProxyType({"block": tuple(stride), "padding": padding, "extents": extents, "channels": channels})
-    ones = MappingProxyType({**node.attributes, "stride": (1,) * rank, "padding": ((0, 0),) * rank})
+    making = MappingProxyType({"block": tuple(stride), "padding": padding, "extents": extents, "channels": values_each})
+    moving = {"stride": (*(1,) * (rank - 1), values_each), "padding": ((0, 0),) * rank}
     instead = [
         Node(image, SPACE_TO_DEPTH, node.inputs[:1], (image,), making, node.place),
-        Node(node.name, node.operator, (image, weight), node.outputs, ones, node.place),
+        Node(node.name, node.operator, (image, weight), node.outputs, MappingProxyType({**node.attributes, **moving}), node.place),
     ]
     values = {
         **graph.values,
-        image: Value(image, (x.shape[0], channels, *extents), x.dtype),
+        image: Value(image, (x.shape[0], 1, *extents[:-1], extents[-1] * values_each), x.dtype),
         weight: Value(weight, tuple(tensor.shape), w.dtype),
     }
     nodes = [new for one in graph.nodes for new in (instead if one is node else [one])]
@@ -102,14 +103,14 @@ def _folded(graph: Graph, node: Node, width: int) -> Graph:
 
 
 def folded_filter(weight: torch.Tensor, stride: Sequence[int], channels: int) -> torch.Tensor:
-    """Weights [K, C, taps...] as [K, channels, ceil(taps / stride)...]: tap t of channel c is tap t // stride of the channel that the operator
-    `space_to_depth` makes of pixel t % stride of channel c."""
+    """Weights [K, C, taps...] for an image that the operator `space_to_depth` folded in blocks of `stride` pixels and `channels` values:
+    [K, 1, ceil(taps / stride)... with `channels` times the last one]."""
     taps = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     rank, outputs = len(taps), weight.shape[0]
     whole = weight.new_zeros(outputs, weight.shape[1], *(t * s for t, s in zip(taps, stride, strict=True)))
     whole[(..., *(slice(k) for k in weight.shape[2:]))] = weight.detach()
     apart = whole.reshape(outputs, weight.shape[1], *(extent for pair in zip(taps, stride, strict=True) for extent in pair))
-    blocks = apart.permute(0, 1, *range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2)).reshape(outputs, -1, *taps)
-    result = weight.new_zeros(outputs, channels, *taps)
-    result[:, : blocks.shape[1]] = blocks
-    return result
+    blocks = apart.permute(0, *range(2, 2 + 2 * rank, 2), 1, *range(3, 3 + 2 * rank, 2)).reshape(outputs, *taps, -1)
+    result = weight.new_zeros(outputs, *taps, channels)
+    result[..., : blocks.shape[-1]] = blocks
+    return result.reshape(outputs, 1, *taps[:-1], taps[-1] * channels)

@@ -211,21 +211,22 @@ def _interleave(b: StepBuilder, *inputs: Tensor, strides: Sequence[int], starts:
 def _space_to_depth(
     b: StepBuilder, x: Tensor, *, block: Sequence[int], padding: Sequence[int], extents: Sequence[int], channels: int
 ) -> Tensor:
-    """Blocks of pixels as pixels of more channels: x [N, C, spatial...] -> [N, channels, extents...].
+    """Blocks of pixels, each as so many values side by side: x [N, C, spatial...] -> [N, 1, extents... with `channels` times the last one].
 
-    The first block begins `padding` pixels before the image. Pixel i of a block's channel c is channel (c * block[0] + i[0]) * block[1] + i[1] ...;
-    pixels outside of the image and further channels are zero."""
+    The first block begins `padding` pixels before the image. Pixel i of channel c is value (c * block[0] + i[0]) * block[1] + i[1] ... of its block;
+    pixels outside of the image and further values are zero."""
     total = x.shape[1] * prod(block)
 
-    def body(image: Expr, channel: Expr, *where: Expr) -> Expr:
-        source, *inner = unflatten(channel, (x.shape[1], *block))
-        positions = [j * s + i - before for j, s, i, before in zip(where, block, inner, padding, strict=True)]
-        inside = logical_and(
-            compare("lt", channel, total), *(c for position, size in zip(positions, x.shape[2:], strict=True) for c in in_bounds(position, size))
-        )
-        return select(inside, x(image, source, *positions), const(0, x.dtype))
+    def body(image: Expr, _: Expr, *where: Expr) -> Expr:
+        *outer, last = where
+        value = mod(last, channels)
+        source, *inner = unflatten(value, (x.shape[1], *block))
+        blocks = (*outer, last // channels)
+        positions = [j * s + i - before for j, s, i, before in zip(blocks, block, inner, padding, strict=True)]
+        bounds = (c for position, size in zip(positions, x.shape[2:], strict=True) for c in in_bounds(position, size))
+        return select(logical_and(compare("lt", value, total), *bounds), x(image, source, *positions), const(0, x.dtype))
 
-    return b.map((x.shape[0], channels, *extents), body)
+    return b.map((x.shape[0], 1, *extents[:-1], extents[-1] * channels), body)
 
 
 def _full(b: StepBuilder, *, shape: Sequence[int], value: float | int | bool, dtype: str) -> Tensor:
