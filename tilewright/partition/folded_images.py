@@ -15,6 +15,7 @@ from math import prod
 from types import MappingProxyType
 
 import torch
+from torch.nn.functional import pad
 
 from tilewright.graph.operators.shape import SPACE_TO_DEPTH
 from tilewright.graph.passes import rebuilt
@@ -107,10 +108,8 @@ def folded_filter(weight: torch.Tensor, stride: Sequence[int], channels: int) ->
     [K, 1, ceil(taps / stride)... with `channels` times the last one]."""
     taps = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     rank, outputs = len(taps), weight.shape[0]
-    whole = weight.new_zeros(outputs, weight.shape[1], *(t * s for t, s in zip(taps, stride, strict=True)))
-    whole[(..., *(slice(k) for k in weight.shape[2:]))] = weight.detach()
-    apart = whole.reshape(outputs, weight.shape[1], *(extent for pair in zip(taps, stride, strict=True) for extent in pair))
+    further = [t * s - k for t, s, k in zip(taps, stride, weight.shape[2:], strict=True)]
+    whole = pad(weight.detach(), [count for one in reversed(further) for count in (0, one)])
+    apart = whole.reshape(*weight.shape[:2], *(extent for pair in zip(taps, stride, strict=True) for extent in pair))
     blocks = apart.permute(0, *range(2, 2 + 2 * rank, 2), 1, *range(3, 3 + 2 * rank, 2)).reshape(outputs, *taps, -1)
-    result = weight.new_zeros(outputs, *taps, channels)
-    result[..., : blocks.shape[-1]] = blocks
-    return result.reshape(outputs, 1, *taps[:-1], taps[-1] * channels)
+    return pad(blocks, (0, channels - blocks.shape[-1])).reshape(outputs, 1, *taps[:-1], taps[-1] * channels)

@@ -22,7 +22,7 @@ from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.registry import library, lower_for_images, schemas
-from tilewright.kernels.schema import USUAL, Form, Numerics, form_of
+from tilewright.kernels.schema import USUAL, Numerics, form_of
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chains import Ready, Search
@@ -236,8 +236,9 @@ def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
 
     def lanes(graph: Graph, region: Region) -> int:
         form = form_of(TENSOR_CORES, _canonical(region, predictions.context(graph, precision))[0], machine)
-        possible = isinstance(form, Form) and (form.facts.kind != "tf32" or numerics.tf32)
-        return WIDEST_BYTES // form.facts.element_bytes if possible else 0
+        if isinstance(form, Unsuitable) or (form.facts.kind == "tf32" and not numerics.tf32):
+            return 0
+        return WIDEST_BYTES // form.facts.element_bytes
 
     return fold_images(graph, lambda graph: predictions.laid_out(graph, precision).regions, partial(predictions.of_regions, precision), lanes)
 

@@ -208,9 +208,7 @@ def _interleave(b: StepBuilder, *inputs: Tensor, strides: Sequence[int], starts:
     return b.map((*inputs[0].shape[:lead], *extents), body)
 
 
-def _space_to_depth(
-    b: StepBuilder, x: Tensor, *, block: Sequence[int], padding: Sequence[int], extents: Sequence[int], channels: int
-) -> Tensor:
+def _space_to_depth(b: StepBuilder, x: Tensor, *, block: Sequence[int], padding: Sequence[int], extents: Sequence[int], channels: int) -> Tensor:
     """Blocks of pixels, each as so many values side by side: x [N, C, spatial...] -> [N, 1, extents... with `channels` times the last one].
 
     The first block begins `padding` pixels before the image. Pixel i of channel c is value (c * block[0] + i[0]) * block[1] + i[1] ... of its block;
