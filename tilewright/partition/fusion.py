@@ -24,6 +24,7 @@ from tilewright.codegen.access import split_divided_rows
 from tilewright.errors import contained
 from tilewright.graph.contraction import contraction
 from tilewright.graph.inline import buffers, inline_step, slice_for, too_long
+from tilewright.graph.operators.shape import SPACE_TO_DEPTH
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, coefficient, loads, replace_loads, rewrite, substitute, variables, walk
@@ -308,6 +309,8 @@ class _Partitioner:
         others = self.readers[name] - {node.name}
         if others:
             return f"also read by {', '.join(sorted(others))}"
+        if producer.nodes[-1].operator == SPACE_TO_DEPTH:
+            return "a contraction reads it in vectors"
         if refusal := too_long(group.steps, producer.steps):
             return refusal
         if self.in_place and avoids_copies(producer.steps[0], self.values, self.groups.keys() - self.pinned):

@@ -3,8 +3,8 @@
 Rules, in execution order: inputs and outputs of the model are row-major, as PyTorch passes them; a contraction stores its N axis (output channels)
 innermost; everything else is stored in the order in which it reads the largest input of its rank. A value that sums read with zero padding gets a
 halo as wide as they need; a graph input or other value that cannot have one is copied once into a padded buffer, channels last unless all its
-readers are windows with row-major results. Values that are concatenated are
-stored as slices of one buffer (`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
+readers are windows with row-major results. Folded images (`partition.folded_images`) are row-major. Values that are concatenated are stored
+as slices of one buffer (`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from tilewright.codegen.access import needed_halo
 from tilewright.graph.contraction import anchor
+from tilewright.graph.operators.shape import SPACE_TO_DEPTH
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import NARROW_FLOATS, computed_in
 from tilewright.ir.expr import Load, Var, loads, variables
@@ -47,11 +48,12 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
     padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
     regions, values, converted = with_types(padded, values, fixed, constants, precision)
     joined = concatenations(regions, values) if slices else {}
+    folded = {node.outputs[0] for node in graph.nodes if node.operator == SPACE_TO_DEPTH}
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
         for output in region.outputs:
             shape = values[output].shape
-            if output in fixed:
+            if output in fixed or output in folded:
                 layouts[output] = row_major(shape)
             elif output in converted:
                 layouts[output] = converted[output]

@@ -19,11 +19,14 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, MergeDecision, Program, Region, Storage, Unsuitable
 from tilewright.ir.space import SpaceCounts
+from tilewright.kernels.gpu.bounds import WIDEST_BYTES
+from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.registry import library, lower_for_images, schemas
-from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.kernels.schema import USUAL, Numerics, form_of
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chains import Ready, Search
+from tilewright.partition.folded_images import fold_images
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
@@ -69,6 +72,20 @@ class _Predictions:
         if id(graph) not in self.graphs:
             self.graphs[id(graph)] = (graph, _laid_out(graph, self.machine, self.threads, precision, self.numerics, self.rows))
         return self.graphs[id(graph)][1]
+
+    def context(self, graph: Graph, precision: Precision) -> _Context:
+        """The context of the graph's regions."""
+        laid_out = self.laid_out(graph, precision)
+        return _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+
+    def of_regions(self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+        """The graph's regions for which the function says true, with their seconds."""
+        context = self.context(graph, precision)
+        return [
+            (region, self.seconds(region, context))
+            for region in self.laid_out(graph, precision).regions
+            if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
+        ]
 
     def seconds(self, region: Region, context: _Context, winograd: bool = True) -> float:
         """Seconds of the region by itself, with or without Winograd's algorithm."""
@@ -147,7 +164,9 @@ def plan_program(
     stages.report("partition")
     with stages.stage("partition"):
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
-        graph = merged.graph
+        folded = contained("the model", "no image is folded", partial(_folded, merged.graph, precision, predictions), lambda _: Merged(merged.graph))
+        graph = folded.graph
+        rewritten = (merged.decisions, folded.decisions)
         fused = partial(predictions.laid_out, graph, precision)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
         if updates and not machine.is_gpu:
@@ -159,7 +178,7 @@ def plan_program(
         context = _Context(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready
         )
-        search = tuple(merged.decisions.values())
+        search = tuple(decision for decisions in rewritten for decision in decisions.values())
         only_measured = chains is None and machine.is_gpu
         if chains is not False and (recorded is not None or not only_measured):
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
@@ -171,7 +190,7 @@ def plan_program(
     with stages.stage("code generation"):
         for region in laid_out.regions:
             subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
-            notes = [merged.decisions[node.name].text for node in region.nodes if node.name in merged.decisions]
+            notes = [decisions[node.name].text for node in region.nodes for decisions in rewritten if node.name in decisions]
             region = replace(region, reasons=(*region.reasons, *notes))
             made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
             if isinstance(made, str):
@@ -206,18 +225,22 @@ def deciding_once(chooser: Chooser) -> Chooser:
 
 def _merged(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory) -> Merged:
     """The graph with siblings merged where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
-    machine, threads = predictions.machine, predictions.threads
+    return merge_siblings(graph, partial(predictions.of_regions, precision), None if predictions.machine.is_gpu else memory.siblings)
 
-    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
-        laid_out = predictions.laid_out(graph, precision)
-        context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
-        return [
-            (region, predictions.seconds(region, context))
-            for region in laid_out.regions
-            if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in laid_out.values[name].shape for name in region.outputs)
-        ]
 
-    return merge_siblings(graph, predict, None if machine.is_gpu else memory.siblings)
+def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Merged:
+    """The graph with images of few channels folded for tensor cores where the models predict a gain."""
+    machine, numerics = predictions.machine, predictions.numerics
+    if not machine.is_gpu:
+        return Merged(graph)
+
+    def lanes(graph: Graph, region: Region) -> int:
+        form = form_of(TENSOR_CORES, _canonical(region, predictions.context(graph, precision))[0], machine)
+        if isinstance(form, Unsuitable) or (form.facts.kind == "tf32" and not numerics.tf32):
+            return 0
+        return WIDEST_BYTES // form.facts.element_bytes
+
+    return fold_images(graph, lambda graph: predictions.laid_out(graph, precision).regions, partial(predictions.of_regions, precision), lanes)
 
 
 def _chained(

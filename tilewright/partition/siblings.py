@@ -53,7 +53,7 @@ class Siblings:
 
 @dataclass(frozen=True)
 class Merged:
-    """A graph with siblings merged, and the decisions by the node whose region they concern."""
+    """A rewritten graph, and the decisions by the node whose region they concern."""
 
     graph: Graph
     decisions: Mapping[str, MergeDecision] = field(default_factory=lambda: MappingProxyType({}))

@@ -9,6 +9,9 @@ from tilewright.graph.operators.definition import Operator, broadcast_load, flat
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum
 from tilewright.ir.expr import Expr, compare, const, logical_and, mod, select, sub, wrap
 
+SPACE_TO_DEPTH = "space_to_depth"
+"""The operator that makes folded images (`partition.folded_images`)."""
+
 
 def _reshape(b: StepBuilder, x: Tensor, *, shape: Sequence[int]) -> Tensor:
     """The same elements in row-major order under another shape."""
@@ -205,6 +208,25 @@ def _interleave(b: StepBuilder, *inputs: Tensor, strides: Sequence[int], starts:
     return b.map((*inputs[0].shape[:lead], *extents), body)
 
 
+def _space_to_depth(b: StepBuilder, x: Tensor, *, block: Sequence[int], padding: Sequence[int], extents: Sequence[int], channels: int) -> Tensor:
+    """Blocks of pixels, each as so many values side by side: x [N, C, spatial...] -> [N, 1, extents... with `channels` times the last one].
+
+    The first block begins `padding` pixels before the image. Pixel i of channel c is value (c * block[0] + i[0]) * block[1] + i[1] ... of its block;
+    pixels outside of the image and further values are zero."""
+    total = x.shape[1] * prod(block)
+
+    def body(image: Expr, _: Expr, *where: Expr) -> Expr:
+        *outer, last = where
+        value = mod(last, channels)
+        source, *inner = unflatten(value, (x.shape[1], *block))
+        blocks = (*outer, last // channels)
+        positions = [j * s + i - before for j, s, i, before in zip(blocks, block, inner, padding, strict=True)]
+        bounds = (c for position, size in zip(positions, x.shape[2:], strict=True) for c in in_bounds(position, size))
+        return select(logical_and(compare("lt", value, total), *bounds), x(image, source, *positions), const(0, x.dtype))
+
+    return b.map((x.shape[0], 1, *extents[:-1], extents[-1] * channels), body)
+
+
 def _full(b: StepBuilder, *, shape: Sequence[int], value: float | int | bool, dtype: str) -> Tensor:
     return b.map(shape, lambda *i: const(value, dtype))
 
@@ -226,5 +248,6 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("causal_mask", _causal_mask),
     Operator("insert", _insert),
     Operator("interleave", _interleave),
+    Operator(SPACE_TO_DEPTH, _space_to_depth),
     Operator("full", _full),
 )

@@ -119,23 +119,30 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
         raise Unsuitable("a factor's innermost dimension is not dense")
     terms = {d: {axis: number for axis, number in _terms(load.index[d]).items() if axis is None or axis.extent != 1} for d in dims}
     *outer, last = dims
-    channel = next((axis for axis in terms[last] if axis is not None), None)
-    if channel not in r or terms[last] != {channel: 1, None: 0}:
+    extents = dict(enumerate(layout.shape))
+    channel = next((axis for axis, number in terms[last].items() if axis in r and number == 1), None)
+    row = next((axis for axis in terms[last] if axis in rows), None)
+    pitches = dict(enumerate(strides))
+    if channel is not None and row is not None and terms[last] == {row: terms[last][row], channel: 1, None: 0}:
+        # windows of one row of memory: a dimension for their number, in which they may overlap
+        moved = len(strides)
+        outer, extents[moved], pitches[moved] = [*outer, moved], row.extent or 1, terms[last][row]
+        terms[moved], terms[last] = {row: 1, None: 0}, {channel: 1, None: 0}
+    if channel is None or terms[last] != {channel: 1, None: 0}:
         raise Unsuitable("a factor's innermost dimension is not one that is reduced")
-    assert channel is not None
-    dtype, used = problem.dtypes[load.buffer], {axis for d in dims for axis in terms[d]}
+    dtype, used = problem.dtypes[load.buffer], {axis for one in terms.values() for axis in one}
     start = constants([layout.offset([index_const(0)] * len(layout.shape))])[0]
     if not {*rows, *batch} <= used:
         raise Unsuitable("a factor is the same for several of its rows")
-    axes = [_lone(terms[d], layout.shape[d]) for d in outer]
+    axes = [_lone(terms[d], extents[d]) for d in outer]
     count = len(batch)
-    images, height = (_collapsed([(layout.shape[d], strides[d]) for d in part]) for part in (outer[:count], outer[count:]))
+    images, height = (_collapsed([(extents[d], pitches[d]) for d in part]) for part in (outer[:count], outer[count:]))
     if axes == [*batch, *rows] and images is not None and height is not None:
-        extents, pitches = (images[0], height[0], 1, channel.extent or 1), (images[1], height[1], PIECE_BYTES, 1)
-        return Factor(Rows(load.buffer, dtype, extents, pitches, start), (), channel)
+        shape, apart = (images[0], height[0], 1, channel.extent or 1), (images[1], height[1], PIECE_BYTES, 1)
+        return Factor(Rows(load.buffer, dtype, shape, apart, start), (), channel)
     if batch:
         raise Unsuitable("a factor of several products is not a matrix in memory")
-    return _pixels(load.buffer, dtype, [(layout.shape[d], strides[d], terms[d]) for d in outer], rows, r, channel, start)
+    return _pixels(load.buffer, dtype, [(extents[d], pitches[d], terms[d]) for d in outer], rows, r, channel, start)
 
 
 def _pixels(
