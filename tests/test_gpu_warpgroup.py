@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
+from tilewright.kernels.gpu.warpgroup.space import AXES, WarpgroupSchedule, blocks_of
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
@@ -220,17 +221,19 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
+    with mock.patch.dict(AXES, cluster=(1, 2)):
+        check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
 
 
-def test_clusters_are_candidates() -> None:
-    make, shape = LAYERS["3x3"]
-    module, inputs = make().half(), (torch.randn(shape).half(),)
-    used: list[WarpgroupSchedule] = []
-    for target in (H200, FEW):
-        for position in range(0, 400, 7):
-            program_of(module, inputs, lambda count, position=position: position % count, used, target=target)
-        assert {schedule.cluster for schedule in used} == ({1} if target is H200 else {1, 2})
+@pytest.mark.parametrize("clusters, target, found", [((1,), FEW, {1}), ((1, 2), H200, {1, 2}), ((1, 2), FEW, {1, 2})])
+def test_clusters_among_candidates(clusters: tuple[int, ...], target: Machine, found: set[int]) -> None:
+    """None so far; with clusters of two, where there are blocks enough for all processors."""
+    form = form_of(WARPGROUP, convolution_problem(64, 64, 28, 28, 3), target)
+    assert not isinstance(form, Unsuitable), form
+    with mock.patch.dict(AXES, cluster=clusters):
+        candidates, _ = WARPGROUP.space(form.facts, target, Options(numerics=TF32))
+    assert set(candidates["cluster"].tolist()) == found
+    assert (blocks_of(form.facts, candidates)[candidates["cluster"] > 1] >= target.processors).all()
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ _ARRIVE = Intrinsic(
     requires=REQUIRES,
     order="signal",
 )
+# A release of scope .cluster would be a fence of all memory, which takes longer than a step of a pipeline. Who has read shared memory releases
+# nothing that others read.
 _ARRIVE_IN = Intrinsic(
     "arrival at a barrier of a block of the cluster",
     "thread",
@@ -83,7 +85,7 @@ _ARRIVE_IN = Intrinsic(
             "tw_barrier_arrive_in({barrier}, {block});",
             "tw_barrier_arrive_in",
             f"""{_QUALIFIER} void tw_barrier_arrive_in(unsigned long long *barrier, int block) {{
-    asm volatile("{{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }}"
+    asm volatile("{{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }}"
                  :: "r"({shared_address("barrier")}), "r"(block) : "memory");
 }}""",
         )

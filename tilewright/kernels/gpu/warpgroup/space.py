@@ -55,13 +55,15 @@ class WarpgroupSchedule:
         return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks}"
 
 
+CLUSTERS = (1,)
+"""Of the candidates. Clusters of 2 are lowered as well; until their measurements train the models, these would choose them too often."""
 AXES = {
     "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
     "split": SPLITS,
-    "cluster": (1, 2),
+    "cluster": CLUSTERS,
 }
 OTHER_REGISTERS = 72
 """Registers of a consumer besides its sums: for addresses, and elements of the epilogue that are read ahead; assumed."""
