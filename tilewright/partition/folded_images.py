@@ -10,7 +10,8 @@ Whether it is done is decided by prediction (`fold_images`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -36,29 +37,50 @@ Lanes = Callable[[Graph, Region], int]
 
 
 def fold_images(graph: Graph, regions: Regions, predict: Predict, lanes: Lanes) -> Merged:
-    """Folds the image of each convolution of few channels wherever the regions that this changes are predicted faster: the copies that pad or convert
-    the image, the maps computed with them, and the convolution. Graphs without such convolutions cost nothing."""
+    """Folds the image of each convolution of few channels for which the map that folds it and the convolution over it are predicted faster than the
+    convolution as it is, together with the copies of its image and the maps before it that are not stored any more. Graphs without such convolutions
+    cost nothing."""
+    candidates = [node for node in graph.nodes if _can_fold(graph, node)]
+    if not candidates:
+        return Merged(graph)
+    holding = {node.name: region for region in regions(graph) for node in region.nodes}
+    widths: dict[str, int] = {}
+    for node in candidates:
+        width = lanes(graph, holding[node.name]) if node.name in holding else 0
+        if width and graph.values[node.inputs[0]].shape[1] % width:
+            widths[node.name] = width
+    if not widths:
+        return Merged(graph)
+    whole = _folded(graph, widths)
+    stored = {name for region in regions(whole) for name in region.outputs}
+    before = predict(graph, lambda region: not stored.issuperset(region.outputs) or _has(region, widths))
+    after = predict(whole, lambda region: _has(region, {*widths, *(name + FOLDED for name in widths)}))
+    plain = dict.fromkeys(widths, 0.0)
+    for region, seconds in before:
+        own = [name for name in widths if _has(region, {name})]
+        # what is not stored any more is shared by the convolutions that read it
+        sharing = own or [name for name in widths if not {*holding[name].inputs}.isdisjoint(region.outputs)]
+        for name in sharing:
+            plain[name] += seconds / len(sharing)
+    taken: dict[str, int] = {}
     decisions: dict[str, MergeDecision] = {}
-    for node in graph.nodes:
-        if not _can_fold(graph, node):
+    for node in candidates:
+        if node.name not in widths:
             continue
-        before = regions(graph)
-        region = next((one for one in before if node in one.nodes), None)
-        width = lanes(graph, region) if region is not None else 0
-        if not width or graph.values[node.inputs[0]].shape[1] % width == 0:
-            continue
-        folded = _folded(graph, node, width)
-        after = regions(folded)
-        seconds, plain = _seconds(predict, folded, after, before), _seconds(predict, graph, before, after)
+        unfolded = plain[node.name]
+        folded = sum(seconds for region, seconds in after if _has(region, {node.name, node.name + FOLDED}))
         told = f"blocks of {'x'.join(map(str, node.attributes['stride']))} pixels of {node.inputs[0]} as channels"
-        taken = seconds < (1 - LEAST_GAIN) * plain
-        if taken:
-            graph = folded
-            text = f"{told}: {seconds_text(seconds)} predicted with the map that folds them, {seconds_text(plain)} without"
+        if folded < (1 - LEAST_GAIN) * unfolded:
+            taken[node.name] = widths[node.name]
+            text = f"{told}: {seconds_text(folded)} predicted with the map that folds them, {seconds_text(unfolded)} without"
         else:
-            text = f"{told} are predicted slower: {seconds_text(seconds)} with the map that folds them, {seconds_text(plain)} without"
-        decisions[node.name] = MergeDecision(node.outputs, taken, text)
-    return Merged(graph, MappingProxyType(decisions))
+            text = f"{told} are predicted slower: {seconds_text(folded)} with the map that folds them, {seconds_text(unfolded)} without"
+        decisions[node.name] = MergeDecision(node.outputs, node.name in taken, text)
+    return Merged(whole if taken == widths else _folded(graph, taken) if taken else graph, MappingProxyType(decisions))
+
+
+def _has(region: Region, names: Collection[str]) -> bool:
+    return any(node.name in names for node in region.nodes)
 
 
 def _can_fold(graph: Graph, node: Node) -> bool:
@@ -67,40 +89,34 @@ def _can_fold(graph: Graph, node: Node) -> bool:
         return False
     if node.attributes.get("groups", 1) != 1 or any(d != 1 for d in node.attributes["dilation"]):
         return False
-    new = {name + FOLDED for name in (*node.inputs, node.name)}  # names of ONNX files may be any
+    if any(name.startswith(node.name + FOLDED) for name in graph.values):  # names of ONNX files may be any
+        return False
     shapes = [graph.values[name].shape for name in (*node.inputs, *node.outputs)]
-    return shapes[0][1] < MOST_CHANNELS and not any(0 in shape for shape in shapes) and new.isdisjoint(graph.values)
+    return shapes[0][1] < MOST_CHANNELS and not any(0 in shape for shape in shapes)
 
 
-def _seconds(predict: Predict, graph: Graph, regions: Sequence[Region], others: Sequence[Region]) -> float:
-    """Predicted seconds of the regions of the graph that are not among the others."""
-    known = {region.outputs: region.steps for region in others}
-    own = {region.outputs for region in regions if known.get(region.outputs) != region.steps}
-    return sum(seconds for _, seconds in predict(graph, lambda region: region.outputs in own))
-
-
-def _folded(graph: Graph, node: Node, width: int) -> Graph:
-    """The graph with the convolution over the folded image, whose blocks have a multiple of `width` values."""
-    x, w, result = (graph.values[name] for name in (*node.inputs, *node.outputs))
-    stride, rank = node.attributes["stride"], len(node.attributes["stride"])
-    values_each = -(-x.shape[1] * prod(stride) // width) * width
-    tensor = folded_filter(graph.constants[node.inputs[1]], stride, values_each)
-    extents = tuple(o - 1 - (-k // s) for o, k, s in zip(result.shape[2:], w.shape[2:], stride, strict=True))
-    image, weight = node.name + FOLDED, node.inputs[1] + FOLDED
-    padding = tuple(before for before, _ in node.attributes["padding"])
-    making = MappingProxyType({"block": tuple(stride), "padding": padding, "extents": extents, "channels": values_each})
-    moving = {"stride": (*(1,) * (rank - 1), values_each), "padding": ((0, 0),) * rank}
-    instead = [
-        Node(image, SPACE_TO_DEPTH, node.inputs[:1], (image,), making, node.place),
-        Node(node.name, node.operator, (image, weight), node.outputs, MappingProxyType({**node.attributes, **moving}), node.place),
-    ]
-    values = {
-        **graph.values,
-        image: Value(image, (x.shape[0], 1, *extents[:-1], extents[-1] * values_each), x.dtype),
-        weight: Value(weight, tuple(tensor.shape), w.dtype),
-    }
-    nodes = [new for one in graph.nodes for new in (instead if one is node else [one])]
-    return rebuilt(graph, nodes, values, {**graph.constants, weight: tensor})
+def _folded(graph: Graph, widths: Mapping[str, int]) -> Graph:
+    """The graph with some convolutions over folded images, whose blocks have a multiple of so many values."""
+    values, constants = dict(graph.values), dict(graph.constants)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.name not in widths:
+            nodes.append(node)
+            continue
+        x, w, result = (graph.values[name] for name in (*node.inputs, *node.outputs))
+        stride, rank = node.attributes["stride"], len(node.attributes["stride"])
+        each = -(-x.shape[1] * prod(stride) // widths[node.name]) * widths[node.name]
+        extents = tuple(o - 1 - (-k // s) for o, k, s in zip(result.shape[2:], w.shape[2:], stride, strict=True))
+        image, weight = node.name + FOLDED, f"{node.name}{FOLDED}.weight"
+        constants[weight] = folded_filter(graph.constants[w.name], stride, each)
+        values[weight] = Value(weight, tuple(constants[weight].shape), w.dtype)
+        values[image] = Value(image, (x.shape[0], 1, *extents[:-1], extents[-1] * each), x.dtype)
+        padding = tuple(before for before, _ in node.attributes["padding"])
+        making = MappingProxyType({"block": tuple(stride), "padding": padding, "extents": extents, "channels": each})
+        moving = {"stride": (*(1,) * (rank - 1), each), "padding": ((0, 0),) * rank}
+        nodes.append(Node(image, SPACE_TO_DEPTH, node.inputs[:1], (image,), making, node.place))
+        nodes.append(replace(node, inputs=(image, weight), attributes=MappingProxyType({**node.attributes, **moving})))
+    return rebuilt(graph, nodes, values, constants)
 
 
 def folded_filter(weight: torch.Tensor, stride: Sequence[int], channels: int) -> torch.Tensor:

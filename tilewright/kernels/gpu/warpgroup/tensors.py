@@ -119,15 +119,16 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
         raise Unsuitable("a factor's innermost dimension is not dense")
     terms = {d: {axis: number for axis, number in _terms(load.index[d]).items() if axis is None or axis.extent != 1} for d in dims}
     *outer, last = dims
-    extents = dict(enumerate(layout.shape))
+    extents, pitches = dict(enumerate(layout.shape)), dict(enumerate(strides))
     channel = next((axis for axis, number in terms[last].items() if axis in r and number == 1), None)
     row = next((axis for axis in terms[last] if axis in rows), None)
-    pitches = dict(enumerate(strides))
     if channel is not None and row is not None and terms[last] == {row: terms[last][row], channel: 1, None: 0}:
         # windows of one row of memory: a dimension for their number, in which they may overlap
-        moved = len(strides)
-        outer, extents[moved], pitches[moved] = [*outer, moved], row.extent or 1, terms[last][row]
-        terms[moved], terms[last] = {row: 1, None: 0}, {channel: 1, None: 0}
+        count, pitch, number = row.extent or 1, terms[last][row], len(strides)
+        if (count - 1) * pitch + (channel.extent or 1) > layout.shape[last]:
+            raise Unsuitable("a factor's innermost dimension ends within a window")
+        outer, extents[number], pitches[number] = [*outer, number], count, pitch
+        terms[number], terms[last] = {row: 1, None: 0}, {channel: 1, None: 0}
     if channel is None or terms[last] != {channel: 1, None: 0}:
         raise Unsuitable("a factor's innermost dimension is not one that is reduced")
     dtype, used = problem.dtypes[load.buffer], {axis for one in terms.values() for axis in one}
