@@ -218,8 +218,8 @@ def chosen(module: nn.Module, inputs: Sequence[torch.Tensor], target: Machine) -
 
 def test_they_are_chosen_where_they_pay() -> None:
     layer, x = nn.Linear(512, 512), torch.zeros(1024, 512)
-    for target in (H200, A100, RTX4090):
-        assert set(chosen(layer.half(), (x.half(),), target)) == {"tensor cores"}, target.name
+    for target, name in ((H200, "warpgroups"), (A100, "tensor cores"), (RTX4090, "tensor cores")):
+        assert set(chosen(layer.half(), (x.half(),), target)) == {name}, target.name
     assert "tensor cores" not in chosen(layer.half(), (x.half(),), V100)
     assert "tensor cores" not in chosen(layer.float(), (x,), H200)
 
@@ -234,7 +234,7 @@ def test_what_is_no_product_of_stored_values_is_refused() -> None:
     types = {"value0": "f16"}
     layer = convolution_problem(16, 16, 8, 8, 3)
     mixed = replace(layer, values={name: replace(value, dtype=types.get(name, value.dtype)) for name, value in layer.values.items()})
-    planned(nn.Sequential(nn.Linear(24, 16), nn.Softmax(-1)).half(), (torch.zeros(19, 24).half(),), H200, chooser)
+    planned(nn.Sequential(nn.Linear(24, 16), nn.Softmax(-1)).half(), (torch.zeros(19, 24).half(),), A100, chooser)
     with pytest.raises(Unsuitable, match="rows of the result are reduced"):
         TENSOR_CORES.match(problems[-1], H200)
     with pytest.raises(Unsuitable, match="needs sm_80"):

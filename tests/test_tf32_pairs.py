@@ -32,6 +32,7 @@ from tilewright.ir.region import Program
 from tilewright.kernels.gpu.tensor_cores import space
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
+from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
@@ -168,7 +169,7 @@ def test_candidates_are_those_that_the_caller_allows() -> None:
         ranking = rank(problems[0], H200, numerics=numerics, learned=False)
         own = [part for part in ranking.parts if part.schema is TENSOR_CORES]
         assert [set(part.candidates["pairs"].tolist()) for part in own] == ([] if pairs is None else [{pairs}])
-    assert ranking.first().schema is TENSOR_CORES
+    assert ranking.first().schema in (TENSOR_CORES, WARPGROUP)  # in TF32
     assert "a sum of so few products is more accurate on CUDA cores" in rank(problems[1], H200, numerics=PAIRS).rejections["tensor cores"]
 
 
