@@ -62,7 +62,19 @@ class WarpgroupForm:
 
 
 def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:
-    """The form of a region.
+    """The form of a region for this schema, which reads images by im2col maps.
+
+    Raises:
+        Unsuitable: like `factors_form`; and for images whose pixels overlap, since no GPU has run such a map yet (a tiled one with overlaps has run).
+    """
+    form = factors_form(problem, machine)
+    if isinstance(form.parts.a, Pixels) and form.parts.a.strides[-2] < form.parts.a.extents[-1]:
+        raise Unsuitable("pixels that overlap are read in patches alone")
+    return form
+
+
+def factors_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:
+    """The form of a region whose factors the copy engine reads.
 
     Raises:
         Unsuitable: if the machine lacks the instructions, or the region is not a sum of products of such factors without row reductions after it.

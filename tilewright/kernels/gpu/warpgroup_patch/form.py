@@ -10,7 +10,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
-from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts, WarpgroupForm, warpgroup_form
+from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts, WarpgroupForm, factors_form
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels
 from tilewright.kernels.schema import Form
 
@@ -69,7 +69,7 @@ def patch_form(problem: Problem, machine: Machine) -> Form[PatchFacts, PatchForm
     Raises:
         Unsuitable: if it is no product by warpgroups, or no filter of several taps slides over its first factor with stride 1.
     """
-    base = warpgroup_form(problem, machine).parts
+    base = factors_form(problem, machine).parts
     pixels = base.a
     if not isinstance(pixels, Pixels) or base.facts.taps == 1:
         raise Unsuitable("no filter of several taps slides over an image")
