@@ -10,9 +10,10 @@ registers enough for every consumer, so that none have to be moved between warps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, TypeVar
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier, wgmma
@@ -35,6 +36,8 @@ from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
+F = TypeVar("F", bound=Any)
+S = TypeVar("S", bound=Any)
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 ALIGNMENT = 1024
 
@@ -71,12 +74,32 @@ class Side:
 
 def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSchedule, machine: Machine) -> Lowered:
     """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage."""
+
+    def maps(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[TensorMap, ...]:
+        return tuple(one.map for one in sides(form, schedule))
+
+    return lowered(problem, form, schedule, machine, lambda part: warpgroup_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
+
+
+def lowered(
+    problem: Problem,
+    form: F,
+    schedule: S,
+    machine: Machine,
+    form_of: Callable[[Problem], F],
+    tiles: Callable[[F, S], tuple[Block, Launch]],
+    maps: Callable[[F, S], tuple[TensorMap, ...]],
+    resident: Callable[[S, Any, Machine], int],
+) -> Lowered:
+    """A problem, or the one that stores parts of its sums and the one that adds them, by a schema of this kind: `tiles` makes the body of a form,
+    `maps` its tensor maps, and `resident` the number of blocks per processor to request, given the form's facts."""
     forms = {form.product.output: form}
 
     def of_parts(part: Problem) -> ProductForm:
-        found = warpgroup_form(part, machine).parts
-        forms[found.product.output] = found
-        return found.product
+        found = form_of(part)
+        product: ProductForm = found.product
+        forms[product.output] = found
+        return product
 
     return in_one_or_two(
         problem,
@@ -85,8 +108,8 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
         machine,
         lambda product: tiles(forms[product.output], schedule),
         of_parts,
-        lambda product: blocks_to_ask_for(schedule, form.facts, machine),
-        lambda product: tuple(one.map for one in sides(forms[product.output], schedule)),
+        lambda product: resident(schedule, form.facts, machine),
+        lambda product: maps(forms[product.output], schedule),
         split=schedule.split,
         together=schedule.cluster,
     )

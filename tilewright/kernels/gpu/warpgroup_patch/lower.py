@@ -26,9 +26,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, store_sums
-from tilewright.kernels.gpu.gemm.form import ProductForm
-from tilewright.kernels.gpu.split import in_one_or_two
-from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, thread_sums
+from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered, thread_sums
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -37,25 +35,7 @@ GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 
 def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, machine: Machine) -> Lowered:
     """One kernel, or two with a workspace if the channels are split; packed weights are in the storage."""
-    forms = {form.product.output: form}
-
-    def of_parts(part: Problem) -> ProductForm:
-        found = patch_form(part, machine).parts
-        forms[found.product.output] = found
-        return found.product
-
-    return in_one_or_two(
-        problem,
-        form.product,
-        schedule,
-        machine,
-        lambda product: tiles(forms[product.output], schedule),
-        of_parts,
-        lambda product: blocks_to_ask_for(schedule, form.facts, machine),
-        lambda product: maps(forms[product.output], schedule),
-        split=schedule.split,
-        together=schedule.cluster,
-    )
+    return lowered(problem, form, schedule, machine, lambda part: patch_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
 
 def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
