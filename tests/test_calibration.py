@@ -13,9 +13,21 @@ import pytest
 
 from tilewright.errors import InvalidModel
 from tilewright.hardware import calibration
-from tilewright.hardware.calibration import CpuCalibration, GpuCalibration, assumed, cpu_calibration, fallbacks, gpu_calibration, parts_of
+from tilewright.hardware.calibration import (
+    CpuCalibration,
+    GpuCalibration,
+    assumed,
+    cpu_calibration,
+    fallbacks,
+    gpu_calibration,
+    gpu_chains,
+    gpu_recurrence,
+    gpu_variants,
+    parts_of,
+)
 from tilewright.hardware.catalogue import catalogue
 from tilewright.hardware.machine import Machine
+from tilewright.selection.learned.gpu import models_for
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for path in calibration.FOLDER.glob("*.json") if path.stem != calibration.FALLBACKS)
@@ -55,6 +67,22 @@ def test_a_machine_without_a_file_has_the_stated_ones() -> None:
     assert unknown["counted"] == v100["counted"] and {**unknown, "counted": None} == {**shared, "counted": None}
     assert calibration.gpu_recurrence(RTX) is None is calibration.gpu_chains(RTX)
     assert asdict(cpu_calibration(A53)) == core == asdict(cpu_calibration(replace(XEON, name="native")))
+
+
+def test_machines_of_one_chip_share_what_was_measured() -> None:
+    known = catalogue()
+    h100, h200 = known["h100"], known["h200"]
+    assert h100.measured_as == h200.measured_as == "h200" and h100.digest != h200.digest
+    assert gpu_calibration(h100) == gpu_calibration(h200)
+    assert gpu_variants(h100) == gpu_variants(h200)
+    for part in (gpu_chains, gpu_recurrence):
+        assert part(h100) == part(h200) and part(h200) is not None, part.__name__
+    assert models_for(h100) == models_for(h200) and len(models_for(h200)) == 3
+    for machine in known.values():
+        assert machine.measured_as in known and not (known[machine.measured_as].chip), machine.name
+        same = known[machine.measured_as]
+        assert (machine.architecture, machine.processors, machine.clock_hz) == (same.architecture, same.processors, same.clock_hz), machine.name
+    assert models_for(known["a100"]) == () and gpu_recurrence(known["a100"]) is None
 
 
 def test_a_machine_is_added_by_a_file(folder: Path) -> None:
