@@ -1,6 +1,7 @@
 """Networks and single operators in 16 bits and TF32 on the GPU present: Tilewright, PyTorch eager (both layouts), Inductor, all as CUDA graphs.
 
     python -m bench.gpu_half resnet18 resnet50 mobilenet_v2 bert_base --batches 1 --name gpu_half_networks_1
+    python -m bench.gpu_half figure --types float16,tf32 --batches 1 --against eager,eager_cl,inductor --resume --name gpu_half_figure_1
     python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
     python -m bench.gpu_half resnet18 bert_base --types float16,tf32 --batches 1 --against inductor --name gpu_half_inductor
     python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products
@@ -8,8 +9,8 @@
 
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
 timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). For tf32 the module stays in float32. `formulas` is Tilewright
-without learned corrections, which were trained on float32. The result file is written after each comparison; after `--seconds-in-all` no further one
-begins.
+without learned corrections; names are of the zoo, `torchvision:NAME` or `timm:NAME` (random weights). The result file is written after each
+comparison; after `--seconds-in-all` no further one begins, and `--resume` leaves out those that a file of this commit has with all contenders.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import argparse
 import copy
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 from unittest import mock
 
 import torch
@@ -28,11 +30,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from bench import half
-from bench.common import Contender, Outcome, Run, compare, write_results
+from bench.common import Contender, Outcome, Run, compare, earlier_results, git_commit, write_results
 from bench.cpu_networks import OURS, cell, table_of
 from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, ours
 from tilewright import zoo
+from tilewright.models import resolve
 from tilewright.selection.learned import gpu
 from tilewright.tuning import choices
 
@@ -56,7 +59,12 @@ PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     }.items()
 })  # fmt: skip
 """Matrix products: large ones, those of one row and of few, and the shapes of BERT-base at 128 words and of ResNet-50's 1x1 convolutions."""
-GROUPS = MappingProxyType({"operators": OPERATORS, "products": PRODUCTS})
+FIGURE = (
+    "resnet18", "resnet50", "vgg16", "mobilenet_v2", "densenet121", "inception_v3", "darknet53", "bert_base", "torchvision:googlenet",
+    "torchvision:resnext50_32x4d", "torchvision:efficientnet_b0", "timm:mobilenetv3_large_100", "timm:vit_small_patch16_224",
+)  # fmt: skip
+"""Networks of the zoo, and five that it does not define."""
+GROUPS: Mapping[str, Iterable[str]] = MappingProxyType({"operators": OPERATORS, "products": PRODUCTS, "figure": FIGURE})
 SINGLE = MappingProxyType({**OPERATORS, **PRODUCTS})
 TF32 = "tf32"
 TOLERANCES = {"operator": 2e-2, "network": half.TOLERANCE}
@@ -75,7 +83,11 @@ CONTENDERS = {**FLOAT32_CONTENDERS, "formulas": Contender("formulas", by_formula
 def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A network or operator in the type, and inputs, on the GPU."""
     torch.manual_seed(0)
-    if name not in SINGLE:
+    if ":" in name:
+        model = resolve(name, batch)
+        assert model.inputs is not None
+        module, inputs = model.module, model.inputs(0)
+    elif name not in SINGLE:
         module, inputs = zoo.build(name, batch)
     else:
         module, (first, *rest) = SINGLE[name]
@@ -85,26 +97,52 @@ def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[T
     return copy.deepcopy(module).eval().to("cuda", dtype), tuple(x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for x in inputs)
 
 
+def label_of(name: str, dtype: str, batch: int) -> str:
+    """What the rows of a comparison call it."""
+    return f"{name} {dtype} x{batch}"
+
+
+def done_before(name: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """The rows of the result file of that name, if it is of this commit and was measured in the same way."""
+    before, same = earlier_results(name), {"rounds": rounds, "seconds": seconds}
+    if before is None or before["commit"] != git_commit() or any(before["settings"].get(key) != value for key, value in same.items()):
+        return []
+    found: list[dict[str, Any]] = before["results"]
+    return found
+
+
+def is_done(rows: Sequence[Mapping[str, Any]], label: str, contenders: Iterable[str]) -> bool:
+    """Whether the rows have all contenders of the comparison."""
+    return {row["contender"] for row in rows if row["network"] == label}.issuperset(contenders)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=[*NETWORKS, *OPERATORS], metavar="NAME", help="zoo networks, operators, products, or single ones")
+    told = "networks, operators, products, figure, or single operators"
+    parser.add_argument("names", nargs="*", default=[*NETWORKS, *OPERATORS], metavar="NAME", help=told)
     parser.add_argument("--types", default=",".join(half.TYPES), help=f"of {', '.join((*half.TYPES, TF32))}")
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--against", default="eager,eager_cl", help=f"of {','.join(CONTENDERS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.01, help="least device time of one turn in one round")
     parser.add_argument("--seconds-in-all", type=float, default=190.0, help="no comparison begins after these")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--name", default="gpu_half", help="the result file's name in bench/results")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     names = list(dict.fromkeys([OURS, *options.against.split(",")]))
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     results: list[Outcome] = []
+    before = done_before(options.name, options.rounds, options.seconds) if options.resume else []
     start = time.monotonic()
     chosen = [one for name in options.names for one in GROUPS.get(name, (name,))]
     for name, batch, dtype in ((n, b, t) for n in chosen for b in map(int, options.batches.split(",")) for t in options.types.split(",")):
+        label = label_of(name, dtype, batch)
+        if is_done(before, label, names):
+            continue
+        before = [row for row in before if row["network"] != label]
         if time.monotonic() - start > options.seconds_in_all:
-            print(f"out of time before {name} {dtype} x{batch}", flush=True)
+            print(f"out of time before {label}", flush=True)
             break
         allowed = dtype == TF32
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
@@ -112,14 +150,14 @@ def main() -> None:
         tolerance = TOLERANCES["operator" if name in SINGLE else "network"]
         known = {**CONTENDERS, OURS: Contender(OURS, partial(ours, precision=TF32))} if allowed else CONTENDERS
         outcomes = compare(
-            f"{name} {dtype} x{batch}", module, inputs, inputs, [known[c] for c in names], tolerance, options.rounds, options.seconds,
+            label, module, inputs, inputs, [known[c] for c in names], tolerance, options.rounds, options.seconds,
             partial(cold_seconds, scratch=scratch),
         )  # fmt: skip
         for outcome in outcomes:
             print(f"{outcome.network} {outcome.contender}: {outcome.status} {outcome.reason} prepared in {outcome.preparation_seconds or 0:.1f} s, "
                   f"error {outcome.relative_error}, {cell(outcome)} ms", flush=True)  # fmt: skip
         results += outcomes
-        write_results(options.name, vars(options), results)
+        write_results(options.name, vars(options), [*before, *results])
         del module, inputs
         gc.collect()
         torch.cuda.empty_cache()
