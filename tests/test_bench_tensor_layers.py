@@ -52,7 +52,7 @@ def test_a_trial_of_a_small_layer(precision: str, monkeypatch: pytest.MonkeyPatc
     """The measuring process accepts the errors of the precision, which are beyond those of float32."""
     monkeypatch.setattr("bench.gpu_tensor_layers.LAYERS", {"small": (16, 8, 6, 3, 1)})
     problem = layer_problem("small", 2, precision)
-    server = EmulatedServer(problem, H200)
+    server = EmulatedServer(problem, H200, seconds=0.05)  # so long that few launches are made
     choice = candidates(ranking_of(problem, H200, precision), 1)["tensor cores"][0]
     answer = server.trial({"program": server.program(choice.schedule, tmp_path), "mode": "cold"})
     assert "error" not in answer, answer
