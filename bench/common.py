@@ -38,6 +38,15 @@ def earlier_results(name: str) -> dict[str, Any] | None:
     return found
 
 
+def rows_to_resume(name: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the result file of that name, if it is of this commit and was measured with these settings; none otherwise."""
+    before = earlier_results(name)
+    if before is None or before["commit"] != git_commit() or any(before["settings"].get(key) != value for key, value in settings.items()):
+        return []
+    found: list[dict[str, Any]] = before["results"]
+    return found
+
+
 def machine_description() -> dict[str, Any]:
     """Identity of this machine: processor model, cores this process may use, threads, GPU."""
     model = platform.processor() or platform.machine()

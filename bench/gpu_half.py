@@ -30,7 +30,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from bench import half
-from bench.common import Contender, Outcome, Run, compare, earlier_results, git_commit, write_results
+from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write_results
 from bench.cpu_networks import OURS, cell, table_of
 from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, ours
@@ -102,15 +102,6 @@ def label_of(name: str, dtype: str, batch: int) -> str:
     return f"{name} {dtype} x{batch}"
 
 
-def done_before(name: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """The rows of the result file of that name, if it is of this commit and was measured in the same way."""
-    before, same = earlier_results(name), {"rounds": rounds, "seconds": seconds}
-    if before is None or before["commit"] != git_commit() or any(before["settings"].get(key) != value for key, value in same.items()):
-        return []
-    found: list[dict[str, Any]] = before["results"]
-    return found
-
-
 def is_done(rows: Sequence[Mapping[str, Any]], label: str, contenders: Iterable[str]) -> bool:
     """Whether the rows have all contenders of the comparison."""
     return {row["contender"] for row in rows if row["network"] == label}.issuperset(contenders)
@@ -133,7 +124,7 @@ def main() -> None:
     names = list(dict.fromkeys([OURS, *options.against.split(",")]))
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     results: list[Outcome] = []
-    before = done_before(options.name, options.rounds, options.seconds) if options.resume else []
+    before = rows_to_resume(options.name, {"rounds": options.rounds, "seconds": options.seconds}) if options.resume else []
     start = time.monotonic()
     chosen = [one for name in options.names for one in GROUPS.get(name, (name,))]
     for name, batch, dtype in ((n, b, t) for n in chosen for b in map(int, options.batches.split(",")) for t in options.types.split(",")):

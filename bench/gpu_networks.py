@@ -289,11 +289,7 @@ def measured(name: str, batch: int, contenders: Sequence[Contender], options: ar
 
 def known_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a result file of the same commit, measured in the same way."""
-    before, same = common.earlier_results(options.name), ("trials", "rounds", "turn", "tolerance")
-    if before is None or before["commit"] != common.git_commit() or any(before["settings"].get(each) != vars(options)[each] for each in same):
-        return []
-    found: list[dict[str, Any]] = before["results"]
-    return found
+    return common.rows_to_resume(options.name, {name: vars(options)[name] for name in ("trials", "rounds", "turn", "tolerance")})
 
 
 def is_known(rows: Sequence[Mapping[str, Any]], name: str, batch: int, contenders: Sequence[str]) -> bool:

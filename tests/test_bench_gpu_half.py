@@ -18,15 +18,16 @@ def test_the_figure_has_networks_of_the_zoo_and_others() -> None:
 
 def test_comparisons_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr(gpu_half, "git_commit", lambda: "c0")
+    monkeypatch.setattr(common, "git_commit", lambda: "c0")
     label = gpu_half.label_of("resnet50", "float16", 64)
     rows = [{"network": label, "contender": name} for name in ("tilewright", "inductor")]
-    document = {"commit": "c0", "settings": {"rounds": 5, "seconds": 0.01}, "results": rows}
+    settings = {"rounds": 5, "seconds": 0.01}
+    document = {"commit": "c0", "settings": settings, "results": rows}
     (tmp_path / "one.json").write_text(json.dumps(document))
-    assert gpu_half.done_before("none", 5, 0.01) == []
-    found = gpu_half.done_before("one", 5, 0.01)
+    assert common.rows_to_resume("none", settings) == []
+    found = common.rows_to_resume("one", settings)
     assert gpu_half.is_done(found, label, ["tilewright", "inductor"]) and not gpu_half.is_done(found, label, ["tilewright", "eager"])
     assert not gpu_half.is_done(found, gpu_half.label_of("resnet50", "float16", 1), ["tilewright"])
-    assert gpu_half.done_before("one", 7, 0.01) == [], "measured otherwise"
-    monkeypatch.setattr(gpu_half, "git_commit", lambda: "c1")
-    assert gpu_half.done_before("one", 5, 0.01) == [], "another commit"
+    assert common.rows_to_resume("one", {**settings, "rounds": 7}) == [], "measured otherwise"
+    monkeypatch.setattr(common, "git_commit", lambda: "c1")
+    assert common.rows_to_resume("one", settings) == [], "another commit"

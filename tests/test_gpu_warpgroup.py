@@ -276,13 +276,13 @@ def test_what_is_left_out_of_clusters_is_reported(left_out: str, position: int, 
 # --- what it is not for -----------------------------------------------------------------------------------------------
 
 
-def reason(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine = H200) -> str:
+def reason(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine = H200, schema: AnySchema = WARPGROUP) -> str:
     """Why the schema does not suit the last region."""
     found: list[str] = []
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         if problem.region.kind == "contraction":
-            form = form_of(WARPGROUP, problem, machine)
+            form = form_of(schema, problem, machine)
             found.append(str(form) if isinstance(form, Unsuitable) else "")
         return choose(problem, machine, threads)
 

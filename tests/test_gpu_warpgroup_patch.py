@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 from unittest import mock
@@ -15,19 +16,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.interpreted import run_program
-from tests.test_gpu_half import check, planned
+from tests.test_gpu_half import check
 from tests.test_gpu_warpgroup import FEW, TF32, Block, as_interpreted, compiles, program_of
+from tests.test_gpu_warpgroup import reason as reason_of
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tilewright.hardware import machine
-from tilewright.hardware.machine import Machine
-from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.warpgroup_patch.space import AXES, PatchSchedule, patch_rows
 from tilewright.kernels.schema import Options, form_of
-from tilewright.selection.choice import choose
-from tilewright.selection.ranking import Choice
 from tilewright.tuning.problems import convolution_problem
 
 H200 = machine("h200")
@@ -139,18 +137,7 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
 # --- what it is not for, and what is predicted ------------------------------------------------------------------------
 
 
-def reason(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine = H200) -> str:
-    """Why the schema does not suit the last region."""
-    found: list[str] = []
-
-    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
-        if problem.region.kind == "contraction":
-            form = form_of(WARPGROUP_PATCH, problem, machine)
-            found.append(str(form) if isinstance(form, Unsuitable) else "")
-        return choose(problem, machine, threads)
-
-    planned(module, inputs, target, chooser)
-    return found[-1]
+reason = partial(reason_of, schema=WARPGROUP_PATCH)
 
 
 def test_reasons() -> None:
@@ -158,7 +145,7 @@ def test_reasons() -> None:
         return nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 32, **options)).half()
 
     x = torch.randn(2, 16, 9, 8).half()
-    assert "has no wgmma" in reason(convolution(kernel_size=3), (x,), machine("a100"))
+    assert "has no wgmma" in reason(convolution(kernel_size=3), (x,), target=machine("a100"))
     assert "no filter of several taps" in reason(convolution(kernel_size=1), (x,))
     assert "no filter of several taps" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),))
     assert "moves by more than one pixel" in reason(convolution(kernel_size=3, stride=2), (x,))
