@@ -13,7 +13,7 @@ clocks (interpreter_runtime.h)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from math import prod
@@ -342,7 +342,7 @@ class CheckedPrinter(CPrinter):
         first, _ = self.barriers[name]
         if self.cluster == 1:
             return self.buffer(name)[0], str(first)
-        return f"&{self.buffer(name)[0]}__all[{rank}]", f"{first} + {rank} * {sum(count for _, count in self.barriers.values())}"
+        return f"&{self.buffer(name)[0]}__all[{rank}]", f"{first} + {rank} * {number_of(self.barriers)}"
 
     def box(self, root: Invoke) -> None:
         """A copy of a box of a tensor, by the copy engine."""
@@ -693,7 +693,7 @@ class CheckedPrinter(CPrinter):
             *("    " + text for text in self.setup),
         ]
         if self.strand:
-            barriers = sum(count for _, count in self.barriers.values()) * self.cluster
+            barriers = number_of(self.barriers) * self.cluster
             head.append(f"    tw_start_clocks(s, {self.threads}, {self.strand}, {barriers}, {self.cluster});")
             self.cleanup.append("tw_end_clocks(s);")
         end = ("    *count = s->count;", "    free(arena);", "    free(s->copies);", "    free(s);", "}")
@@ -708,8 +708,13 @@ def barriers_of(kernel: Kernel) -> dict[str, tuple[int, int]]:
     result: dict[str, tuple[int, int]] = {}
     for statement in statements(kernel.body):
         if isinstance(statement, Allocate) and statement.buffer.name in names:
-            result[statement.buffer.name] = (sum(count for _, count in result.values()), statement.buffer.size)
+            result[statement.buffer.name] = (number_of(result), statement.buffer.size)
     return result
+
+
+def number_of(barriers: Mapping[str, tuple[int, int]]) -> int:
+    """How many there are in these arrays (`barriers_of`)."""
+    return sum(count for _, count in barriers.values())
 
 
 def blocks_together(kernel: Kernel) -> int:

@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import settings
-from tilewright.codegen.checked import CheckedPrinter, barriers_of, places_of
+from tilewright.codegen.checked import CheckedPrinter, barriers_of, number_of, places_of
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.intrinsic import LANES, Intrinsic
@@ -252,11 +252,11 @@ def _agent(kernel: Kernel, number: int) -> str:
     """A thread, or an engine of those that follow the threads (interpreter_runtime.h)."""
     if not kernel.is_gpu or number < places_of(kernel):
         return f"{'thread' if kernel.is_gpu else 'iteration'} {number}"
-    barriers = sum(count for _, count in barriers_of(kernel).values())
+    barriers = barriers_of(kernel)
     number -= places_of(kernel)
-    if number < barriers * kernel.cluster:
-        number %= barriers
-    for name, (first, count) in barriers_of(kernel).items():
+    if number < number_of(barriers) * kernel.cluster:
+        number %= number_of(barriers)
+    for name, (first, count) in barriers.items():
         if number < first + count:
             return f"copies that complete on barrier {name}[{number - first}]"
     return "products of tensor cores"
