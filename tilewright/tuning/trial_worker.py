@@ -101,10 +101,10 @@ class Loaded:
 
 
 class Replay:
-    """A CUDA graph of `count` successive calls of a candidate, which rotate over sets of buffers."""
+    """A CUDA graph of `count` successive calls of a candidate, which rotate over sets of buffers; it keeps the buffers."""
 
     def __init__(self, driver: Driver, loaded: Loaded, count: int, sets: int) -> None:
-        self._driver = driver
+        self._driver, self._loaded = driver, loaded
         self._blocks: list[ParameterBlock] = []
         self.count = count
         self._graph = driver.create_graph()
