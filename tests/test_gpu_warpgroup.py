@@ -93,8 +93,11 @@ SCHEDULES = (
     WarpgroupSchedule(32, 1, 2, cluster=2),
     WarpgroupSchedule(96, 2, 3, cluster=2),
     WarpgroupSchedule(48, 1, 4, 1, 2, 2),
+    WarpgroupSchedule(48, 2, 3, staged=1),
+    WarpgroupSchedule(256, 1, 3, staged=1),
+    WarpgroupSchedule(96, 2, 3, 1, cluster=2, staged=1),
 )
-"""Each number of consumers and stages, both orders of the factors, split reductions, and clusters."""
+"""Each number of consumers and stages, both orders of the factors, split reductions, clusters, and sums through shared memory."""
 
 TYPES_OF = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 

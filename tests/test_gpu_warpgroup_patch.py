@@ -40,8 +40,11 @@ SCHEDULES = (
     PatchSchedule(64, 1, 2, 1, 10, 3, swapped=1, split=2),
     PatchSchedule(32, 1, 3, 1, 4, 9, cluster=2),
     PatchSchedule(48, 1, 2, 2, 4, 5, swapped=1, split=2, cluster=2),
+    PatchSchedule(48, 2, 2, 1, 10, 9, staged=1),
+    PatchSchedule(128, 2, 3, 1, 10, 9, swapped=1, cluster=2, staged=1),
 )
-"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels, and clusters."""
+"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels,
+clusters, and sums through shared memory."""
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3x3": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 72, 3, padding=1), nn.ReLU()), (2, 16, 9, 8)),

@@ -103,9 +103,7 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
     return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), counts, machine)
 
 
-def pipelined_estimate(
-    facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0
-) -> Estimate:
+def pipelined_estimate(facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0) -> Estimate:
     """Seconds of blocks that store `tile` results each. A step (`step_seconds`) of n concurrent blocks takes n times as long as the busiest of tensor
     cores, shared memory and copies, and at least as long as one block alone, which waits for copies that were issued stages - 1 steps before, and
     `apart` seconds for copies that it does not overlap with its products:
