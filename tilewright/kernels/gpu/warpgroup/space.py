@@ -60,7 +60,7 @@ class WarpgroupSchedule:
         return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks}"
 
 
-CLUSTERS = (1,)
+CLUSTERS = (1, 2)
 """Of the candidates. Clusters of 2 are lowered as well; until their measurements train the models, these would choose them too often."""
 AXES = {
     "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
