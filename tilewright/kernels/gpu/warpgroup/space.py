@@ -60,15 +60,13 @@ class WarpgroupSchedule:
         return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks}"
 
 
-CLUSTERS = (1, 2)
-"""Of the candidates. Clusters of 2 are lowered as well; until their measurements train the models, these would choose them too often."""
 AXES = {
     "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
     "split": SPLITS,
-    "cluster": CLUSTERS,
+    "cluster": (1, 2),
     "staged": (0, 1),
 }
 STAGED_COLUMNS = 32

@@ -18,7 +18,7 @@ from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 from tilewright.kernels.gpu.gemm.space import SPLITS
-from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, CLUSTERS, registers_of, staged_bytes_of
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, registers_of, staged_bytes_of
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 
 ROWS = 8
@@ -73,7 +73,7 @@ AXES = {
     "pieces": (1, 2, 3, 4, 6, 8),
     "swapped": (0, 1),
     "split": SPLITS,
-    "cluster": CLUSTERS,
+    "cluster": (1, 2),
     "staged": (0, 1),
 }
 """`pieces`: into which lines of the output are divided."""
