@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named
 from tilewright.ir.expr import Expr, Var, binary, index_const
-from tilewright.ir.kernel import Launch, Let, Statement, block_variable, thread_variable
+from tilewright.ir.kernel import For, Launch, Let, Statement, block_variable, thread_variable
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
 
 @dataclass(frozen=True)
+class Turns:
+    """The tiles that the blocks of a grid compute: block b those with the numbers b, b + grid, b + 2 grid ... `turn` and `tile`: how many the block
+    has computed before, and the tile's number."""
+
+    tiles: int
+    launch: Launch
+
+    @property
+    def most(self) -> int:
+        """Tiles of a block."""
+        return -(-self.tiles // self.launch.grid[0])
+
+    @property
+    def turn(self) -> Expr:
+        return Var("turn", self.most) if self.most > 1 else index_const(0)
+
+    @property
+    def tile(self) -> Var:
+        return Var("tile", self.tiles) if self.most > 1 else block_variable(self.launch)
+
+    def each(self, *body: Statement | Sequence[Statement]) -> Statement:
+        """The body for each tile of the block."""
+        if self.most == 1:
+            return block(*body)
+        number, grid = block_variable(self.launch), self.launch.grid[0]
+        count = (self.tiles - 1 - number) // grid + 1 if self.tiles % grid else index_const(self.most)
+        assert isinstance(self.turn, Var)
+        return For(self.turn, count, block(Let(self.tile, number + self.turn * grid), *body))
+
+
+def turns_of(tiles: int, threads: int, most: int = 0) -> Turns:
+    """The turns of a grid of up to `most` blocks, or of a block for each tile if that is 0."""
+    return Turns(tiles, Launch((min(tiles, most or tiles), 1, 1), (threads, 1, 1)))
+
+
+@dataclass(frozen=True)
 class BlockFrame:
     """A block that computes the tile of `rows` (of m) by `columns` (of n) elements from `first` on, in `steps` of `steps_each` at most.
 
-    `statements` come first in its body. `bind`: the values of the batch's axes and, if a form stores parts, of `part`; `part`: the block's number
-    among those that share the reduction; `among`: its number among adjacent ones with the same columns; `first_r` and `first_step`: the element and
-    the step at which its share begins."""
+    `statements` come first in the body for a tile. `bind`: the values of the batch's axes and, if a form stores parts, of `part`; `part`: the tile's
+    number among those that share the reduction; `among`: its number among adjacent ones with the same columns; `first_r` and `first_step`: the
+    element and the step at which its share begins."""
 
     form: ProductForm
     rows: int
     columns: int
-    launch: Launch
+    turns: Turns
     thread: Var
     statements: tuple[Statement, ...]
     bind: Mapping[Var, Expr]
@@ -36,6 +73,10 @@ class BlockFrame:
     first_step: Expr
     steps: Expr
     steps_each: int
+
+    @property
+    def launch(self) -> Launch:
+        return self.turns.launch
 
     @property
     def threads(self) -> int:
@@ -56,11 +97,18 @@ class BlockFrame:
 
 
 def block_frame(
-    form: ProductForm, tile: tuple[int, int, int], threads: int, split: int, cluster: bool, steps_in_all: int | None = None, along_m: int = 1
+    form: ProductForm,
+    tile: tuple[int, int, int],
+    threads: int,
+    split: int,
+    cluster: bool,
+    steps_in_all: int | None = None,
+    along_m: int = 1,
+    most: int = 0,
 ) -> BlockFrame:
     """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
     `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent blocks have the same columns; the last of them
-    may be beyond the end of m.
+    may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles in turns; 0 for one block for each.
 
     Raises:
         Unsuitable: if a cluster does not divide the steps evenly.
@@ -72,11 +120,11 @@ def block_frame(
     if cluster and steps_in_all % split:
         raise Unsuitable(f"a cluster of {split} does not divide {steps_in_all} steps evenly")
     counts = (split, facts.batch, -(-facts.m // (bm * along_m)), -(-facts.n // bn), along_m)
-    launch = Launch((prod(counts), 1, 1), (threads, 1, 1))
+    turns = turns_of(prod(counts), threads, most)
     names = ("part", "batch", "tile_m", "tile_n", "among")
     part, batch, tile_m, tile_n, among = (Var(name, count) for name, count in zip(names, counts, strict=True))
     order = (batch, tile_m, tile_n, part) if cluster else (part, batch, tile_m, tile_n, among)
-    lets, where = named(decode(block_variable(launch), order))
+    lets, where = named(decode(turns.tile, order))
     part_, batch_, tile_m_, tile_n_, among_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n, among))
     if along_m > 1:
         tile_m_ = tile_m_ * along_m + among_
@@ -89,5 +137,18 @@ def block_frame(
         statements.append(Let(steps, binary("min", steps_in_all - part_ * steps_each, index_const(steps_each))))
     first, first_step = (tile_m_ * bm, tile_n_ * bn), part_ * steps_each
     return BlockFrame(
-        form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, among_, first, first_step * bk, first_step, steps, steps_each
+        form,
+        bm,
+        bn,
+        turns,
+        thread_variable(turns.launch),
+        tuple(statements),
+        bind,
+        part_,
+        among_,
+        first,
+        first_step * bk,
+        first_step,
+        steps,
+        steps_each,
     )

@@ -29,7 +29,7 @@ def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machin
     """Every block reads its rows of A from level 2, and of B those that it copies to its cluster. A step is one of `facts`."""
     steps = steps_each(facts, candidates)
     bm, bn = block_of(candidates)
-    stages = np.minimum(candidates["stages"], steps)
+    stages = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps))
     shared_bytes = shared_bytes_of(facts, candidates)
     blocks, copied = blocks_of(facts, candidates), (bm + bn / candidates["cluster"]) * facts.row_bytes
     return pipelined_counts(facts, candidates, bm, bn, blocks, steps, stages, copied, shared_bytes, machine)
@@ -105,18 +105,21 @@ def step_seconds(kind: str, counts: TensorCounts, machine: Machine) -> tuple[np.
 
 def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> Estimate:
     """Seconds of each candidate, as `pipelined_estimate`."""
-    return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), counts, machine)
+    return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), candidates["persistent"], counts, machine)
 
 
-def pipelined_estimate(facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0) -> Estimate:
+def pipelined_estimate(
+    facts: WarpgroupFacts, tile: np.ndarray, persistent: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0
+) -> Estimate:
     """Seconds of blocks that store `tile` results each. A step (`step_seconds`) of n concurrent blocks takes n times as long as the busiest of tensor
     cores, shared memory and copies, and at least as long as one block alone, which waits for copies that were issued stages - 1 steps before, and
     `apart` seconds for copies that it does not overlap with its products:
 
     t(n) = max(n through, latency / (stages - 1) + apart, through + apart),  through = max(tensor / share, read, copied / gain)
 
-    A processor with b blocks has floor(b / resident) rounds of resident ones, and a last one with the rest; each begins with a latency and ends with
-    the stores of its results, which take as long as the bytes through memory or the accesses of level 1.
+    A processor with b blocks (or tiles of `persistent` ones) has floor(b / resident) rounds of resident ones, and a last one with the rest; each
+    begins with a latency, if it is not the next tile of persistent blocks, and ends with the stores of its results, which take as long as the bytes
+    through memory or the accesses of level 1.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product
@@ -133,7 +136,7 @@ def pipelined_estimate(facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCo
     results = product.batch * product.m * product.n
     # parts of a split are float32 in level 2, other results are in memory at the end
     stored = np.where(counts.split > 1, 0, tile * (product.bytes_written + product.epilogue_bytes) / results)
-    ends = rounds * fitted.end_latencies * memory_latency
+    ends = np.where(persistent > 0, 1, rounds) * fitted.end_latencies * memory_latency
     stores = each * np.maximum(stored * machine.processors / bandwidth(machine), counts.drain_wavefronts / machine.clock_hz) / fitted.store_share
     work = Work(counts.steps * steps, ends, each, rounds)
     none = np.zeros(len(each))

@@ -88,18 +88,20 @@ def lowered(
     schedule: S,
     machine: Machine,
     form_of: Callable[[Problem], F],
-    tiles: Callable[[F, S], tuple[Block, Launch]],
+    tiles: Callable[[F, S, int], tuple[Block, Launch]],
     maps: Callable[[F, S], tuple[TensorMap, ...]],
     resident: Callable[[S, Any, Machine], int],
 ) -> Lowered:
-    """A problem, or the one that stores parts of its sums and the one that adds them, by a schema of this kind: `tiles` makes the body of a form,
-    `maps` its tensor maps, and `resident` the number of blocks per processor to request, given the form's facts.
+    """A problem, or the one that stores parts of its sums and the one that adds them, by a schema of this kind: `tiles` makes the body of a form for
+    grids of a number of blocks at most (0: a block for each tile), `maps` its tensor maps, and `resident` the number of blocks per processor to
+    request, given the form's facts.
 
     Raises:
-        Unsuitable: if parts of a split are staged.
+        Unsuitable: if parts of a split are staged, or computed in turns.
     """
-    if schedule.split > 1 and schedule.staged:
-        raise Unsuitable("parts of a split are stored as they are")
+    if schedule.split > 1 and (schedule.staged or schedule.persistent):
+        raise Unsuitable("parts of a split are stored as they are, by a block for each tile")
+    at_once = resident(schedule, form.facts, machine) * machine.processors // schedule.cluster * schedule.cluster
     forms = {form.product.output: form}
 
     def of_parts(part: Problem) -> ProductForm:
@@ -113,7 +115,7 @@ def lowered(
         form.product,
         schedule,
         machine,
-        lambda product: tiles(forms[product.output], schedule),
+        lambda product: tiles(forms[product.output], schedule, at_once * schedule.persistent),
         of_parts,
         lambda product: resident(schedule, form.facts, machine),
         lambda product: maps(forms[product.output], schedule),
@@ -131,23 +133,25 @@ def sides(form: WarpgroupForm, schedule: WarpgroupSchedule, first: Sequence[Expr
     ]
 
 
-def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Launch]:
-    """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
+def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[Block, Launch]:
+    """The body of the kernel, of up to `most` blocks. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, product, columns = form.facts, form.product, schedule.columns
     dtype, depth, wide = STORED[facts.kind], DEPTHS[facts.kind], facts.row_bytes // facts.element_bytes
-    frame = block_frame(product, (schedule.block_m, schedule.block_n, wide), schedule.threads, schedule.split, False, facts.steps, schedule.cluster)
+    size = schedule.block_m, schedule.block_n, wide
+    frame = block_frame(product, size, schedule.threads, schedule.split, False, facts.steps, schedule.cluster, most)
     left, right = reversed(sides(form, schedule, frame.first)) if schedule.swapped else sides(form, schedule, frame.first)
-    stages, parts = min(schedule.stages, frame.steps_each), facts.steps // facts.taps
+    turns, parts = frame.turns, facts.steps // facts.taps
+    stages = min(schedule.stages, frame.steps_each * turns.most)
     group, step, part = Var("group", schedule.consumers + 1), Var("step", frame.steps_each), Var("part", wide // depth)
-    number = frame.first_step + step
-    thread, stage, turn = frame.thread, step % stages, step // stages
+    number, before = frame.first_step + step, turns.turn * frame.steps_each
+    thread, stage, phase = frame.thread, (before + step) % stages, (before + step) // stages
     full, empty, sums = Place("full", stage), Place("empty", stage), Place("acc", index_const(0))
     batch: Expr = index_const(0)
     for axis in product.batch:
         batch = batch * (axis.extent or 1) + frame.bind[axis]
 
     produce = block(
-        mbarrier.wait(empty, (turn + 1) % 2, "thread"),
+        mbarrier.wait(empty, (phase + 1) % 2, "thread"),
         mbarrier.expect(full, (left.elements + right.elements) * facts.element_bytes),
         [side.copied(stage, batch, number // parts, number % parts * wide, frame.among, full) for side in (left, right)],
     )
@@ -160,14 +164,16 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
         compare("gt", step + part, 0),
         (Tile(facts.row_bytes), Tile(facts.row_bytes)),
     )
-    freed = arrivals_in(Place("empty", (step + (stages - 1)) % stages), schedule.cluster)  # of the step before
+    one_a_warp = compare("eq", thread % WARP, 0)
+    freed = If(one_a_warp, arrivals_in(Place("empty", (before + step + (stages - 1)) % stages), schedule.cluster))  # of the step before
+    last = If(one_a_warp, arrivals_in(Place("empty", (before + (frame.steps_each - 1)) % stages), schedule.cluster))
     consume = block(
-        mbarrier.wait(full, turn % 2, "warpgroup"),
+        mbarrier.wait(full, phase % 2, "warpgroup"),
         wgmma.fence(),
         For(part, index_const(wide // depth), multiply, "unroll"),
         wgmma.commit(),
         wgmma.await_groups(1),
-        If(compare("gt", step, 0), If(compare("eq", thread % WARP, 0), freed)),
+        If(compare("gt", step, 0), freed),
     )
     setup = [
         mbarrier.initialise(Place(name, index_const(at)), count)
@@ -178,18 +184,19 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
         [Allocate(Buffer(side.tiles, dtype, stages * side.elements, "shared", alignment=ALIGNMENT)) for side in (left, right)],
         Allocate(mbarrier.barriers("full", stages)),
         Allocate(mbarrier.barriers("empty", stages)),
-        list(frame.statements),
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(schedule.cluster > 1))),
         wait_for_earlier_kernels(),
         block_barrier() if schedule.cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            If(compare("eq", thread, schedule.consumers * GROUP), For(step, frame.steps, produce)),
-            block(
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(list(frame.statements), For(step, frame.steps, produce))),
+            turns.each(
+                list(frame.statements),
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(step, frame.steps, consume),
                 wgmma.await_sums(columns, sums),
+                [last] if turns.most > 1 else [],
                 stored_sums(frame.result, schedule, group, thread),
             ),
         ),

@@ -7,7 +7,7 @@ multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` th
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class WarpgroupSchedule:
     """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
     are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order. `cluster` blocks
     of the same columns of n each copy a part of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
-    adjacent threads store (and read operands of the epilogue in) adjacent vectors."""
+    adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
+    blocks as fit at once; each computes several tiles, and copies for the next one while it stores."""
 
     columns: int
     consumers: int
@@ -38,6 +39,7 @@ class WarpgroupSchedule:
     split: int = 1
     cluster: int = 1
     staged: int = 0
+    persistent: int = 0
 
     @property
     def rows(self) -> int:
@@ -56,8 +58,26 @@ class WarpgroupSchedule:
         return LANES["warpgroup"] * self.consumers + LANES["warp"]
 
     def __str__(self) -> str:
-        marks = f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped + " staged" * self.staged
-        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks}"
+        return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks_of(self)}"
+
+
+class Marked(Protocol):
+    """Choices of both schedules of warpgroups that most candidates go without."""
+
+    @property
+    def cluster(self) -> int: ...
+    @property
+    def swapped(self) -> int: ...
+    @property
+    def staged(self) -> int: ...
+    @property
+    def persistent(self) -> int: ...
+
+
+def marks_of(schedule: Marked) -> str:
+    """The end of a schedule's text."""
+    taken = {"swapped": schedule.swapped, "staged": schedule.staged, "persistent": schedule.persistent}
+    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * number for name, number in taken.items())
 
 
 AXES = {
@@ -68,6 +88,7 @@ AXES = {
     "split": SPLITS,
     "cluster": (1, 2),
     "staged": (0, 1),
+    "persistent": (0, 1),
 }
 STAGED_COLUMNS = 32
 """Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
@@ -84,7 +105,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
     candidates = product_of(AXES)
     stages, product = candidates["stages"], facts.product
     bm, bn = block_of(candidates)
-    split, each, cluster = candidates["split"], steps_each(facts, candidates), candidates["cluster"]
+    split, each, cluster, blocks = candidates["split"], steps_each(facts, candidates), candidates["cluster"], blocks_of(facts, candidates)
     least_m, least_n = (np.where(candidates["swapped"] == side, M, 16) for side in (0, 1))
     return reject(
         candidates,
@@ -96,11 +117,12 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.steps)),
             ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.ordered)),
-            ("parts of a split are stored as they are", (split > 1) & (candidates["staged"] > 0)),
+            ("parts of a split are stored as they are", (split > 1) & ((candidates["staged"] > 0) | (candidates["persistent"] > 0))),
             ("results that are no vectors", (candidates["staged"] > 0) & (product.store_vector == 1)),
+            ("no block would have several tiles", (candidates["persistent"] > 0) & (blocks <= at_once_of(facts, candidates, machine))),
             ("parts of B that no swizzle repeats in", (cluster > 1) & (bn % (8 * cluster) > 0)),
             ("a cluster has blocks without rows", (cluster > 1) & (bm * (cluster - 1) >= product.m)),
-            ("clusters leave processors idle", (cluster > 1) & (blocks_of(facts, candidates) < machine.processors)),
+            ("clusters leave processors idle", (cluster > 1) & (blocks < machine.processors)),
         ],
     )
 
@@ -119,7 +141,7 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, two barriers a stage, and sums on their way."""
     rows = sum(block_of(candidates))
-    stages = np.minimum(candidates["stages"], steps_each(facts, candidates))
+    stages = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps_each(facts, candidates)))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024 + staged_bytes_of(candidates)  # tiles are aligned to as much
     return needed
 
@@ -143,6 +165,14 @@ def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     clusters = product.batch * ceil_divided(product.m, bm * candidates["cluster"]) * ceil_divided(product.n, bn) * candidates["split"]
     blocks: np.ndarray = clusters * candidates["cluster"]
     return blocks
+
+
+def at_once_of(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> np.ndarray:
+    """Blocks that are resident at once on the whole GPU, in whole clusters."""
+    threads, shared_bytes = LANES["warpgroup"] * candidates["consumers"] + LANES["warp"], shared_bytes_of(facts, candidates)
+    blocks = machine.processors * np.maximum(resident_blocks(machine, threads, registers_of(candidates), shared_bytes), 1)
+    at_once: np.ndarray = blocks // candidates["cluster"] * candidates["cluster"]
+    return at_once
 
 
 def registers_of(candidates: Columns) -> np.ndarray:

@@ -18,7 +18,8 @@ def patch_counts(facts: PatchFacts, candidates: Columns, machine: Machine) -> Te
     steps = chunks_each(facts, candidates) * facts.base.taps
     pixels, channels, blocks = pixels_of(candidates), channels_of(candidates), blocks_of(facts, candidates)
     copied = (channels / candidates["cluster"] + patch_rows(facts, candidates) / facts.base.taps) * facts.base.row_bytes
-    stages, shared_bytes = np.minimum(candidates["stages"], steps), shared_bytes_of(facts, candidates)
+    stages = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps))
+    shared_bytes = shared_bytes_of(facts, candidates)
     return pipelined_counts(facts.base, candidates, pixels, channels, blocks, steps, stages, copied, shared_bytes, machine)
 
 
@@ -31,4 +32,4 @@ def patch_estimate(facts: PatchFacts, candidates: Columns, counts: TensorCounts,
     awaited = np.where(np.minimum(candidates["patches"], each) > 1, 1, each) / (each * facts.base.taps)
     apart = awaited * patch_rows(facts, candidates) * facts.base.row_bytes / (cache.bandwidth * machine.clock_hz)
     stored = candidates["height"] * candidates["width"] * channels_of(candidates)
-    return pipelined_estimate(facts.base, stored, counts, machine, apart)
+    return pipelined_estimate(facts.base, stored, candidates["persistent"], counts, machine, apart)

@@ -21,11 +21,12 @@ from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Expr, Var, binary, compare, index_const
 from tilewright.ir.intrinsic import LANES
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, block_variable, thread_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, thread_variable
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
+from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import stored_sums
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
@@ -48,14 +49,13 @@ def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap
     return image, form.base.b.map("map_b", schedule.channels // schedule.cluster, base.row_bytes)
 
 
-def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
-    """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
+def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, Launch]:
+    """The body of the kernel, of up to `most` blocks. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, base, product, columns = form.facts, form.facts.base, form.product, schedule.columns
     dtype, depth, wide = STORED[base.kind], DEPTHS[base.kind], base.row_bytes // base.element_bytes
     image_map, filter_map = maps(form, schedule)
     _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
     each = -(-facts.chunks // schedule.split)
-    stages, patches = min(schedule.stages, each * base.taps), min(schedule.patches, each)
     cluster, part_size = schedule.cluster, prod(filter_map.box)
     patch_size, filter_size = -(-prod(image_map.box[1:]) // ROWS) * ROWS * wide, part_size * cluster
 
@@ -64,9 +64,11 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
     extents = [facts.images, *places_of]
     clusters = -(-prod(extents) // cluster)
     counts = (schedule.split, clusters, -(-product.facts.n // schedule.channels), cluster)
-    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    turns = turns_of(prod(counts), schedule.threads, most)
+    launch, before = turns.launch, turns.turn * each
+    stages, patches = min(schedule.stages, each * base.taps * turns.most), min(schedule.patches, each * turns.most)
     order = [Var(name, count) for name, count in zip(("part", "cluster", "tile_n", "among"), counts, strict=True)]
-    statements, where = named(decode(block_variable(launch), order))
+    statements, where = named(decode(turns.tile, order))
     part, number, tile_n, among = (where.get(axis, axis) for axis in order)
     if clusters * cluster > prod(extents):  # the last block of the last cluster is beyond the end of the outermost of these
         extents[next(i for i, extent in enumerate(extents) if extent > 1)] += 1
@@ -82,20 +84,20 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
 
     thread, group = thread_variable(launch), Var("group", schedule.consumers + 1)
     chunk, tap, piece = Var("chunk", each), Var("tap", base.taps), Var("piece", wide // depth)
-    channel, step = (part * each + chunk) * wide, chunk * base.taps + tap
-    stage, slot = step % stages, chunk % patches
+    channel, step, patch = (part * each + chunk) * wide, chunk * base.taps + tap, before + chunk
+    stage, slot, phase = (before * base.taps + step) % stages, patch % patches, (before * base.taps + step) // stages
     full, empty, sums = Place("full", stage), Place("empty", stage), Place("acc", index_const(0))
     begins = [start + slide.first for start, slide in zip(first, form.pixels.slides, strict=True)]
     at_filter, _ = form.base.b.at(index_const(0), tile_n * schedule.channels + among * (schedule.channels // cluster), tap, channel)
     produce = block(
-        mbarrier.wait(Place("patch_empty", slot), (chunk // patches + 1) % 2, "thread"),
+        mbarrier.wait(Place("patch_empty", slot), (patch // patches + 1) % 2, "thread"),
         mbarrier.expect(Place("patch_full", slot), image_map.bytes),
         copy_box(Place("patch", slot * patch_size), image_map, Place("patch_full", slot), [channel, *reversed(begins), image]),
         For(
             tap,
             index_const(base.taps),
             block(
-                mbarrier.wait(empty, (step // stages + 1) % 2, "thread"),
+                mbarrier.wait(empty, (phase + 1) % 2, "thread"),
                 mbarrier.expect(full, filter_map.bytes * cluster),
                 copy_box(Place("filter", stage * filter_size + among * part_size), filter_map, full, at_filter, blocks=cluster),
             ),
@@ -116,18 +118,21 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
     both = (Tile(base.row_bytes), Tile(base.row_bytes))
     multiply = wgmma.multiply(base.kind, columns, sums, left, right, compare("gt", step + piece, 0), both)
     one_a_warp = compare("eq", thread % WARP, 0)
-    freed = arrivals_in(Place("empty", (step + (stages - 1)) % stages), cluster)  # of the step before
+    freed = arrivals_in(Place("empty", (before * base.taps + step + (stages - 1)) % stages), cluster)  # of the step before
     # two patches: the one before is freed behind the first products with the next one; one: behind its own
-    before = mbarrier.arrive(Place("patch_empty", (chunk + (patches - 1)) % patches))
-    during: Statement = If(compare("eq", tap, 0), If(compare("gt", chunk, 0), If(one_a_warp, before)))
-    behind: list[Statement] = [wgmma.await_groups(0), If(one_a_warp, before)]
+    patch_freed = mbarrier.arrive(Place("patch_empty", (patch + (patches - 1)) % patches))
+    during: Statement = If(compare("eq", tap, 0), If(compare("gt", chunk, 0), If(one_a_warp, patch_freed)))
+    behind: list[Statement] = [wgmma.await_groups(0), If(one_a_warp, patch_freed)] if patches == 1 < each else []
+    # of the last step, for the next tile
+    last = arrivals_in(Place("empty", (before * base.taps + (each * base.taps - 1)) % stages), cluster)
+    last_patch = [] if behind else [mbarrier.arrive(Place("patch_empty", (before + (each - 1)) % patches))]
     consume = block(
-        mbarrier.wait(Place("patch_full", slot), chunk // patches % 2, "warpgroup"),
+        mbarrier.wait(Place("patch_full", slot), patch // patches % 2, "warpgroup"),
         For(
             tap,
             index_const(base.taps),
             block(
-                mbarrier.wait(full, step // stages % 2, "warpgroup"),
+                mbarrier.wait(full, phase % 2, "warpgroup"),
                 wgmma.fence(),
                 For(piece, index_const(wide // depth), multiply, "unroll"),
                 wgmma.commit(),
@@ -136,7 +141,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
                 [during] if patches > 1 else [],
             ),
         ),
-        behind if patches == 1 < each else [],
+        behind,
     )
     pipelines = (("", stages), ("patch_", patches))
     arrivals = GROUP // WARP * schedule.consumers
@@ -152,18 +157,19 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
         Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
         Allocate(Buffer("filter", dtype, stages * filter_size, "shared", alignment=ALIGNMENT)),
         [Allocate(mbarrier.barriers(f"{kind}{name}", number)) for kind, number in pipelines for name in ("full", "empty")],
-        statements,
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(cluster > 1))),
         wait_for_earlier_kernels(),
         block_barrier() if cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            If(compare("eq", thread, schedule.consumers * GROUP), For(chunk, chunks, produce)),
-            block(
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(statements, For(chunk, chunks, produce))),
+            turns.each(
+                statements,
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(chunk, chunks, consume),
                 wgmma.await_sums(columns, sums),
+                [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
                 stored_sums(result, schedule, group, thread),
             ),
         ),

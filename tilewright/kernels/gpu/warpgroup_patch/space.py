@@ -18,7 +18,7 @@ from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 from tilewright.kernels.gpu.gemm.space import SPLITS
-from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, registers_of, staged_bytes_of
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, marks_of, registers_of, staged_bytes_of
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 
 ROWS = 8
@@ -30,7 +30,7 @@ class PatchSchedule:
     """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
     A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
     share the channels of one output tile, whose parts a second kernel adds in order. `cluster` blocks of the same output channels each copy a part of
-    the filter, to all of them. `staged` (0 or 1): as in `WarpgroupSchedule`."""
+    the filter, to all of them. `staged`, `persistent` (0 or 1): as in `WarpgroupSchedule`."""
 
     columns: int
     consumers: int
@@ -42,6 +42,7 @@ class PatchSchedule:
     split: int = 1
     cluster: int = 1
     staged: int = 0
+    persistent: int = 0
 
     @property
     def pixels(self) -> int:
@@ -58,10 +59,9 @@ class PatchSchedule:
         return LANES["warpgroup"] * self.consumers + LANES["warp"]
 
     def __str__(self) -> str:
-        marks = f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped + " staged" * self.staged
         return (
             f"warpgroup patches tile={self.height}x{self.width} block={self.pixels}x{self.channels} stages={self.stages} "
-            f"patches={self.patches} split={self.split}{marks}"
+            f"patches={self.patches} split={self.split}{marks_of(self)}"
         )
 
 
@@ -75,6 +75,7 @@ AXES = {
     "split": SPLITS,
     "cluster": (1, 2),
     "staged": (0, 1),
+    "persistent": (0, 1),
 }
 """`pieces`: into which lines of the output are divided."""
 LEAST_USEFUL = 0.5
@@ -90,7 +91,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     height, width = _tiles(facts, pixels_of(axes), pieces)
     candidates = axes | {"height": height, "width": width}
     product, pixels, channels, split = facts.base.product, pixels_of(axes), channels_of(axes), axes["split"]
-    cluster = axes["cluster"]
+    cluster, blocks = axes["cluster"], blocks_of(facts, candidates)
     extents, _ = facts.patch(pixels, height, width)
     each, steps = chunks_each(facts, candidates), chunks_each(facts, candidates) * facts.base.taps
     least = np.where(candidates["swapped"] > 0, M, 16)
@@ -105,13 +106,17 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
             ("registers exceed a processor's", registers_of(candidates) * threads_of(candidates) > machine.registers_per_processor),
             ("tile of channels is more than twice the extent", (channels >= 2 * np.maximum(product.n, least)) & (channels > least)),
             ("more stages than steps", (candidates["stages"] > 2) & (candidates["stages"] > steps)),
-            ("more patches than parts of the channels", (candidates["patches"] > 1) & (candidates["patches"] > each)),
+            (
+                "more patches than parts of the channels",
+                (candidates["patches"] > 1) & (candidates["patches"] > each) & (candidates["persistent"] == 0),
+            ),
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.chunks)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.base.ordered)),
-            ("parts of a split are stored as they are", (split > 1) & (candidates["staged"] > 0)),
+            ("parts of a split are stored as they are", (split > 1) & ((candidates["staged"] > 0) | (candidates["persistent"] > 0))),
             ("results that are no vectors", (candidates["staged"] > 0) & (product.store_vector == 1)),
+            ("no block would have several tiles", (candidates["persistent"] > 0) & (blocks <= at_once_of(facts, candidates, machine))),
             ("parts of the filter that no swizzle repeats in", (cluster > 1) & (channels % (ROWS * cluster) > 0)),
-            ("clusters leave processors idle", (cluster > 1) & (blocks_of(facts, candidates) < machine.processors)),
+            ("clusters leave processors idle", (cluster > 1) & (blocks < machine.processors)),
             ("a cluster has blocks without pixels", (cluster > 1) & (tiles_of(facts, candidates) < cluster)),
         ],
     )
@@ -158,7 +163,8 @@ def patch_rows(facts: PatchFacts, candidates: Columns) -> np.ndarray:
 def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles of the filter, patches, two barriers for each, and sums on their way."""
     each = chunks_each(facts, candidates)
-    stages, patches = np.minimum(candidates["stages"], each * facts.base.taps), np.minimum(candidates["patches"], each)
+    most = [np.where(candidates["persistent"] > 0, candidates[name], each * count) for name, count in (("stages", facts.base.taps), ("patches", 1))]
+    stages, patches = np.minimum(candidates["stages"], most[0]), np.minimum(candidates["patches"], most[1])
     rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
     tiles, barriers = rows * facts.base.row_bytes + 2 * 1024, 2 * BARRIER_BYTES * (stages + patches)  # both buffers are aligned to as much
     needed: np.ndarray = tiles + barriers + staged_bytes_of(candidates)
@@ -178,6 +184,13 @@ def blocks_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     positions = ceil_divided(tiles_of(facts, candidates), cluster) * cluster
     blocks: np.ndarray = positions * ceil_divided(facts.base.product.n, channels_of(candidates)) * candidates["split"]
     return blocks
+
+
+def at_once_of(facts: PatchFacts, candidates: Columns, machine: Machine) -> np.ndarray:
+    """Blocks that are resident at once on the whole GPU, in whole clusters."""
+    resident = resident_blocks(machine, threads_of(candidates), registers_of(candidates), shared_bytes_of(facts, candidates))
+    at_once: np.ndarray = machine.processors * np.maximum(resident, 1) // candidates["cluster"] * candidates["cluster"]
+    return at_once
 
 
 def blocks_to_ask_for(schedule: PatchSchedule, facts: PatchFacts, machine: Machine) -> int:
