@@ -274,7 +274,7 @@ def narrow_functions(qualifier: str, power: str, reciprocal: str) -> dict[str, H
     const float t = fabsf(x);
     float p = {first};
 {steps}
-    return t * (0.5f - {power}(p)) + 0.5f * x;
+    return fmaf(t, 0.5f - {power}(p), 0.5f * x);
 }}"""
     sigmoid = f"{qualifier} float tw_narrow_sigmoid_f32(float x) {{ return {reciprocal.format(f'1.0f + {power}(x * -1.44269504f)')}; }}"
     needs = (power, *re.findall(r"tw_\w+", reciprocal))
