@@ -8,11 +8,13 @@ from math import prod
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named
-from tilewright.ir.expr import Expr, Var, binary, index_const
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Expr, Load, Var, binary, coefficient, index_const
 from tilewright.ir.kernel import For, Launch, Let, Statement, block_variable, thread_variable
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
 from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.rates import LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ def block_frame(
 ) -> BlockFrame:
     """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
     `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent blocks have the same columns; the last of them
-    may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles in turns; 0 for one block for each.
+    may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles in turns; 0 for one block for each. Entries of the
+    batch follow one another, unless they are adjacent in memory, as groups of channels are: then their blocks are adjacent too, so that the sectors
+    that they share are read from memory once.
 
     Raises:
         Unsuitable: if a cluster does not divide the steps evenly.
@@ -123,7 +127,8 @@ def block_frame(
     turns = turns_of(prod(counts), threads, most)
     names = ("part", "batch", "tile_m", "tile_n", "among")
     part, batch, tile_m, tile_n, among = (Var(name, count) for name, count in zip(names, counts, strict=True))
-    order = (batch, tile_m, tile_n, part) if cluster else (part, batch, tile_m, tile_n, among)
+    outer = (tile_m, batch) if _in_one_line(form) else (batch, tile_m)
+    order = (*outer, tile_n, part) if cluster else (part, *outer, tile_n, among)
     lets, where = named(decode(turns.tile, order))
     part_, batch_, tile_m_, tile_n_, among_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n, among))
     if along_m > 1:
@@ -152,3 +157,11 @@ def block_frame(
         steps,
         steps_each,
     )
+
+
+def _in_one_line(form: ProductForm) -> bool:
+    """Whether adjacent entries of the batch are less than a line of level 2 apart in the first factor, and less than adjacent rows."""
+    if not form.batch or not form.m or not isinstance(form.a, Load) or len(form.a.index) != 1:
+        return False
+    entry, row = (coefficient(form.a.index[0], axes[-1]) for axes in (form.batch, form.m))
+    return entry is not None and row is not None and 0 < entry < row and entry * size_of(form.stored(form.a)) < LINE_BYTES

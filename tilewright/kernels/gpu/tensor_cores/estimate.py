@@ -11,13 +11,12 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
-from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
+from tilewright.kernels.gpu.rates import LINE_BYTES, SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 from tilewright.kernels.gpu.tensor_cores.counts import fill_wavefronts, product_flops
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.gpu.tensor_cores.space import matrices_of
 
-LINE_BYTES = 128
 FRAGMENT_ROWS = 8
 """Rows of the result of which a warp holds elements in one of its registers."""
 STORE_INSTRUCTIONS = 4
