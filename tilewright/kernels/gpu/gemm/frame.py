@@ -110,9 +110,9 @@ def block_frame(
 ) -> BlockFrame:
     """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
     `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent blocks have the same columns; the last of them
-    may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles in turns; 0 for one block for each. Entries of the
-    batch follow one another, unless they are adjacent in memory, as groups of channels are: then their blocks are adjacent too, so that the sectors
-    that they share are read from memory once.
+    may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles in turns; 0 for one block for each. Entries of
+    the batch follow one another, unless they are adjacent in memory, as groups of channels are: then their blocks are adjacent too, so that the
+    sectors that they share are read from memory once.
 
     Raises:
         Unsuitable: if a cluster does not divide the steps evenly.
