@@ -71,7 +71,7 @@ STREAMS = (
 """Features of schemas that stream (`streamed`): axes, shares of the terms, the launch, facts, and what the schema's own `features` add."""
 TENSOR = (
     "axis block_m", "axis block_n", "axis block_k", "axis warps_m", "axis warps_n", "axis consumers", "axis stages", "axis split", "axis cluster",
-    "axis staged", "axis swapped", "axis taps",
+    "axis staged", "axis persistent", "axis swapped", "axis taps",
     "term launch", "term compute", "term memory", "term drain", "term split",
     "seconds", "blocks", "threads", "registers", "resident", "waves", "balance", "tail", "occupancy", "distinct over level 2",
     "fact batch", "fact m", "fact n", "fact r", "fact a vector", "fact b vector", "fact a along r", "fact b along r", "fact a guarded", "fact a taps",
