@@ -25,12 +25,12 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Block as Statements
-from tilewright.ir.kernel import For, If, Invoke, Statement, statements
+from tilewright.ir.kernel import For, If, Invoke, Kernel, Statement, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_of, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
@@ -40,6 +40,8 @@ from tilewright.tuning.problems import convolution_problem
 H200, A100 = machine("h200"), machine("a100")
 FEW = replace(H200, processors=2)
 """A GPU on which small layers have clusters too."""
+ONE = replace(H200, processors=1)
+"""A GPU on which they have more tiles than blocks at once."""
 
 
 TF32 = Numerics(tf32=True)
@@ -97,6 +99,62 @@ SCHEDULES = (
     WarpgroupSchedule(96, 2, 3, 1, cluster=2, staged=1),
 )
 """Each number of consumers and stages, both orders of the factors, split reductions, clusters, and sums through shared memory."""
+
+IN_TURNS = (
+    (WarpgroupSchedule(128, 2, 3, persistent=1), ONE),
+    (WarpgroupSchedule(256, 2, 3, swapped=1, staged=1, persistent=1), ONE),
+    (WarpgroupSchedule(192, 1, 8, staged=1, persistent=1), ONE),
+    (WarpgroupSchedule(256, 2, 4, cluster=2, persistent=1), FEW),
+)
+"""Blocks that compute several tiles, with fewer stages than steps and with more, and for which GPU."""
+
+
+def without(root: Statement, left_out: Statement) -> Statement:
+    """The statements but one."""
+    if root is left_out:
+        return Statements(())
+    if isinstance(root, Statements):
+        return Statements(tuple(without(s, left_out) for s in root.statements))
+    if isinstance(root, For):
+        return replace(root, body=without(root.body, left_out))
+    if isinstance(root, If):
+        otherwise = None if root.otherwise is None else without(root.otherwise, left_out)
+        return replace(root, then=without(root.then, left_out), otherwise=otherwise)
+    return root
+
+
+def in_turns(program: Program) -> Kernel:
+    """The last region's kernel, which has more tiles than blocks."""
+    (kernel,) = program.regions[-1].kernels
+    assert any(isinstance(s, For) and s.variable.name == "turn" and (s.variable.extent or 1) > 1 for s in statements(kernel.body))
+    return kernel
+
+
+def tiled(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution of several tiles."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(16, 64, 1), nn.Conv2d(64, 72, 3, padding=1), nn.Hardswish()).to(dtype)
+    return layers, (torch.randn(2, 16, 19, 17).to(dtype),)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("schedule, target", IN_TURNS, ids=lambda value: "" if isinstance(value, Machine) else str(value))
+def test_tiles_in_turns(schedule: WarpgroupSchedule, target: Machine, dtype: torch.dtype) -> None:
+    module, inputs = tiled(dtype)
+    program = program_of(module, inputs, schedule, [], target=target)
+    in_turns(program)
+    check(module, inputs, program)
+    compiles(program)
+
+
+def test_the_last_stage_of_a_tile_is_freed_for_the_next_one() -> None:
+    module, inputs = tiled(torch.float16)
+    kernel = in_turns(program_of(module, inputs, WarpgroupSchedule(128, 2, 3, persistent=1), [], target=ONE))
+    arrivals = [s for s in statements(kernel.body) if isinstance(s, Invoke) and s.intrinsic.name == "arrival at a barrier"]
+    arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
+    faults = run(replace(kernel, body=without(kernel.body, arrivals[-1])), arrays).faults
+    assert any("deadlock" in fault for fault in faults), faults
+
 
 TYPES_OF = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -223,18 +281,21 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
+    check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
 
 
 @pytest.mark.parametrize("target", [FEW, H200], ids=["few processors", "h200"])
 def test_candidates(target: Machine) -> None:
-    """Clusters of two where there are blocks enough for all processors; sums through shared memory without a split."""
-    form = form_of(WARPGROUP, convolution_problem(64, 64, 28, 28, 3), target)
+    """Clusters of two where there are blocks enough for all processors; sums through shared memory, and tiles in turns, without a split."""
+    form = form_of(WARPGROUP, convolution_problem(64, 64, 28, 28, 3, batch=16), target)
     assert not isinstance(form, Unsuitable), form
     candidates, _ = WARPGROUP.space(form.facts, target, Options(numerics=TF32))
     assert set(candidates["cluster"].tolist()) == {1, 2}
     assert (blocks_of(form.facts, candidates)[candidates["cluster"] > 1] >= target.processors).all()
-    assert set(candidates["staged"].tolist()) == {0, 1} and (candidates["split"][candidates["staged"] > 0] == 1).all()
+    for name in ("staged", "persistent"):
+        assert set(candidates[name].tolist()) == {0, 1} and (candidates["split"][candidates[name] > 0] == 1).all()
+    several = candidates["persistent"] > 0
+    assert (blocks_of(form.facts, candidates)[several] > at_once_of(form.facts, candidates, target)[several]).all()
     assert (shared_bytes_of(form.facts, candidates) <= target.shared_bytes_per_block).all()
 
 
@@ -266,20 +327,9 @@ def test_what_is_left_out_of_clusters_is_reported(left_out: str, position: int, 
     others = [s for s in statements(kernel.body) if isinstance(s, Invoke) and left_out in s.intrinsic.name]
     assert used == [schedule] and others
 
-    def without(root: Statement) -> Statement:
-        if root is others[position]:
-            return Statements(())
-        if isinstance(root, Statements):
-            return Statements(tuple(map(without, root.statements)))
-        if isinstance(root, For):
-            return replace(root, body=without(root.body))
-        if isinstance(root, If):
-            return replace(root, then=without(root.then), otherwise=None if root.otherwise is None else without(root.otherwise))
-        return root
-
     arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
     assert not run(kernel, arrays).faults
-    faults = run(replace(kernel, body=without(kernel.body)), arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body, others[position])), arrays).faults
     assert any(found in fault for fault in faults), faults
 
 
@@ -349,6 +399,14 @@ def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
     module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
     for schedule in SCHEDULES:
         as_interpreted(program_of(module, inputs, schedule, []))
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+def test_tiles_in_turns_on_the_gpu(dtype: torch.dtype) -> None:
+    module, inputs = tiled(dtype)
+    for schedule, target in IN_TURNS:
+        as_interpreted(program_of(module, inputs, schedule, [], target=target))
 
 
 def as_interpreted(program: Program) -> None:

@@ -16,10 +16,11 @@ from torch import nn
 
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
-from tests.test_gpu_warpgroup import FEW, TF32, Block, as_interpreted, compiles, program_of
+from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, compiles, in_turns, program_of
 from tests.test_gpu_warpgroup import reason as reason_of
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
@@ -44,6 +45,31 @@ SCHEDULES = (
 )
 """One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels,
 clusters, and sums through shared memory."""
+
+IN_TURNS = (
+    (PatchSchedule(128, 2, 3, 1, 10, 9, persistent=1), ONE),
+    (PatchSchedule(96, 2, 8, 2, 10, 9, staged=1, persistent=1), ONE),
+    (PatchSchedule(128, 2, 4, 2, 10, 9, swapped=1, cluster=2, staged=1, persistent=1), FEW),
+)
+"""Blocks that compute several tiles, one patch and two, and for which GPU."""
+
+
+def tiled(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution of several tiles."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(16, 72, 1), nn.Conv2d(72, 140, (3, 2), padding=1), nn.Hardswish()).to(dtype)
+    return layers, (torch.randn(3, 16, 10, 9).to(dtype),)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("schedule, target", IN_TURNS, ids=lambda value: "" if isinstance(value, Machine) else str(value))
+def test_tiles_in_turns(schedule: PatchSchedule, target: Machine, dtype: torch.dtype) -> None:
+    module, inputs = tiled(dtype)
+    made = program(module, inputs, schedule, [], target=target)
+    in_turns(made)
+    check(module, inputs, made)
+    compiles(made)
+
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3x3": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 72, 3, padding=1), nn.ReLU()), (2, 16, 9, 8)),
@@ -132,7 +158,7 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
+    check(module, inputs, program(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
 
 
 # --- what it is not for, and what is predicted ------------------------------------------------------------------------
@@ -207,3 +233,11 @@ def test_schedules_on_the_gpu(schedule: PatchSchedule, dtype: torch.dtype) -> No
     layers = nn.Conv2d(16, 72, 1), nn.Conv2d(72, 40, (3, 2), padding=1), nn.Hardswish()
     module, inputs = nn.Sequential(*layers).to(dtype), (torch.randn(1, 16, 10, 9).to(dtype),)
     as_interpreted(program(module, inputs, schedule, []))
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+def test_tiles_in_turns_on_the_gpu(dtype: torch.dtype) -> None:
+    module, inputs = tiled(dtype)
+    for schedule, target in IN_TURNS:
+        as_interpreted(program(module, inputs, schedule, [], target=target))
