@@ -180,6 +180,26 @@ def choices() -> Rows:
     return rows
 
 
+def transferred() -> Rows:
+    """Models of one GPU that rank the direct kernels of another: means over layers."""
+    rows = [["judged", "trained on", "target", "LoP@1 %", "LoP@10 %", "LoP@30 %", "rank correlation"]]
+    for entry in results_of("transfer"):
+        losses = (percent(entry[f"lop@{count}"]) for count in (1, 10, 30))
+        rows.append([entry["judged"], entry["trained"], entry["target"] or "", *losses, f"{entry['spearman']:.2f}"])
+    return rows
+
+
+def scores_v100() -> Rows:
+    """Scores by the terms that need no assembly, on the published kernels of a V100."""
+    says = {
+        "terms, fitted on the h200": "named terms, fitted on the H200", "linear, fitted on the h200": "linear combination, fitted on the H200",
+        "terms, not fitted": "named terms, not fitted", "terms, fitted on the v100": "named terms, fitted on the V100's training files",
+    }  # fmt: skip
+    found = {entry["score"]: entry for entry in results_of("gpu_score_v100")}
+    losses = ([f"{percent(found[score][f'lop@{count}'])} %" for count in (1, 10, 30)] for score in says)
+    return [["", "LoP@1", "LoP@10", "LoP@30"], *([name, *cells] for name, cells in zip(says.values(), losses, strict=True))]
+
+
 def searches() -> Rows:
     """How far the best of some evaluations is from the best of the space, in the mean."""
     says = {"ours": "`evolve`", "pycma": "pycma", "printed": "algorithm 4 as printed", "random": "random"}
@@ -345,6 +365,8 @@ GPU_TABLES = (
     published_training,
     published,
     choices,
+    transferred,
+    scores_v100,
     searches,
     adapted,
     first_choices,
