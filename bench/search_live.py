@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.search_peer import proposed_batches
+from bench.search_peer import BATCH, features_of, proposed_batches
 from tilewright.hardware import identified_machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.ranking import Ranking
@@ -30,14 +30,6 @@ from tilewright.tuning.trials import Job, Trials
 
 TOPS = (1, 10, 30, 100)
 SHARES = {"95": 0.05, "99": 0.01}
-BATCH = 16
-
-
-def axes_of(ranking: Ranking) -> np.ndarray:
-    """[candidates, axes of all schemas], NaN if a schema lacks an axis."""
-    names = list(dict.fromkeys(name for part in ranking.parts for name in part.candidates))
-    columns = [[np.broadcast_to(part.candidates.get(name, np.nan), part.estimate.seconds.shape) for part in ranking.parts] for name in names]
-    return np.stack([np.concatenate(column).astype(float) for column in columns], axis=1)
 
 
 class Search:
@@ -46,7 +38,7 @@ class Search:
     def __init__(self, problem: Problem, ranking: Ranking, seed: int) -> None:
         self.problem, self.ranking = problem, ranking
         self.times: list[float] = []
-        self._proposals: Generator[np.ndarray, np.ndarray, None] = proposed_batches(axes_of(ranking), BATCH, seed)
+        self._proposals: Generator[np.ndarray, np.ndarray, None] = proposed_batches(features_of(ranking.parts), BATCH, seed)
         self._asked: np.ndarray | None = None
 
     def propose(self) -> list[Any]:

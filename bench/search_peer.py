@@ -1,48 +1,68 @@
-"""An online-learned search over measured configurations in the manner of Ansor, the kind of search with which CNNOpt is compared.
+"""An online-learned search over measured configurations in the manner of AutoTVM and Ansor, the kind of search with which CNNOpt is compared.
 
-    python -m bench.search_peer FILE ... [--seeds 10] [--name search_peer]
+    python -m bench.search_peer bench/data/h200_layers.jsonl.gz [--trials 192] [--seeds 5] [--name search_peer_h200]
 
-A FILE is CSV with one configuration per line, axes and then the time (the form of CNNOpt's published measurements), or a file that
-`bench.bounds_check` reads, with one pool per layer.
+A batch of configurations is measured, gradient boosting learns the logarithm of the time from all measurements so far, and the next batch has those
+that it predicts to be fastest, besides a small random share (epsilon-greedy). It sees the axes of a schedule and the counts of its kernel's work
+(`kernels.gpu.features.COUNTS`: what both systems extract from code), but no analytical time. Nothing is known before the first batch, a random one.
+AutoTVM and Ansor look for the model's favourites by annealing or evolution, as their spaces are too large to evaluate; here every candidate is
+evaluated, which finds them all.
 
-Ansor (OSDI 2020, section 5): a batch of configurations is measured, gradient boosting learns throughput from all measurements so far, and evolution
-proposes the next batch: mutation and crossover of the best over the axes of the space, the model as fitness, a small part of each batch random.
-Nothing is known before the first batch. Here measuring is a look-up: the search runs over a *pool* of configurations that have all been measured, and
-proposals are restricted to it. A mutation is a member of the pool that differs from its parent in few axes, a crossover one that differs in few axes
-from a mixture of both parents. That favours the search: evolution over a whole space also meets configurations that a pool leaves out.
-(`bench.search_live` has it search the whole space on a GPU.)
+Measuring is a look-up: the search runs over the *pool* of a layer's configurations that have been measured, beside random orders of it. A pool has
+the favourites of our models, which makes both look better than over the space. (`bench.search_live` searches whole spaces on a GPU.) LoP@n and
+trials to 95 and 99 % are those of `bench.choice_quality`; where a search or an order has found no such configuration in `--trials`, these count.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from bench.bounds_check import Measured, read
 from bench.common import write_results
+from tilewright.hardware import identified_machine
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.features import COUNTS
+from tilewright.selection.ranking import Part
+from tilewright.tuning import dataset
+from tilewright.tuning.training import part_of
 
-ABSENT = -1.0
-"""Placeholder for an axis that a configuration's schema does not have."""
 RANDOM_SHARE = 0.05
-"""Random share of a batch (epsilon-greedy, as in Ansor's task scheduler and search policy)."""
-GENERATIONS, POPULATION = 4, 64
-CLOSEST = 8
-"""Members of the pool nearest to a proposal, among which one is drawn."""
+"""Random share of a batch."""
+BATCH = 8
+SLOWEST = 16.0
+"""Time over the best so far above which configurations are not told apart; failures have it."""
+TOPS = (1, 10, 30, 100)
+LOSSES = {"95": 0.05, "99": 0.01}
+PERMUTATIONS = 100
+"""Number of random orders to average."""
 
 
-def search(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int = 0, trials: int | None = None) -> np.ndarray:
+def features_of(parts: Sequence[Part]) -> np.ndarray:
+    """[candidates, axes of all schemas and counts], in the order of the parts; NaN where a schema has no such axis or count."""
+    names = list(dict.fromkeys(name for part in parts for name in part.candidates))
+
+    def columns(part: Part) -> Iterator[np.ndarray]:
+        shape = length(part.candidates)
+        yield from (np.broadcast_to(np.asarray(part.candidates.get(name, np.nan), dtype=float), shape) for name in names)
+        counts = (np.asarray(getattr(part.counts, name, np.nan), dtype=float) for name in COUNTS)
+        yield from (np.broadcast_to(np.log2(np.maximum(count, 1e-12)), shape) for count in counts)
+
+    return np.concatenate([np.stack(list(columns(part)), axis=1) for part in parts])
+
+
+def search(features: np.ndarray, seconds: np.ndarray, batch: int = BATCH, seed: int = 0, trials: int | None = None) -> np.ndarray:
     """The positions of the pool in the order in which the search measures them; deterministic.
 
-    `features` [configurations, axes] (NaN if a schema lacks an axis), `seconds` [configurations]: a time is seen only after its position was tried.
+    `features` [configurations, columns] (NaN: absent), `seconds` [configurations]: a time is seen only after its position was tried.
     `trials`: the number of positions to try (default: all).
 
     Raises:
@@ -51,7 +71,7 @@ def search(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int
     return np.array(list(islice(tried(features, seconds, batch, seed), trials)), dtype=int)
 
 
-def tried(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int = 0) -> Iterator[int]:
+def tried(features: np.ndarray, seconds: np.ndarray, batch: int = BATCH, seed: int = 0) -> Iterator[int]:
     """Like `search`, yielding one position after the other."""
     if seconds.shape != (len(features),) or not (seconds > 0).all():
         raise ValueError(f"features {features.shape} and seconds {seconds.shape}, all positive")
@@ -65,61 +85,33 @@ def tried(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int 
             return
 
 
-def proposed_batches(features: np.ndarray, batch: int = 16, seed: int = 0) -> Generator[np.ndarray, np.ndarray, None]:
+def proposed_batches(features: np.ndarray, batch: int = BATCH, seed: int = 0) -> Generator[np.ndarray, np.ndarray, None]:
     """Yields the positions to measure next and is sent their seconds (infinite: failed), until all are measured."""
     if features.ndim != 2:
         raise ValueError(f"features {features.shape}")
     generator = np.random.default_rng(seed)
-    axes = np.where(np.isnan(features), ABSENT, features)
-    measured = np.zeros(len(axes), dtype=bool)
-    seconds = np.full(len(axes), np.inf)
+    measured = np.zeros(len(features), dtype=bool)
+    seconds = np.full(len(features), np.inf)
     while not measured.all():
-        open_ = np.flatnonzero(~measured)
-        size = min(batch, len(open_))
-        if not np.isfinite(seconds).any():
-            chosen = generator.choice(open_, size, replace=False)
-        else:
-            fitness = _learned(axes, seconds, measured, seed)
-            at_random = int(generator.binomial(size, RANDOM_SHARE))
-            proposed = _evolved(axes, fitness, measured, generator)
-            best = proposed[np.argsort(-fitness[proposed], kind="stable")][: size - at_random]
-            rest = np.setdiff1d(open_, best)
-            chosen = np.concatenate([best, generator.choice(rest, size - len(best), replace=False)])
+        left = np.flatnonzero(~measured)
+        size = min(batch, len(left))
+        best = left[:0]
+        if np.isfinite(seconds).any():
+            model = _learned(features[measured], seconds[measured], seed)
+            favourites = left[np.argsort(model.predict(features[left]), kind="stable")]
+            best = favourites[: size - int(generator.binomial(size, RANDOM_SHARE))]
+        chosen = np.concatenate([best, generator.choice(np.setdiff1d(left, best), size - len(best), replace=False)])
         measured[chosen] = True
         seconds[chosen] = yield chosen
 
 
-def _learned(axes: np.ndarray, seconds: np.ndarray, measured: np.ndarray, seed: int) -> np.ndarray:
-    """Throughput of every member relative to the best measured, as learned from those measured; fast ones have more weight, as in Ansor."""
-    throughput = seconds[measured].min() / seconds[measured]
+def _learned(features: np.ndarray, seconds: np.ndarray, seed: int) -> HistGradientBoostingRegressor:
+    """The logarithm of the time relative to the best measured, as learned from those measured."""
     model = HistGradientBoostingRegressor(
-        learning_rate=0.3, max_iter=24, max_leaf_nodes=12, min_samples_leaf=2, l2_regularization=0.1, early_stopping=False, random_state=seed
-    )
-    model.fit(axes[measured], throughput, sample_weight=throughput)
-    return np.asarray(model.predict(axes))
-
-
-def _evolved(axes: np.ndarray, fitness: np.ndarray, measured: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Unmeasured members of the pool reached by some generations of mutation and crossover from the best measured and random ones."""
-    open_ = np.flatnonzero(~measured)
-    best = np.flatnonzero(measured)
-    best = best[np.argsort(-fitness[best], kind="stable")][: POPULATION // 2]
-    population = np.concatenate([best, generator.choice(open_, min(POPULATION // 2, len(open_)), replace=False)])
-    found = set(population[~measured[population]].tolist())
-    for _ in range(GENERATIONS):
-        weight = np.exp(4 * (fitness[population] - fitness[population].max()))
-        parents = generator.choice(population, (POPULATION, 2), p=weight / weight.sum())
-        crossed = generator.random(POPULATION) < 0.5
-        mixed = np.where((generator.random((POPULATION, axes.shape[1])) < 0.5) & crossed[:, None], axes[parents[:, 1]], axes[parents[:, 0]])
-        # differing axes between each proposal and each remaining member; a member may be its parent's neighbour in several ways
-        distance = (mixed[:, None, :] != axes[None, open_, :]).sum(axis=2) + 0.5 * generator.random((POPULATION, len(open_)))
-        count = min(CLOSEST, len(open_))
-        near = np.argpartition(distance, count - 1, axis=1)[:, :count]
-        children = open_[near[np.arange(POPULATION), generator.integers(count, size=POPULATION)]]
-        found.update(children.tolist())
-        candidates = np.unique(np.concatenate([population, children]))
-        population = candidates[np.argsort(-fitness[candidates], kind="stable")][:POPULATION]
-    return np.array(sorted(found), dtype=int)
+        learning_rate=0.2, max_iter=40, max_leaf_nodes=12, min_samples_leaf=2 if len(seconds) < 100 else 5, l2_regularization=0.1,
+        early_stopping=False, random_state=seed,
+    )  # fmt: skip
+    return model.fit(features, np.log(np.minimum(seconds / seconds.min(), SLOWEST)))
 
 
 def loss_of_performance(order: Sequence[int] | np.ndarray, seconds: np.ndarray, trials: int) -> float:
@@ -133,95 +125,61 @@ def trials_to(order: Sequence[int] | np.ndarray, seconds: np.ndarray, loss: floa
     return int(reached[0]) + 1 if len(reached) else len(order) + 1
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Means over seeds for one pool."""
-
-    name: str
-    configurations: int
-    trials_95: float
-    trials_99: float
-    trials_100: float
-    lop_1: float
-    lop_10: float
-    lop_30: float
+def pool_of(layer: dataset.MeasuredLayer, machine: Machine) -> tuple[np.ndarray, np.ndarray]:
+    """Features and seconds of all measured configurations of a layer whose schema still suits it."""
+    problem = dataset.layer_problem(layer.layer)
+    found = []
+    for kind, columns in layer.schemas.items():
+        part = part_of(problem, kind, {name: column for name, column in columns.items() if name not in dataset.MEASURES}, machine)
+        if part is not None:
+            found.append((part, columns["seconds"]))
+    return features_of([part for part, _ in found]), np.concatenate([seconds for _, seconds in found])
 
 
-def until_best(features: np.ndarray, seconds: np.ndarray, least: int, batch: int = 16, seed: int = 0) -> np.ndarray:
-    """The positions of the pool as `search` tries them, until it has found the best and made `least` trials."""
-    order: list[int] = []
-    found = False
-    for position in tried(features, seconds, batch, seed):
-        order.append(position)
-        found |= bool(seconds[position] == seconds.min())
-        if found and len(order) >= least:
-            break
-    return np.array(order, dtype=int)
+def judge(features: np.ndarray, seconds: np.ndarray, seeds: int, trials: int) -> dict[str, dict[str, float]]:
+    """For the search and for random order: means of LoP@n and of the trials to a share of the best, over seeds."""
+
+    def means(orders: Iterator[np.ndarray]) -> dict[str, float]:
+        rows = [
+            {f"lop@{top}": loss_of_performance(order, seconds, top) for top in TOPS}
+            | {f"trials_{share}": float(min(trials_to(order, seconds, loss), trials)) for share, loss in LOSSES.items()}
+            for order in orders
+        ]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    permuted = (np.random.default_rng(seed).permutation(len(seconds))[:trials] for seed in range(PERMUTATIONS))
+    searched = (search(features, seconds, seed=seed, trials=trials) for seed in range(seeds))
+    return {"online-learned search": means(searched), "random order": means(permuted)}
 
 
-def judge(name: str, features: np.ndarray, seconds: np.ndarray, seeds: int = 10, batch: int = 16) -> Judged:
-    """Runs the search with several seeds, each until it has found the best and made 30 trials."""
-    rows = []
-    for seed in range(seeds):
-        order = until_best(features, seconds, 30, batch, seed)
-        losses = [loss_of_performance(order, seconds, n) for n in (1, 10, 30)]
-        rows.append([trials_to(order, seconds, 0.05), trials_to(order, seconds, 0.01), trials_to(order, seconds, 0.0), *losses])
-    means = np.mean(rows, axis=0)
-    return Judged(name, len(seconds), *map(float, means))
-
-
-def table(judged: Sequence[Judged]) -> Table:
-    """One row per pool, and the mean."""
-    result = Table("pool", "configurations", "trials to 95 %", "99 %", "best", "LoP@1", "LoP@10", "LoP@30")
-    rows: list[tuple[str, int, tuple[float, ...]]] = [
-        (j.name, j.configurations, (j.trials_95, j.trials_99, j.trials_100, j.lop_1, j.lop_10, j.lop_30)) for j in judged
-    ]
-    if len(rows) > 1:
-        means = np.mean([figures for *_, figures in rows], axis=0)
-        rows.append(("mean", sum(count for _, count, _ in rows), tuple(map(float, means))))
-    for name, count, figures in rows:
-        result.add_row(name, str(count), *(f"{t:.1f}" for t in figures[:3]), *(f"{loss:.1%}" for loss in figures[3:]))
-    return result
-
-
-def pools(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(name, features, seconds) of every pool of a file. Lines of a CSV file that are not numbers are failures and are left out."""
-    if path.suffix == ".csv":
-        rows = []
-        for line in path.read_text().splitlines():
-            try:
-                rows.append([float(cell) for cell in line.split(",")])
-            except ValueError:
-                continue
-        width = max(map(len, rows))
-        numbers = np.array([row for row in rows if len(row) == width and row[-1] > 0])
-        yield path.stem, numbers[:, :-1], numbers[:, -1]
-        return
-    layers: dict[str, list[Measured]] = {}
-    for found in read(path):
-        layers.setdefault(str(found.layer["name"]), []).append(found)
-    for name, measured in layers.items():
-        yield name, features_of([m.parameters for m in measured]), np.array([m.seconds for m in measured])
-
-
-def features_of(parameters: Sequence[Mapping[str, int]]) -> np.ndarray:
-    """[configurations, axes of all]; NaN if a configuration lacks an axis."""
-    axes = list(dict.fromkeys(axis for found in parameters for axis in found))
-    return np.array([[found.get(axis, np.nan) for axis in axes] for found in parameters], dtype=float)
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--name", default="", help="writes bench/results/NAME.json")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--trials", type=int, default=192)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--name", default="search_peer_h200")
     options = parser.parse_args()
-    judged = [judge(*pool, options.seeds) for path in options.files for pool in pools(path)]
-    Console(width=120).print(table(judged))
-    if options.name:
-        print(write_results(options.name, vars(options), [asdict(j) for j in judged]))
-    return 0
+    results: list[dict[str, Any]] = []
+    for layer in dataset.read(options.file):
+        features, seconds = pool_of(layer, identified_machine(layer.machine))
+        for way, found in judge(features, seconds, options.seeds, options.trials).items():
+            results.append({"layer": str(layer.layer["name"]), "way": way, "candidates": len(seconds), **found})
+        print(f"{layer.layer['name']}: {len(seconds)} configurations", flush=True)
+    ways = list(dict.fromkeys(row["way"] for row in results))
+    measures = [name for name in results[0] if name.startswith(("lop", "trials"))]
+    every = [
+        {"layer": "all", "way": way}
+        | {name: float(np.mean([row[name] for row in results if row["way"] == way])) for name in measures}
+        | {f"median {name}": float(np.median([row[name] for row in results if row["way"] == way])) for name in measures}
+        for way in ways
+    ]
+    print(write_results(options.name, vars(options), [*every, *results]))
+    table = Table("layer", "way", *measures, box=None, title="means over seeds")
+    for row in [*results, *every]:
+        cells = (f"{100 * row[name]:.1f} %" if name.startswith("lop") else f"{row[name]:.1f}" for name in measures)
+        table.add_row(row["layer"], row["way"], *cells)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

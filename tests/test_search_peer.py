@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.search_peer import judge, loss_of_performance, pools, proposed_batches, search, trials_to, tried
+from bench.search_peer import features_of, judge, loss_of_performance, main, proposed_batches, search, trials_to, tried
+from tilewright.hardware import machine
+from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.features import COUNTS
+from tilewright.tuning import dataset
+from tilewright.tuning.collecting import ranking_of
 
 
 def landscape(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -57,16 +64,35 @@ def test_measures_of_an_order() -> None:
 
 def test_judging_a_pool() -> None:
     features, seconds = landscape()
-    found = judge("synthetic", features, seconds, seeds=2)
-    assert found.configurations == 500 and 1 <= found.trials_95 <= found.trials_99 <= found.trials_100
-    assert found.lop_1 >= found.lop_10 >= found.lop_30 >= 0
+    found = judge(features, seconds, seeds=2, trials=120)
+    for row in found.values():
+        assert 1 <= row["trials_95"] <= row["trials_99"] <= 120 and row["lop@1"] >= row["lop@10"] >= row["lop@30"] >= 0
+    assert found["online-learned search"]["trials_95"] < found["random order"]["trials_95"]
 
 
-def test_pools_of_files(tmp_path: Path) -> None:
-    path = tmp_path / "layer.csv"
-    path.write_text("K,H,time\n1, 2, 0.5\nfailed launch\n3, 4, 0.25\n3, 4\n")
-    ((name, features, seconds),) = pools(path)
-    assert name == "layer" and features.tolist() == [[1, 2], [3, 4]] and seconds.tolist() == [0.5, 0.25]
+def test_the_command_judges_the_layers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = {"name": "tiny", "outputs": 64, "channels": 16, "height": 7, "width": 7, "filter": 1, "stride": 1}
+    ranking = ranking_of(dataset.layer_problem(layer), machine("h200"))
+    schemas = {}
+    for part in ranking.parts:
+        count = min(20, length(part.candidates))
+        measures = {"seconds": part.estimate.seconds[:count], "spread": np.zeros(count), "rounds": np.ones(count, dtype=int)}
+        schemas[part.schema.schedule.__name__] = {**{name: column[:count] for name, column in part.candidates.items()}, **measures}
+    dataset.write(tmp_path / "layers.jsonl.gz", [dataset.MeasuredLayer(layer, "h200", schemas)])
+    monkeypatch.setattr("bench.common.RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "layers.jsonl.gz"), "--seeds=1", "--trials=40", "--name=found"])
+    main()
+    rows = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert [(row["layer"], row["way"]) for row in rows[::2]] == [("all", "online-learned search"), ("tiny", "online-learned search")]
+    assert rows[2]["candidates"] == sum(len(columns["seconds"]) for columns in schemas.values())
+
+
+def test_features_are_axes_and_counts_that_a_schema_has() -> None:
+    parts = ranking_of(dataset.layer_problem({"name": "convolution batch=1 channels=32 outputs=64 size=14x14 filter=3x3"}), machine("h200")).parts
+    features = features_of(parts)
+    axes = {name for part in parts for name in part.candidates}
+    assert features.shape == (sum(length(part.candidates) for part in parts), len(axes) + len(COUNTS))
+    assert np.isnan(features).any() and np.isfinite(features[:, -len(COUNTS) :]).any(axis=1).all()
 
 
 def test_wrong_shapes_are_refused() -> None:
