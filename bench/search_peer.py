@@ -35,6 +35,8 @@ from tilewright.selection.ranking import Part
 from tilewright.tuning import dataset
 from tilewright.tuning.training import part_of
 
+ABSENT = -1.0
+"""Placeholder for what a configuration's schema does not have."""
 RANDOM_SHARE = 0.05
 """Random share of a batch."""
 BATCH = 8
@@ -90,6 +92,7 @@ def proposed_batches(features: np.ndarray, batch: int = BATCH, seed: int = 0) ->
     if features.ndim != 2:
         raise ValueError(f"features {features.shape}")
     generator = np.random.default_rng(seed)
+    features = np.where(np.isnan(features), ABSENT, features)
     measured = np.zeros(len(features), dtype=bool)
     seconds = np.full(len(features), np.inf)
     while not measured.all():

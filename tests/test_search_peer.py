@@ -118,6 +118,11 @@ def test_batches_are_those_of_the_search_over_a_pool() -> None:
     assert order == search(features, seconds, 8, 3).tolist() and sorted(order) == list(range(90))
 
 
+def test_no_configuration_measured_so_far_may_have_a_column() -> None:
+    features = np.column_stack([np.arange(60.0), np.where(np.arange(60) == 59, 1.0, np.nan)])
+    assert sorted(search(features, np.arange(60.0) + 1)) == list(range(60))
+
+
 def test_failures_are_slow() -> None:
     features = np.arange(60.0)[:, None]
     proposals = proposed_batches(features, 10, 0)
