@@ -9,7 +9,7 @@ nothing, so that the numbers are upper bounds if an earlier candidate was not me
 order reaches a percentage, the place of the last measured candidate counts.
 
 A second part of the table has the pool of measured candidates in each method's order and in random order. The pool holds every method's favourites,
-which makes random order look better than it would over the space; `bench.search_peer` has an online-learned search over it.
+which makes random order look better than it would over the space.
 """
 
 from __future__ import annotations

@@ -163,20 +163,14 @@ def choices() -> Rows:
         ("space", "black box"): "random forest, own black box (the paper's black box)",
         ("space", "hybrid forest"): "random forest, candidate, time (the paper's hybrid)",
         ("space", "shipped"): "**the model in the package**",
-        ("measured", "online-learned search"): "online-learned search over the measured candidates alone",
         ("measured", "random order"): "random order of the measured candidates",
     }
-    (live,) = (entry for entry in results_of("search_live_h200") if entry.get("layer") == "all")
     found = {(entry["over"], entry["way"]): entry for entry in results_of("choice_quality_h200") if entry["layer"] == "all"}
     rows = [["order", "LoP@1 %", "LoP@10 %", "LoP@30 %", "trials to 95 %: mean, median", "to 99 %: mean, median"]]
     for way, name in says.items():
         losses = (percent(found[way][f"lop@{count}"]) for count in (1, 10, 30))
         trials = (f"{found[way][f'trials_{share}']:.3g}, {found[way][f'median trials_{share}']:.3g}" for share in (95, 99))
         rows.append([name, *losses, *trials])
-    losses = (percent(live[f"lop@{count}"]) for count in (1, 10, 30))
-    # a search that ends before it has found such a candidate counts with its number of trials
-    trials = (f"above {live[f'trials_{share}']:.0f}" for share in (95, 99))
-    rows.append(["online-learned search over the whole space, measuring (`search_live_h200.json`)", *losses, *trials])
     return rows
 
 
