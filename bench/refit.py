@@ -119,7 +119,7 @@ def write(groups: Sequence[Group], machine: Machine, parts: Sequence[str], optio
         raise SystemExit("commit the changes first: the file names the commit that fitted its constants")
     chosen = some_of(groups, options.layers, options.each)
     new = fitted(chosen, machine, parts, options.prior, options.evaluations)
-    path = calibration.FOLDER / f"{machine.name}.json"
+    path = calibration.FOLDER / f"{machine.measured_as}.json"
     note = f"{sum(len(group.seconds) for group in chosen)} kernels of {len({group.layer for group in chosen})} layers, good kernels weighing more"
     entry = {"command": " ".join(["python", *sys.orig_argv[1:]]), "data": list(map(str, options.files)), "data_note": note, "commit": commit[:12]}
     content = replaced(json.loads(path.read_text()), new, parts, f"training data of {commit[:12]}", entry)

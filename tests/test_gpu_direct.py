@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import pytest
 
 from tests.direct_cases import Convolution, convolution
 from tests.gpu_cases import Case, check, matmul_case
-from tilewright.codegen.cuda import shared_bytes
+from tilewright.codegen.cuda import print_cuda, shared_bytes
 from tilewright.hardware import machine
 from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row, take
+from tilewright.kernels.gpu.direct.estimate import _line_cycles
 from tilewright.kernels.gpu.direct.form import direct_form
 from tilewright.kernels.gpu.direct.schedule import (
     AXES,
@@ -41,6 +43,7 @@ from tilewright.kernels.gpu.gemm.space import AHEAD, PLAIN, ContractionSchedule,
 from tilewright.kernels.schema import Numerics, Options
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import estimated
+from tilewright.tuning.problems import convolution_problem
 
 H200 = machine("h200")
 
@@ -278,6 +281,21 @@ def test_the_cost_counts_what_a_larger_problem_takes() -> None:
     assert (second.terms["compute"] > 1.5 * first.terms["compute"]).all()
     assert (first.seconds > small.flops / H200.peak_flops["fp32"]).all()
     assert (blocks_of(small, some) > 0).all()
+
+
+def test_groups_are_adjacent_blocks_and_cost_the_lines_that_they_touch() -> None:
+    """Groups of few channels share sectors of memory, which level 2 holds while adjacent blocks read and store them."""
+    grouped = convolution_problem(32, 32, 28, 28, 3, batch=2, groups=4)
+    facts = direct_form(grouped).facts
+    candidates, _ = direct_space(facts, H200)
+    for schedule in (DirectSchedule(**row(candidates, 0)), ContractionSchedule(8, 4, 8, 1, 4, 1)):
+        (kernel, *_) = registry.lower(grouped, schedule, H200).kernels
+        text = print_cuda([kernel])
+        assert re.search(r"(group|batch) = block_x (/ 2 )?% 4;", text), text  # the outermost one is a quotient alone
+    wide = replace(facts, groups=32)
+    some = take(candidates, np.flatnonzero((candidates["stages"] == 1) & (candidates["register_k"] % 2 == 0)))
+    one, all_groups = (DIRECT.counts(problem, some, H200) for problem in (facts, wide))
+    assert (_line_cycles(facts, some, one, H200) <= _line_cycles(wide, some, all_groups, H200)).all()
 
 
 def test_a_convolution_is_ranked_with_direct_candidates() -> None:

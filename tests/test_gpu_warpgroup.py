@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
-from tilewright.kernels.gpu.warpgroup.space import AXES, WarpgroupSchedule, blocks_of
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_of, shared_bytes_of
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
@@ -93,8 +92,11 @@ SCHEDULES = (
     WarpgroupSchedule(32, 1, 2, cluster=2),
     WarpgroupSchedule(96, 2, 3, cluster=2),
     WarpgroupSchedule(48, 1, 4, 1, 2, 2),
+    WarpgroupSchedule(48, 2, 3, staged=1),
+    WarpgroupSchedule(256, 1, 3, staged=1),
+    WarpgroupSchedule(96, 2, 3, 1, cluster=2, staged=1),
 )
-"""Each number of consumers and stages, both orders of the factors, split reductions, and clusters."""
+"""Each number of consumers and stages, both orders of the factors, split reductions, clusters, and sums through shared memory."""
 
 TYPES_OF = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -221,19 +223,27 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    with mock.patch.dict(AXES, cluster=(1, 2)):
-        check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
+    check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW))))
 
 
-@pytest.mark.parametrize("clusters, target, found", [((1,), FEW, {1}), ((1, 2), H200, {1, 2}), ((1, 2), FEW, {1, 2})])
-def test_clusters_among_candidates(clusters: tuple[int, ...], target: Machine, found: set[int]) -> None:
-    """None so far; with clusters of two, where there are blocks enough for all processors."""
+@pytest.mark.parametrize("target", [FEW, H200], ids=["few processors", "h200"])
+def test_candidates(target: Machine) -> None:
+    """Clusters of two where there are blocks enough for all processors; sums through shared memory without a split."""
     form = form_of(WARPGROUP, convolution_problem(64, 64, 28, 28, 3), target)
     assert not isinstance(form, Unsuitable), form
-    with mock.patch.dict(AXES, cluster=clusters):
-        candidates, _ = WARPGROUP.space(form.facts, target, Options(numerics=TF32))
-    assert set(candidates["cluster"].tolist()) == found
+    candidates, _ = WARPGROUP.space(form.facts, target, Options(numerics=TF32))
+    assert set(candidates["cluster"].tolist()) == {1, 2}
     assert (blocks_of(form.facts, candidates)[candidates["cluster"] > 1] >= target.processors).all()
+    assert set(candidates["staged"].tolist()) == {0, 1} and (candidates["split"][candidates["staged"] > 0] == 1).all()
+    assert (shared_bytes_of(form.facts, candidates) <= target.shared_bytes_per_block).all()
+
+
+def test_parts_of_a_split_are_not_staged() -> None:
+    problem = convolution_problem(64, 64, 28, 28, 3)
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    with pytest.raises(Unsuitable, match="parts of a split"):
+        WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, staged=1), H200)
 
 
 @pytest.mark.parametrize(

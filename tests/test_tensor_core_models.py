@@ -158,7 +158,7 @@ def test_the_closed_form_by_hand() -> None:
     as much, and 128 columns for each of two of them."""
     (part,) = (part for part in parts_of("fp16", Linear(1024, 512, 1024)) if part.schema.name == "warpgroups")
     seconds = closed_form.closed_form_seconds(part.counts, H200)  # type: ignore[arg-type]
-    wanted = {"columns": 128, "consumers": 2, "stages": 4, "swapped": 0, "split": 1}
+    wanted = {"columns": 128, "consumers": 2, "stages": 4, "swapped": 0, "split": 1, "cluster": 1, "staged": 0}
     (at,) = np.flatnonzero(np.all([part.candidates[name] == value for name, value in wanted.items()], axis=0))
     tiles, result = 64 * 2 * 128 * 512 * 2, 1024 * 1024 * 2
     read = 64 * 2 * (64 + 128) * 512 * 2

@@ -132,9 +132,9 @@ def _train(files: list[Path], outputs: Mapping[str, Path], options: argparse.Nam
     if len(layers) < least:
         raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {least} at least")
     machine = identified_machine(layers[0].machine)
-    others = {measured.machine for measured in layers} - {machine.name}
+    others = {name for name in {measured.machine for measured in layers} if identified_machine(name).measured_as != machine.measured_as}
     if others:
-        raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")
+        raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each chip")
     overheads = gpu_calibration(machine).counted
     with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
         known = samples_by_model(layers, machine)

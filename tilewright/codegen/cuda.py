@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.codegen.c import identifier_of
 from tilewright.codegen.conversions import CUDA_CONVERSIONS, conversion_name
-from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable, ordered
+from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable, narrow_functions, ordered
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS, is_float, size_of
@@ -184,6 +184,18 @@ static __device__ __forceinline__ {kind}8 make_{kind}8({given}) {{ return {{{fie
     )
 
 
+def _special(name: str, instruction: str) -> Helper:
+    """A function of the special function unit (PTX: relative error at most 2^-22); subnormal numbers are zeros."""
+    return Helper(
+        f"""static __device__ __forceinline__ float {name}(float x) {{
+    float result;
+    asm("{instruction}.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}}"""
+    )
+
+
+_QUALIFIER = "static __device__ __forceinline__"
 _BUILTIN: Mapping[str, Helper] = {
     **CUDA_CONVERSIONS,
     **{f"{kind}8": _vector_of_8(kind) for kind in ("float", "uchar")},
@@ -202,6 +214,9 @@ _BUILTIN: Mapping[str, Helper] = {
         ("float8",),
     ),
     "tw_tensor_map": Helper(f"struct __align__(64) tw_tensor_map {{ unsigned char bytes[{MAP_BYTES}]; }};"),
+    "tw_power": _special("tw_power", "ex2"),
+    "tw_reciprocal": _special("tw_reciprocal", "rcp"),
+    **narrow_functions(_QUALIFIER, "tw_power", "tw_reciprocal({})"),
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
@@ -216,7 +231,7 @@ _BUILTIN: Mapping[str, Helper] = {
     **{f"tw_checked_{dtype}": _checking("index", dtype) for dtype in ("i32", "i64")},
     **{f"tw_counted_{dtype}": _checking("index < 0 ? index + extent : index", dtype) for dtype in ("i32", "i64")},
 }
-_HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, "static __device__ __forceinline__")
+_HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, _QUALIFIER)
 
 
 class CudaPrinter(Printer):

@@ -260,8 +260,30 @@ static inline float tw_sine(float x, int32_t quarter) {
 }""",
 )
 
+_LOG_OF_NORMAL = (-0.00037655741, 0.0063452013, -0.049891796, -0.46199611, -1.1501132, -1.0000559)
+
+
+def narrow_functions(qualifier: str, power: str, reciprocal: str) -> dict[str, Helper]:
+    """GELU and the sigmoid for results that are rounded to 16 bits, by a function that computes powers of two and the text of a reciprocal.
+
+    GELU is x/2 + |x| (1/2 - F), where F is the normal distribution at -|x|, and log2 F a polynomial of degree 5: the minimax fit for errors relative
+    to the larger of |x| F and 10^-3, 3.9e-5. Infinities and NaN give what PyTorch's formula gives."""
+    first, *rest = (f"{coefficient:.8g}f" for coefficient in _LOG_OF_NORMAL)
+    steps = "\n".join(f"    p = p * t {'-' if c.startswith('-') else '+'} {c.removeprefix('-')};" for c in rest)
+    gelu = f"""{qualifier} float tw_narrow_gelu_f32(float x) {{
+    const float t = fabsf(x);
+    float p = {first};
+{steps}
+    return fmaf(t, 0.5f - {power}(p), 0.5f * x);
+}}"""
+    sigmoid = f"{qualifier} float tw_narrow_sigmoid_f32(float x) {{ return {reciprocal.format(f'1.0f + {power}(x * -1.44269504f)')}; }}"
+    needs = (power, *re.findall(r"tw_\w+", reciprocal))
+    return {"tw_narrow_gelu_f32": Helper(gelu, (power,)), "tw_narrow_sigmoid_f32": Helper(sigmoid, needs)}
+
+
 SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
     {
+        **narrow_functions(_C.strip().removesuffix(" float"), "tw_exp2_f32", "1.0f / ({})"),
         "tw_bits": _BITS,
         "tw_split": _LOG_MANTISSA,
         "tw_sine": _TRIGONOMETRIC,

@@ -97,6 +97,9 @@ _TABLE = (
     ScalarOperation("acosh", 1, np.arccosh, 12),
     ScalarOperation("atanh", 1, np.arctanh, 12),
     ScalarOperation("erf", 1, _vector_erf, 10),
+    # for results that are rounded to 16 bits (`partition.narrow_results`); charged are cycles of a GPU's scheduler, 8 for each special function
+    ScalarOperation("narrow_gelu", 1, lambda a: a * 0.5 * (1.0 + _vector_erf(a * np.sqrt(0.5))), 9),
+    ScalarOperation("narrow_sigmoid", 1, lambda a: 1.0 / (1.0 + np.exp(-a)), 16),
     ScalarOperation("floor", 1, np.floor),
     ScalarOperation("ceil", 1, np.ceil),
     ScalarOperation("round", 1, np.round),  # half to even
@@ -128,5 +131,7 @@ _TABLE = (
     ScalarOperation("join", 2, lambda a, b: np.concatenate((a, b), -1), 0),  # the lanes of two vectors, one after the other
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
-REAL = frozenset("sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split())
+NARROW = frozenset({"narrow_gelu", "narrow_sigmoid"})
+"""Functions of float32 for results that are rounded to 16 bits."""
+REAL = NARROW | {*"sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()}
 """Functions that are defined only for floating-point numbers."""

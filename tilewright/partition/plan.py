@@ -32,6 +32,7 @@ from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.merges import KEPT, Measured, Memory, Merge
+from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.recurrence import whole_body
 from tilewright.partition.scans import Loop, unfold, without_copies
@@ -270,7 +271,7 @@ def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision
     judged = precision.whole_rows or precision.attention
     judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision, known) if judged else None
     laid_out = lay_out(graph, judge, precision)
-    return laid_out if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
+    return with_narrow_functions(laid_out) if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 
 
 def _lowered(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered] | str:

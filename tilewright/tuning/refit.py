@@ -30,7 +30,7 @@ USES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "instructions": (*TILED, "MapSchedule"), "steps": TILED, "gemm": ("ContractionSchedule", "WinogradSchedule", "FusedWinogradSchedule"),
     "direct": ("DirectSchedule",), "winograd": ("WinogradSchedule",), "winograd_fused": ("FusedWinogradSchedule",),
     "window": ("WindowSchedule",), "map": ("MapSchedule",), "row_reduction": ("RowReductionSchedule",), "gemv": ("GemvSchedule",),
-    "warpgroups": ("WarpgroupSchedule",),
+    "warpgroups": ("WarpgroupSchedule", "PatchSchedule"),
 })  # fmt: skip
 """Schedule types whose estimates depend on each part of the constants."""
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.errors import InvalidInput
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
@@ -92,7 +93,11 @@ def samples(layers: Sequence[MeasuredLayer], machine: Machine, record: str = REC
 
 
 def _rows_of(layers: Sequence[MeasuredLayer], machine: Machine, record: str) -> list[tuple[Samples, list[str]]]:
-    return [found for number, measured in enumerate(layers) if (found := samples_of(measured, machine, number, record)) is not None]
+    """Of each layer, with the facts of the machine that measured it if that is of the same chip."""
+    others = {name: identified_machine(name) for name in {measured.machine for measured in layers} - {machine.name}}
+    own = {machine.name: machine} | {name: other if other.measured_as == machine.measured_as else machine for name, other in others.items()}
+    rows = (samples_of(measured, own[measured.machine], number, record) for number, measured in enumerate(layers))
+    return [found for found in rows if found is not None]
 
 
 def _nothing_covered() -> InvalidInput:

@@ -31,15 +31,15 @@ def _power(x: Expr, y: Expr) -> Expr:
     return binary("pow", x, y)
 
 
-def _sigmoid(x: Expr) -> Expr:
+def sigmoid(x: Expr) -> Expr:
     return 1.0 / (1.0 + unary("exp", -x))
 
 
-def _gelu(x: Expr) -> Expr:
+def gelu(x: Expr) -> Expr:
     return x * 0.5 * (1.0 + unary("erf", x * math.sqrt(0.5)))
 
 
-def _gelu_tanh(x: Expr) -> Expr:
+def gelu_tanh(x: Expr) -> Expr:
     return x * 0.5 * (1.0 + unary("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)))
 
 
@@ -145,11 +145,11 @@ OPERATORS: tuple[Operator, ...] = (
     pointwise("where", lambda condition, a, b: select(condition, a, b), ("bool",)),
     # activations
     pointwise("relu", lambda x: maximum(x, 0)),
-    pointwise("sigmoid", _sigmoid),
+    pointwise("sigmoid", sigmoid),
     pointwise("log_sigmoid", lambda x: minimum(x, 0.0) - unary("log1p", unary("exp", -unary("abs", x)))),
-    pointwise("silu", lambda x: x * _sigmoid(x)),
-    pointwise("gelu", _gelu),
-    pointwise("gelu_tanh", _gelu_tanh),
+    pointwise("silu", lambda x: x * sigmoid(x)),
+    pointwise("gelu", gelu),
+    pointwise("gelu_tanh", gelu_tanh),
     pointwise("hardsigmoid", _hardsigmoid),
     pointwise("hardswish", lambda x: x * _hardsigmoid(x)),
     pointwise("elu", _elu),

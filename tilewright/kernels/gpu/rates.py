@@ -17,6 +17,8 @@ SIMPLE_REGISTERS = 40
 """Assumed registers per thread in maps, row reductions and scans, and in products of few rows besides accumulators and loads."""
 SECTOR_BYTES = 32
 """Minimum bytes of a memory transaction."""
+LINE_BYTES = 128
+"""Bytes that level 1 looks up in a cycle, in four sectors."""
 
 
 def bandwidth(machine: Machine) -> float:

@@ -29,7 +29,7 @@ from tilewright.kernels.gpu.direct.schedule import (
     wavefronts_of,
 )
 from tilewright.kernels.gpu.gemm.space import PLAIN
-from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
+from tilewright.kernels.gpu.rates import LINE_BYTES, SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 COPY_INSTRUCTIONS = 7
@@ -45,10 +45,10 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     issue = C T K Y X / lanes + W (C loads + copies + conversions + loop control) / schedulers, with T Rk / 4 loads of filters per channel plus those
     of the slice;  shared = W C (wavefronts of the loads, including bank conflicts) + wavefronts of the stores of patch and filters; l2 = C (patch + T
     K) bytes / (bytes per cycle), where a chunk with fewer channels than a sector loads whole sectors of the patch (half of the excess is still in
-    level 1 for the next chunk).
+    level 1 for the next chunk, but none of it for the next group).
 
     `on_processors` then adds waves, the tail and latencies; a split is as in the implicit GEMM. Compute overlaps with the memory traffic of the
-    distinct bytes.
+    distinct bytes. It takes at least a cycle for each line of level 1 that the accesses of a warp touch (`_line_cycles`).
 
     Worked example, multiply-adds and reads: a register tile of 8 x 2 x 4 with 3 x 3 taps has 576 multiply-adds per channel, for which a thread of the
     RS kernel reads 9 * 8 / 4 = 18 vectors of filters and 4 rows of one vector of four and one of two. A warp needs 144 cycles of the processor's four
@@ -83,7 +83,8 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     assert cache1 is not None and cache2 is not None
     patch_rows, patch_columns = patch_of(facts, candidates)
     partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * facts.stored_bytes)
-    moved = patch_rows * patch_columns * (1 + partial) / 2 + taps * size_k
+    least_partial = SECTOR_BYTES / min(SECTOR_BYTES, facts.channels * facts.stored_bytes) if facts.groups > 1 else 1.0
+    moved = patch_rows * patch_columns * (least_partial + partial) / 2 + taps * size_k
     level2 = moved * channels * facts.stored_bytes / cache2.bandwidth
 
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
@@ -104,7 +105,7 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     results = facts.images * facts.groups * facts.outputs * facts.height * facts.width
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "compute": work.compute_seconds,
+        "compute": np.maximum(work.compute_seconds, work.blocks_each * _line_cycles(facts, candidates, counts, machine) / machine.clock_hz),
         "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
         "split": split_seconds(
@@ -112,6 +113,28 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
         ),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
+
+
+def _line_cycles(facts: DirectFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> np.ndarray:
+    """Cycles of a block in which level 1 looks up the lines of vectors of channels: of the patch, if it is fetched through registers, and of the
+    results of a sum that is not split.
+
+    Worked example: 32 groups of 4 channels of float16 are 256 bytes a pixel. A load of a warp, 8 bytes in each lane, touches 32 pixels, each in its
+    own line; a store of 4 bytes, with two lanes for a pixel, touches 16. With 6 loads and 8 stores a warp takes 6 * 32 + 8 * 16 = 320 cycles, and
+    with 16 sums of 36 products 16 * 36 / 4 = 144 for its multiply-adds."""
+    elements, lanes, _ = fetches_of(facts, candidates)
+
+    def lines(pixels: np.ndarray, channels: int, element_bytes: float) -> np.ndarray:
+        found: np.ndarray = np.maximum(1, pixels * min(1, facts.groups * channels * element_bytes / LINE_BYTES))
+        return found
+
+    loads = elements / lanes * lines(machine.warp_size * lanes / candidates["channels"], facts.channels, facts.stored_bytes)
+    loaded = np.where((candidates["stages"] == 1) & (lanes > 1), counts.steps * loads, 0)
+    width = np.minimum(facts.store_vector, candidates["register_k"])
+    stored_bytes = facts.bytes_written / (facts.images * facts.groups * facts.outputs * facts.height * facts.width)
+    stores = counts.accumulators / width * lines(machine.warp_size / candidates["warp_k"], facts.outputs, stored_bytes)
+    cycles: np.ndarray = counts.warps * (loaded + np.where((candidates["split"] == 1) & (width > 1), stores, 0))
+    return cycles
 
 
 def _reads(facts: DirectFacts, candidates: Columns, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

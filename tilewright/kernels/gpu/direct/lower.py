@@ -92,17 +92,17 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     if schedule.cluster and size_k * size_y * size_x % (schedule.split * min(facts.store_vector, size_k)):
         raise Unsuitable(f"a cluster of {schedule.split} does not divide its tile evenly")
     counts = (
-        schedule.split, facts.groups, facts.images,
-        -(-facts.height // size_y), -(-facts.width // size_x), -(-facts.outputs // size_k),
+        schedule.split, facts.images, -(-facts.height // size_y), -(-facts.width // size_x),
+        facts.groups, -(-facts.outputs // size_k),
     )  # fmt: skip
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
-    names = ("part", "group", "image", "tile_y", "tile_x", "tile_k")
+    names = ("part", "image", "tile_y", "tile_x", "group", "tile_k")  # groups of a pixel share sectors of memory, while these are in level 2
     grid = tuple(Var(name, count) for name, count in zip(names, counts, strict=True))
     # the blocks of a cluster are adjacent
     lets, where = named(decode(block_variable(launch), (*grid[1:], grid[0]) if schedule.cluster else grid))
     root: list[Statement] = list(lets)
-    part, group, image, tile_y, tile_x, tile_k = (where.get(axis, axis) for axis in grid)
+    part, image, tile_y, tile_x, group, tile_k = (where.get(axis, axis) for axis in grid)
     bind: dict[Var, Expr] = {grid[0]: part} if grid[0] in where else {}
     for position, axes in ((group, product.batch), (image, form.images)):
         axis_lets, axis_values = named(decode(position, axes))

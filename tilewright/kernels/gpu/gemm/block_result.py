@@ -73,10 +73,10 @@ class ThreadSums:
     width: int = 4
     register: Callable[[Expr, Expr], Expr] | None = None
 
-    def held(self, row: Expr, column: Expr, dtype: str, lanes: int) -> Load:
-        """`lanes` adjacent sums."""
+    def held(self, row: Expr, column: Expr, dtype: str, lanes: int, first: Expr | int = 0) -> Load:
+        """`lanes` adjacent sums. `first`: the register of the first one of all."""
         place = row * self.columns + column if self.register is None else self.register(row, column)
-        return Load("acc", (place,), dtype, lanes)
+        return Load("acc", (place + first,), dtype, lanes)
 
     def lanes(self, most: int) -> int:
         """The widest vector of columns, up to `most`."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.codegen.common import below, decode, named
-from tilewright.ir.expr import Expr, Var, binary, index_const
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Expr, Load, Var, binary, coefficient, index_const
 from tilewright.ir.kernel import Launch, Let, Statement, block_variable, thread_variable
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
 from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.rates import LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def block_frame(
 ) -> BlockFrame:
     """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
     `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent blocks have the same columns; the last of them
-    may be beyond the end of m.
+    may be beyond the end of m. Entries of the batch follow one another, unless they are adjacent in memory, as groups of channels are: then their
+    blocks are adjacent too, so that the sectors that they share are read from memory once.
 
     Raises:
         Unsuitable: if a cluster does not divide the steps evenly.
@@ -75,7 +78,8 @@ def block_frame(
     launch = Launch((prod(counts), 1, 1), (threads, 1, 1))
     names = ("part", "batch", "tile_m", "tile_n", "among")
     part, batch, tile_m, tile_n, among = (Var(name, count) for name, count in zip(names, counts, strict=True))
-    order = (batch, tile_m, tile_n, part) if cluster else (part, batch, tile_m, tile_n, among)
+    outer = (tile_m, batch) if _in_one_line(form) else (batch, tile_m)
+    order = (*outer, tile_n, part) if cluster else (part, *outer, tile_n, among)
     lets, where = named(decode(block_variable(launch), order))
     part_, batch_, tile_m_, tile_n_, among_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n, among))
     if along_m > 1:
@@ -91,3 +95,11 @@ def block_frame(
     return BlockFrame(
         form, bm, bn, launch, thread_variable(launch), tuple(statements), bind, part_, among_, first, first_step * bk, first_step, steps, steps_each
     )
+
+
+def _in_one_line(form: ProductForm) -> bool:
+    """Whether adjacent entries of the batch are less than a line of level 2 apart in the first factor, and less than adjacent rows."""
+    if not form.batch or not form.m or not isinstance(form.a, Load) or len(form.a.index) != 1:
+        return False
+    entry, row = (coefficient(form.a.index[0], axes[-1]) for axes in (form.batch, form.m))
+    return entry is not None and row is not None and 0 < entry < row and entry * size_of(form.stored(form.a)) < LINE_BYTES

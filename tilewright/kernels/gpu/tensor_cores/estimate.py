@@ -10,13 +10,13 @@ from tilewright.hardware.tensor_cores import TENSOR_CORES, mma_flops
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
+from tilewright.kernels.gpu.gemm.space import ContractionFacts
+from tilewright.kernels.gpu.rates import LINE_BYTES, SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 from tilewright.kernels.gpu.tensor_cores.counts import fill_wavefronts, product_flops
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.gpu.tensor_cores.space import matrices_of
 
-LINE_BYTES = 128
 FRAGMENT_ROWS = 8
 """Rows of the result of which a warp holds elements in one of its registers."""
 STORE_INSTRUCTIONS = 4
@@ -102,16 +102,28 @@ def storing_cycles(facts: TensorCoreFacts, candidates: Columns, counts: TileCoun
     An access of a warp takes a cycle of level 1 for each line of 128 bytes that it touches. From registers it has pairs of elements of eight rows;
     staged it has vectors of up to four adjacent elements in as few rows as possible, after a store of pairs to shared memory and a load. Operands of
     the epilogue that are as large as the result are read in the same way."""
-    product = facts.product
-    results = product.batch * product.m * product.n
-    element_bytes = product.bytes_written / results
     staged = (candidates["staged"] | candidates["cluster"]) > 0
-    width = np.where(staged, product.store_vector, min(product.store_vector, 2))
+    width = np.where(staged, facts.product.store_vector, min(facts.product.store_vector, 2))
+    cycles = store_cycles(facts.product, counts.warps * counts.accumulators, width, FRAGMENT_ROWS, candidates["block_n"], staged, machine)
+    return cycles, staged * 2
+
+
+def store_cycles(
+    product: ContractionFacts,
+    elements: np.ndarray,
+    width: np.ndarray,
+    lines: np.ndarray | int,
+    adjacent: np.ndarray,
+    staged: np.ndarray,
+    machine: Machine,
+) -> np.ndarray:
+    """Cycles of a processor in which so many elements of each lane of a warp are stored as vectors of `width`, of which a warp's access touches
+    `lines` lines, or, `staged`, rows of `adjacent` elements. Operands of the epilogue that are as large as the result are read in the same way."""
+    element_bytes = product.bytes_written / (product.batch * product.m * product.n)
     touched = machine.warp_size * width * element_bytes / LINE_BYTES
-    rows = machine.warp_size * width / candidates["block_n"]
-    lines = np.where(staged, np.maximum(np.maximum(touched, rows), 1), FRAGMENT_ROWS)
+    lines = np.where(staged, np.maximum(np.maximum(touched, machine.warp_size * width / adjacent), 1), lines)
     accesses = 1 + product.epilogue_bytes / product.bytes_written
-    elements = counts.warps * counts.accumulators
     issue = elements / width * (accesses + STORE_INSTRUCTIONS) + elements * product.epilogue_flops
     through = np.where(staged, elements * (product.element_bytes * machine.warp_size / machine.shared_bytes_per_cycle) * 2, 0)
-    return np.maximum(issue / machine.schedulers_per_processor, elements / width * accesses * lines + through), staged * 2
+    cycles: np.ndarray = np.maximum(issue / machine.schedulers_per_processor, elements / width * accesses * lines + through)
+    return cycles

@@ -15,11 +15,14 @@ from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.gpu.counts import TensorCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import Work, split_seconds
+from tilewright.kernels.gpu.tensor_cores.estimate import FRAGMENT_ROWS, store_cycles
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
-from tilewright.kernels.gpu.warpgroup.space import block_of, blocks_of, registers_of, shared_bytes_of, steps_each
+from tilewright.kernels.gpu.warpgroup.space import block_of, blocks_of, registers_of, shared_bytes_of, staged_columns, steps_each
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 GROUP_WARPS = GROUP // WARP
+ADJACENT = 4
+"""Rows of m that a warp stores at once if the factors are swapped."""
 
 
 def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> TensorCounts:
@@ -46,7 +49,7 @@ def pipelined_counts(
 ) -> TensorCounts:
     """Counts of blocks of bm x bn results, in `steps` of which each copies so many bytes from level 2. `warps` are those that multiply, and each
     reads a quarter of what its warpgroup does from shared memory: 64 rows of one factor, all of the other one. Parts of a split are written and read
-    as float32."""
+    as float32. A warp has pairs of columns of eight rows in its registers, or, swapped, of eight columns of four pairs of rows."""
     product, one = facts.product, np.ones(len(blocks))
     columns, consumers, split = candidates["columns"], candidates["consumers"], candidates["split"]
     warps, threads = GROUP_WARPS * consumers, GROUP * consumers + WARP
@@ -55,7 +58,9 @@ def pipelined_counts(
     registers = registers_of(candidates)
     stored = product.bytes_written / (product.batch * product.m * product.n)
     depth = facts.row_bytes // facts.element_bytes
-    sums = bm * bn / (warps * WARP)
+    sums, swapped, staged = bm * bn / (warps * WARP), candidates["swapped"] > 0, candidates["staged"] > 0
+    width = np.where(staged, product.store_vector, np.where(swapped, 1, min(product.store_vector, 2)))
+    lines, adjacent = np.where(swapped, ADJACENT, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(columns))
     return TensorCounts(
         flops=product.flops * one,
         read_bytes=read,
@@ -76,8 +81,8 @@ def pipelined_counts(
         step_cached_loads=0 * one,
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,
-        drain_wavefronts=0 * one,
-        store_instructions=warps * sums / np.where(candidates["swapped"] > 0, 1, min(product.store_vector, 2)),
+        drain_wavefronts=store_cycles(product, warps * sums, width, lines, adjacent, staged, machine),
+        store_instructions=warps * sums / width,
         store_sectors=bm * np.maximum(bn * stored / SECTOR_BYTES, 1.0),
         distinct_bytes=read,
         written_bytes=one * product.bytes_written,
@@ -103,9 +108,7 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
     return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), counts, machine)
 
 
-def pipelined_estimate(
-    facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0
-) -> Estimate:
+def pipelined_estimate(facts: WarpgroupFacts, tile: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0) -> Estimate:
     """Seconds of blocks that store `tile` results each. A step (`step_seconds`) of n concurrent blocks takes n times as long as the busiest of tensor
     cores, shared memory and copies, and at least as long as one block alone, which waits for copies that were issued stages - 1 steps before, and
     `apart` seconds for copies that it does not overlap with its products:
@@ -113,7 +116,7 @@ def pipelined_estimate(
     t(n) = max(n through, latency / (stages - 1) + apart, through + apart),  through = max(tensor / share, read, copied / gain)
 
     A processor with b blocks has floor(b / resident) rounds of resident ones, and a last one with the rest; each begins with a latency and ends with
-    the stores of its results.
+    the stores of its results, which take as long as the bytes through memory or the accesses of level 1.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product
@@ -131,7 +134,7 @@ def pipelined_estimate(
     # parts of a split are float32 in level 2, other results are in memory at the end
     stored = np.where(counts.split > 1, 0, tile * (product.bytes_written + product.epilogue_bytes) / results)
     ends = rounds * fitted.end_latencies * memory_latency
-    stores = each * stored * machine.processors / bandwidth(machine) / fitted.store_share
+    stores = each * np.maximum(stored * machine.processors / bandwidth(machine), counts.drain_wavefronts / machine.clock_hz) / fitted.store_share
     work = Work(counts.steps * steps, ends, each, rounds)
     none = np.zeros(len(each))
     terms = {

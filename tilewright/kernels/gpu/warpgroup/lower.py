@@ -4,7 +4,8 @@ Each stage has a barrier for "full" and one for "empty". The producer, one threa
 starts to copy them. A consumer waits until it is full, multiplies its 64 rows by all columns, awaits the products of the step before, and arrives at
 the "empty" barrier of that step's stage, with one thread per warp. Blocks of a cluster copy parts of B to all of them, and a stage is empty when the
 consumers of all have arrived. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements outside of the factors are zeros, so
-that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`). With a single producing warp there are
+that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`), or, `staged`,
+through shared memory (`results.py`). With a single producing warp there are
 registers enough for every consumer, so that none have to be moved between warps.
 """
 
@@ -26,13 +27,13 @@ from tilewright.ir.expr import Expr, Var, compare, index_const
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.tensor_map import TensorMap
-from tilewright.kernels.gpu.gemm.block_result import ThreadSums, store_sums
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
+from tilewright.kernels.gpu.warpgroup.results import stored_sums
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
@@ -92,7 +93,13 @@ def lowered(
     resident: Callable[[S, Any, Machine], int],
 ) -> Lowered:
     """A problem, or the one that stores parts of its sums and the one that adds them, by a schema of this kind: `tiles` makes the body of a form,
-    `maps` its tensor maps, and `resident` the number of blocks per processor to request, given the form's facts."""
+    `maps` its tensor maps, and `resident` the number of blocks per processor to request, given the form's facts.
+
+    Raises:
+        Unsuitable: if parts of a split are staged.
+    """
+    if schedule.split > 1 and schedule.staged:
+        raise Unsuitable("parts of a split are stored as they are")
     forms = {form.product.output: form}
 
     def of_parts(part: Problem) -> ProductForm:
@@ -183,7 +190,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[Block, Laun
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(step, frame.steps, consume),
                 wgmma.await_sums(columns, sums),
-                store_sums(frame.result, thread_sums(columns, schedule.swapped, group, thread)),
+                stored_sums(frame.result, schedule, group, thread),
             ),
         ),
         [] if schedule.cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
@@ -196,22 +203,3 @@ def arrivals_in(barrier: Place, cluster: int) -> Statement:
     if cluster == 1:
         return mbarrier.arrive(barrier)
     return block(*(mbarrier.arrive_in(barrier, index_const(number)) for number in range(cluster)))
-
-
-def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:
-    """The thread's sums (`wgmma.sums_fragment`): two rows, and pairs of adjacent columns, in registers [column / 2][row][column % 2]. Rows are of m,
-    or of n if `swapped`."""
-    lane, warp, count = thread % WARP, thread % GROUP // WARP, columns // 4
-
-    def row(i: Expr) -> Expr:
-        return group * M + warp * 16 + lane // 4 + i * 8
-
-    def column(j: Expr) -> Expr:
-        return j // 2 * 8 + lane % 4 * 2 + j % 2
-
-    def register(i: Expr, j: Expr) -> Expr:
-        return j // 2 * 4 + i * 2 + j % 2
-
-    if swapped:
-        return ThreadSums(count, 2, column, row, 1, lambda m, n: register(n, m))
-    return ThreadSums(2, count, row, column, 2, register)

@@ -7,17 +7,20 @@ multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` th
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 
 from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 from tilewright.kernels.gpu.gemm.space import SPLITS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 
+S = TypeVar("S", int, np.ndarray)
 BARRIER_BYTES = 8
 
 
@@ -25,7 +28,8 @@ BARRIER_BYTES = 8
 class WarpgroupSchedule:
     """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
     are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order. `cluster` blocks
-    of the same columns of n each copy a part of B, to all of them."""
+    of the same columns of n each copy a part of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
+    adjacent threads store (and read operands of the epilogue in) adjacent vectors."""
 
     columns: int
     consumers: int
@@ -33,6 +37,7 @@ class WarpgroupSchedule:
     swapped: int = 0
     split: int = 1
     cluster: int = 1
+    staged: int = 0
 
     @property
     def rows(self) -> int:
@@ -51,20 +56,23 @@ class WarpgroupSchedule:
         return LANES["warpgroup"] * self.consumers + LANES["warp"]
 
     def __str__(self) -> str:
-        marks = f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped
+        marks = f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped + " staged" * self.staged
         return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks}"
 
 
-CLUSTERS = (1,)
-"""Of the candidates. Clusters of 2 are lowered as well; until their measurements train the models, these would choose them too often."""
 AXES = {
     "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
     "split": SPLITS,
-    "cluster": CLUSTERS,
+    "cluster": (1, 2),
+    "staged": (0, 1),
 }
+STAGED_COLUMNS = 32
+"""Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
+STAGED_PADDING = (8, 4)
+"""Elements between the rows of a part of the sums in shared memory, as they are and `swapped`: the stores of a warp are in different banks."""
 OTHER_REGISTERS = 72
 """Registers of a consumer besides its sums: for addresses, and elements of the epilogue that are read ahead; assumed."""
 
@@ -88,6 +96,8 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.steps)),
             ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.ordered)),
+            ("parts of a split are stored as they are", (split > 1) & (candidates["staged"] > 0)),
+            ("results that are no vectors", (candidates["staged"] > 0) & (product.store_vector == 1)),
             ("parts of B that no swizzle repeats in", (cluster > 1) & (bn % (8 * cluster) > 0)),
             ("a cluster has blocks without rows", (cluster > 1) & (bm * (cluster - 1) >= product.m)),
             ("clusters leave processors idle", (cluster > 1) & (blocks_of(facts, candidates) < machine.processors)),
@@ -107,11 +117,23 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: tiles, and two barriers a stage."""
+    """Bytes of shared memory per block: tiles, two barriers a stage, and sums on their way."""
     rows = sum(block_of(candidates))
-    needed: np.ndarray = (
-        np.minimum(candidates["stages"], steps_each(facts, candidates)) * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024
-    )  # the tiles are aligned to as much
+    stages = np.minimum(candidates["stages"], steps_each(facts, candidates))
+    needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024 + staged_bytes_of(candidates)  # tiles are aligned to as much
+    return needed
+
+
+def staged_columns(columns: S) -> S:
+    """Columns of a warpgroup's sums that go through shared memory at once."""
+    return STAGED_COLUMNS // (1 + (columns % STAGED_COLUMNS > 0))
+
+
+def staged_bytes_of(candidates: Columns) -> np.ndarray:
+    """Bytes of shared memory for float32 sums on their way, without a split."""
+    width, swapped = staged_columns(candidates["columns"]), candidates["swapped"] > 0
+    rows, across, padding = (np.where(swapped, *pair) for pair in ((width, M), (M, width), STAGED_PADDING[::-1]))
+    needed: np.ndarray = candidates["staged"] * candidates["consumers"] * rows * (across + padding) * size_of(FLOAT32)
     return needed
 
 

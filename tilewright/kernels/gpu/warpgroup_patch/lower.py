@@ -25,8 +25,9 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, 
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.ir.tensor_map import TensorMap
-from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, store_sums
-from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered, thread_sums
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
+from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
+from tilewright.kernels.gpu.warpgroup.results import stored_sums
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -163,7 +164,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule) -> tuple[Block, Launch]:
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(chunk, chunks, consume),
                 wgmma.await_sums(columns, sums),
-                store_sums(result, thread_sums(columns, schedule.swapped, group, thread)),
+                stored_sums(result, schedule, group, thread),
             ),
         ),
         [] if cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers

@@ -18,7 +18,7 @@ from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 from tilewright.kernels.gpu.gemm.space import SPLITS
-from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, CLUSTERS, registers_of
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, registers_of, staged_bytes_of
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 
 ROWS = 8
@@ -30,7 +30,7 @@ class PatchSchedule:
     """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
     A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
     share the channels of one output tile, whose parts a second kernel adds in order. `cluster` blocks of the same output channels each copy a part of
-    the filter, to all of them."""
+    the filter, to all of them. `staged` (0 or 1): as in `WarpgroupSchedule`."""
 
     columns: int
     consumers: int
@@ -41,6 +41,7 @@ class PatchSchedule:
     swapped: int = 0
     split: int = 1
     cluster: int = 1
+    staged: int = 0
 
     @property
     def pixels(self) -> int:
@@ -57,9 +58,10 @@ class PatchSchedule:
         return LANES["warpgroup"] * self.consumers + LANES["warp"]
 
     def __str__(self) -> str:
+        marks = f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped + " staged" * self.staged
         return (
             f"warpgroup patches tile={self.height}x{self.width} block={self.pixels}x{self.channels} stages={self.stages} "
-            f"patches={self.patches} split={self.split}" + f" cluster={self.cluster}" * (self.cluster > 1) + " swapped" * self.swapped
+            f"patches={self.patches} split={self.split}{marks}"
         )
 
 
@@ -71,7 +73,8 @@ AXES = {
     "pieces": (1, 2, 3, 4, 6, 8),
     "swapped": (0, 1),
     "split": SPLITS,
-    "cluster": CLUSTERS,
+    "cluster": (1, 2),
+    "staged": (0, 1),
 }
 """`pieces`: into which lines of the output are divided."""
 LEAST_USEFUL = 0.5
@@ -105,6 +108,8 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
             ("more patches than parts of the channels", (candidates["patches"] > 1) & (candidates["patches"] > each)),
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.chunks)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.base.ordered)),
+            ("parts of a split are stored as they are", (split > 1) & (candidates["staged"] > 0)),
+            ("results that are no vectors", (candidates["staged"] > 0) & (product.store_vector == 1)),
             ("parts of the filter that no swizzle repeats in", (cluster > 1) & (channels % (ROWS * cluster) > 0)),
             ("clusters leave processors idle", (cluster > 1) & (blocks_of(facts, candidates) < machine.processors)),
             ("a cluster has blocks without pixels", (cluster > 1) & (tiles_of(facts, candidates) < cluster)),
@@ -151,11 +156,12 @@ def patch_rows(facts: PatchFacts, candidates: Columns) -> np.ndarray:
 
 
 def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: tiles of the filter, patches, and two barriers for each."""
+    """Bytes of shared memory per block: tiles of the filter, patches, two barriers for each, and sums on their way."""
     each = chunks_each(facts, candidates)
     stages, patches = np.minimum(candidates["stages"], each * facts.base.taps), np.minimum(candidates["patches"], each)
     rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
-    needed: np.ndarray = rows * facts.base.row_bytes + 2 * BARRIER_BYTES * (stages + patches) + 2 * 1024  # both buffers are aligned to as much
+    tiles, barriers = rows * facts.base.row_bytes + 2 * 1024, 2 * BARRIER_BYTES * (stages + patches)  # both buffers are aligned to as much
+    needed: np.ndarray = tiles + barriers + staged_bytes_of(candidates)
     return needed
 
 
