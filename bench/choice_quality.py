@@ -8,9 +8,8 @@ first candidate that takes at most 1.05, 1.01 and 1 times the least. A candidate
 nothing, so that the numbers are upper bounds if an earlier candidate was not measured; the first 100 of each method should all be. If nothing in the
 order reaches a percentage, the place of the last measured candidate counts.
 
-The online-learned search (`bench.search_peer`) can only try measured candidates: a second part of the table has its results over that pool, beside
-the pool in each method's order and in random order. The pool holds every method's favourites, which makes search and random order look better than
-they would over the space.
+A second part of the table has the pool of measured candidates in each method's order and in random order. The pool holds every method's favourites,
+which makes random order look better than it would over the space.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.model_comparison import Way, ways
-from bench.search_peer import features_of, until_best
 from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import KINDS
@@ -46,7 +44,7 @@ LOSSES = {"95": 0.05, "99": 0.01, "100": 0.0}
 """Largest loss for each percentage of the best performance."""
 TARGETS = {"lop@1": 0.06, "lop@10": 0.01, "trials_95": 3, "median trials_99": 5, "milliseconds": 100}
 """Target figures: means over layers, except for the median."""
-SHIPPED, SEARCH, RANDOM = "shipped", "online-learned search", "random order"
+SHIPPED, RANDOM = "shipped", "random order"
 SPACE, POOL = "space", "measured"
 PERMUTATIONS = 100
 """Number of random orders to average."""
@@ -146,8 +144,8 @@ def judge_space(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mappi
     return rows
 
 
-def judge_pool(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mapping[str, np.ndarray], seeds: int) -> list[Figures]:
-    """One row for each order of the measured candidates that are in the space, and for search and random order over them."""
+def judge_pool(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mapping[str, np.ndarray]) -> list[Figures]:
+    """One row for each order of the measured candidates that are in the space, and for random order over them."""
     where = places(ranking, measured)
     inside = where >= 0
     seconds = np.concatenate([columns["seconds"] for columns in measured.schemas.values()])[inside]
@@ -157,21 +155,10 @@ def judge_pool(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mappin
         place = np.empty(ranking.candidates, dtype=int)
         place[order] = np.arange(ranking.candidates)
         found[way] = figures(np.argsort(place[where[inside]]), seconds, best)
-    axes = features_of(list(parameters(measured)))[inside]
-    if seeds:
-        found[SEARCH] = averaged([figures(until_best(axes, seconds, max(TOPS), seed=seed), seconds, best) for seed in range(seeds)])
     permuted = (np.random.default_rng(seed).permutation(len(seconds)) for seed in range(PERMUTATIONS))
     found[RANDOM] = averaged([figures(order, seconds, best) for order in permuted])
     common = {"layer": measured.layer["name"], "over": POOL, "candidates": len(seconds), "tried": len(seconds)}
     return [{**common, "way": way, **row} for way, row in found.items()]
-
-
-def parameters(measured: dataset.MeasuredLayer) -> Iterator[dict[str, int]]:
-    """The axes of every measured candidate."""
-    for columns in measured.schemas.values():
-        axes = [axis for axis in columns if axis not in dataset.MEASURES]
-        for at in range(len(columns["seconds"])):
-            yield {axis: int(columns[axis][at]) for axis in axes}
 
 
 def summaries(rows: Sequence[Figures]) -> list[Figures]:
@@ -201,7 +188,7 @@ def both(name: str, values: Sequence[float]) -> Figures:
     return {name: statistics.fmean(values), f"median {name}": float(statistics.median(values))}
 
 
-def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str, Way], shipped: bool, seeds: int, repeats: int) -> list[Figures]:
+def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str, Way], shipped: bool, repeats: int) -> list[Figures]:
     """All rows of one layer, and the time to rank its whole space."""
     problem = dataset.layer_problem(measured.layer)
     ranking = whole = ranking_of(problem, machine)
@@ -220,7 +207,7 @@ def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str,
             row["milliseconds"] = median_milliseconds(shipped_order, repeats)
         else:
             row["milliseconds"] = space + median_milliseconds(partial(known[row["way"]], ranking, machine), repeats)
-    return candidates + judge_pool(measured, ranking, {name: order[order < ranking.candidates] for name, order in orders.items()}, seeds)
+    return candidates + judge_pool(measured, ranking, {name: order[order < ranking.candidates] for name, order in orders.items()})
 
 
 def per_cent(value: float | None) -> str:
@@ -265,7 +252,6 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True, help="folder of `bench.model_comparison --models`")
     parser.add_argument("--shipped", action="store_true", help="also the machine's model that comes with the package")
     parser.add_argument("--layers", help="only these, separated by commas")
-    parser.add_argument("--seeds", type=int, default=10, help="of the online-learned search; 0 leaves it out")
     parser.add_argument("--repeats", type=int, default=5, help="of timing")
     parser.add_argument("--name", default="choice_quality_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
@@ -281,7 +267,7 @@ def main() -> None:
     rows: list[Figures] = []
     for entry in chosen:
         start = time.monotonic()
-        rows += judge(entry, machine, known, options.shipped, options.seeds, options.repeats)
+        rows += judge(entry, machine, known, options.shipped, options.repeats)
         print(f"{entry.layer['name']}: {entry.count} candidates measured; {time.monotonic() - start:.0f} s", flush=True)
     means = summaries(rows)
     print(write_results(options.name, {**vars(options), "targets": TARGETS}, [*means, *rows]))

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.cells import Rows, percent, power, results_of
 from bench.chains import summary
@@ -282,6 +283,50 @@ def scheduled_loops() -> Rows:
     return rows
 
 
+def executed_instructions() -> Rows:
+    """Instructions of CPU kernels, read from their code, against those that are counted when it runs."""
+    by = {"neoverse-n1": "QEMU, `tests/qemu_counts.c`", "cortex-a53": "QEMU", "x86-avx2": "cachegrind"}
+    kinds = {"fma": "fma", "loads": "load", "stores": "store"}
+    rows = [["target", "counted by", "FMA, load, store exact", "without data-dependent branches: all exact", "total within 2 %"]]
+    for target, counter in by.items():
+        found = [entry for entry in results_of("instruction_counts") if entry["target"] == target]
+        decided = [entry for entry in found if not entry["predicted"]["undecided"]]
+        pairs = [[(entry["predicted"][ours], entry["counted"].get(theirs)) for ours, theirs in kinds.items()] for entry in found]
+        counted = all(count is not None for pair in pairs for _, count in pair)
+        equal = f"{sum(all(ours == count for ours, count in pair) for pair in pairs)} of {len(pairs)}" if counted else "not counted"
+        exact = f"{sum(entry['exact'] for entry in decided)} of {len(decided)}"
+        near = sum(abs(entry["error_of_total"]) <= 0.02 for entry in found)
+        rows.append([target, counter, equal, exact, f"{near} of {len(found)}"])
+    return rows
+
+
+def library_kernels() -> Rows:
+    """Networks on a CPU without and with library kernels as candidates: milliseconds, with half the range between quartiles."""
+    says = {
+        "resnet18": "ResNet-18", "mobilenet_v2": "MobileNetV2 (Xeon)", "bert_base": "BERT, 128 tokens",
+        "filter7": "16 to 16 channels of 56 x 56, 7 x 7 filters", "filter11": "the same, 11 x 11", "filter15": "the same, 15 x 15",
+        "filter31": "the same, 31 x 31",
+    }  # fmt: skip
+    entries = [entry for name in ("resnet18", "mobilenet_v2", "bert_base", "filters") for entry in results_of(f"vendor_{name}")]
+
+    def cell(timed: Mapping[str, Any]) -> str:
+        least, most = timed["quartile_seconds"]
+        median = milliseconds(timed["median_seconds"])
+        digits = len(median.partition(".")[2])
+        return f"{median} ± {1e3 * (most - least) / 2:.{digits}f}"
+
+    rows = [["", "without", "with library kernels", "PyTorch, best layout", "regions of libraries, of those measured both ways"]]
+    for network, name in says.items():
+        own = [entry for entry in entries if entry["network"] == network]
+        timed = {entry["contender"]: entry for entry in own if "contender" in entry}
+        peers = (entry for name in ("eager", "eager_cl") if (entry := timed.get(name)) and entry["median_seconds"] is not None)
+        peer = min(peers, key=lambda entry: entry["median_seconds"])
+        (counts,) = (entry for entry in own if "computed by libraries" in entry)
+        both = sum("library_seconds" in entry for entry in own)
+        rows.append([name, *map(cell, (timed["without"], timed["with"], peer)), f"{counts['computed by libraries']} of {both}"])
+    return rows
+
+
 def onnx_cases() -> Rows:
     """ONNX's node tests: what computes them."""
     says = {"our kernels": "wholly by our kernels", "partly others": "partly", "refused": "refused", "wrong": "wrong"}
@@ -327,4 +372,6 @@ CPU_TABLES = (
     onnx_cases,
     simulated_misses,
     scheduled_loops,
+    executed_instructions,
+    library_kernels,
 )

@@ -163,21 +163,35 @@ def choices() -> Rows:
         ("space", "black box"): "random forest, own black box (the paper's black box)",
         ("space", "hybrid forest"): "random forest, candidate, time (the paper's hybrid)",
         ("space", "shipped"): "**the model in the package**",
-        ("measured", "online-learned search"): "online-learned search over the measured candidates alone",
         ("measured", "random order"): "random order of the measured candidates",
     }
-    (live,) = (entry for entry in results_of("search_live_h200") if entry.get("layer") == "all")
     found = {(entry["over"], entry["way"]): entry for entry in results_of("choice_quality_h200") if entry["layer"] == "all"}
     rows = [["order", "LoP@1 %", "LoP@10 %", "LoP@30 %", "trials to 95 %: mean, median", "to 99 %: mean, median"]]
     for way, name in says.items():
         losses = (percent(found[way][f"lop@{count}"]) for count in (1, 10, 30))
         trials = (f"{found[way][f'trials_{share}']:.3g}, {found[way][f'median trials_{share}']:.3g}" for share in (95, 99))
         rows.append([name, *losses, *trials])
-    losses = (percent(live[f"lop@{count}"]) for count in (1, 10, 30))
-    # a search that ends before it has found such a candidate counts with its number of trials
-    trials = (f"above {live[f'trials_{share}']:.0f}" for share in (95, 99))
-    rows.append(["online-learned search over the whole space, measuring (`search_live_h200.json`)", *losses, *trials])
     return rows
+
+
+def transferred() -> Rows:
+    """Models of one GPU that rank the direct kernels of another: means over layers."""
+    rows = [["judged", "trained on", "target", "LoP@1 %", "LoP@10 %", "LoP@30 %", "rank correlation"]]
+    for entry in results_of("transfer"):
+        losses = (percent(entry[f"lop@{count}"]) for count in (1, 10, 30))
+        rows.append([entry["judged"], entry["trained"], entry["target"] or "", *losses, f"{entry['spearman']:.2f}"])
+    return rows
+
+
+def scores_v100() -> Rows:
+    """Scores by the terms that need no assembly, on the published kernels of a V100."""
+    says = {
+        "terms, fitted on the h200": "named terms, fitted on the H200", "linear, fitted on the h200": "linear combination, fitted on the H200",
+        "terms, not fitted": "named terms, not fitted", "terms, fitted on the v100": "named terms, fitted on the V100's training files",
+    }  # fmt: skip
+    found = {entry["score"]: entry for entry in results_of("gpu_score_v100")}
+    losses = ([f"{percent(found[score][f'lop@{count}'])} %" for count in (1, 10, 30)] for score in says)
+    return [["", "LoP@1", "LoP@10", "LoP@30"], *([name, *cells] for name, cells in zip(says.values(), losses, strict=True))]
 
 
 def searches() -> Rows:
@@ -345,6 +359,8 @@ GPU_TABLES = (
     published_training,
     published,
     choices,
+    transferred,
+    scores_v100,
     searches,
     adapted,
     first_choices,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import numpy as np
 from rich.console import Console
 
-from bench.configurations import PAPER, counts, layer_table, measured, reason_table
+from bench.configurations import PAPER, beyond, counts, layer_table, measured, reason_table
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
 from tilewright.hardware import machine
+from tilewright.kernels.gpu.direct.schedule import DirectSchedule
 
 
 def test_counts_are_those_of_the_ranking() -> None:
@@ -31,3 +34,13 @@ def test_tables() -> None:
     entry = results[0]["schemas"]["contraction"]
     assert f"{entry['feasible']:,} of {entry['generated']:,}" in text and "159" in text and "842" in text
     assert "threads below two warps or above 512" in text
+
+
+def test_first_candidates_beyond_what_models_were_trained_with_are_counted() -> None:
+    ranking = ranking_of(layer("R1"), machine("h200"))
+    seconds = np.where([schedule_threads(schedule) > 256 for schedule in ranking.schedules()], 1.0, 2.0)
+    assert beyond(replace(ranking, predicted=seconds)) == 30 and beyond(replace(ranking, predicted=-seconds)) == 0
+
+
+def schedule_threads(schedule: object) -> int:
+    return 32 * schedule.block_k * schedule.block_y * schedule.block_x if isinstance(schedule, DirectSchedule) else 0

@@ -112,12 +112,11 @@ def test_the_order_of_a_space() -> None:
 def test_the_order_of_the_measured_pool() -> None:
     ranking, measured = synthetic()
     order = np.argsort(ranking.seconds)
-    rows = {row["way"]: row for row in judge_pool(measured, ranking, {"one": order, "two": order[::-1]}, seeds=2)}
+    rows = {row["way"]: row for row in judge_pool(measured, ranking, {"one": order, "two": order[::-1]})}
     # the best of the four candidates in the space takes 2 us, and is third in the order
     assert rows["one"]["lop@1"] == pytest.approx(1.0) and rows["one"]["trials_100"] == 3 and rows["one"]["candidates"] == 4
     assert rows["two"]["lop@1"] == pytest.approx(3.0) and rows["two"]["trials_100"] == 2
     assert 2 <= rows["random order"]["trials_100"] <= 3 and rows["random order"]["lop@10"] == 0
-    assert 1 <= rows["online-learned search"]["trials_100"] <= 4
 
 
 def test_means_over_layers() -> None:
@@ -151,7 +150,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     rows, _ = samples([measured], machine)
     train(rows, machine, Recipe(record="candidate", options={"max_iter": 3}), gpu_calibration(machine).counted).save(file_of(tmp_path, "ours"))
     monkeypatch.setattr("bench.common.RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "layers.jsonl.gz"), "--models", str(tmp_path), "--seeds=1", "--repeats=1", "--name=found"])
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "layers.jsonl.gz"), "--models", str(tmp_path), "--repeats=1", "--name=found"])
     choice_quality.main()
     results = json.loads((tmp_path / "found.json").read_text())["results"]
     named = {(row["layer"], row["over"], row["way"]): row for row in results}
@@ -160,4 +159,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert [named[key][f"trials_{share}"] for share in (95, 99, 100)] == [1] * 3 and named[key]["not measured of 100"] == 0
     assert ("tiny", "space", "ours") in named and named["tiny", "space", "analytical"]["milliseconds"] > 0
     assert named["all", "measured", "random order"]["lop@1"] > 0
-    assert "online-learned search" in capsys.readouterr().out
+    assert "random order" in capsys.readouterr().out

@@ -212,6 +212,11 @@ def test_the_space_is_feasible_and_says_what_it_rejects(size: tuple[int, ...]) -
     assert distinct.shape[1] == length(candidates)
 
 
+def test_blocks_have_as_many_threads_as_the_machine_and_registers_let_them() -> None:
+    candidates, _ = direct_space(problem_of(layer(*SIZES[0])), H200)
+    assert set(np.unique(threads_of(candidates))) >= {64, 128, 256, 512}
+
+
 def test_atomics_are_offered_on_request() -> None:
     problem = problem_of(layer(*SIZES[0]))
     candidates, _ = direct_space(problem, H200, atomics=True)

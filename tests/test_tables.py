@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from bench import cells, chart, tables
+from bench import cells, chart, history, tables
 
 
 def test_the_documentation_has_what_the_files_say() -> None:
@@ -34,10 +35,32 @@ def test_every_table_is_in_a_page_once() -> None:
 
 
 def test_a_changed_figure_is_found_and_mended() -> None:
-    text = f"before\n<!-- table spaces -->\n{tables.markdown(tables.TABLES['spaces']())}<!-- end -->\nafter\n"
+    text = f"before\n<!-- table spaces -->\n{tables.markdown(tables.TABLES['spaces']() or [])}<!-- end -->\nafter\n"
     assert tables.rewritten(text) == (text, [])
     changed = text.replace("12,100", "12,101")
     assert changed != text and tables.rewritten(changed) == (text, ["spaces"])
+
+
+def test_a_table_that_cannot_be_known_here_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "TABLES", {"spaces": lambda: None})
+    text = "<!-- table spaces -->\n| as it was |\n<!-- end -->"
+    assert tables.rewritten(text) == (text, [])
+
+
+def test_files_whose_commits_are_not_in_the_history_are_listed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    first = git("rev-parse", "HEAD")
+    absent = "0" * 39 + "1"
+    for name, commit in (("b", absent), ("a", absent), ("c", first), ("d", first + "+changes")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"commit": commit, "date": "2026-11-2" + str(len(name)) + "T10:00"}))
+    rows = history.absent_commits(tmp_path, first) or []
+    assert [row[-1] for row in rows] == ["files", "`a`, `b`", "`d`"] and rows[1][:2] == ["0000000", "2026-11-21"]
+    assert history.absent_commits(tmp_path, absent) is None
 
 
 def test_an_unknown_table_is_named() -> None:

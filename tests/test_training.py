@@ -264,7 +264,7 @@ def test_collect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     found = dataset.read(path)
     assert [entry.count for entry in found] == [2, 2]
     assert [entry.layer["name"] for entry in found] == [text_of(workload) for workload in islice(random_workloads(3), 2)]
-    assert main([*command, "--layers", "2"]) == 0 and path.read_bytes().count(b"\x1f\x8b") == 2
+    assert main([*command, "--layers", "2"]) == 0 and path.read_bytes().count(b"\x1f\x8b\x08\x00\x00\x00\x00") == 2
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:

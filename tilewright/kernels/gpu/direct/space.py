@@ -36,7 +36,7 @@ REGISTER_K = (1, 2, 4, 8, 16)
 REGISTER_PIXELS = (1, 2, 3, 4, 5, 6, 7, 8)
 SUMS = (8, 128)
 """Minimum and maximum number of sums per thread."""
-THREADS = (64, 256)
+LEAST_THREADS = 64
 MUCH_MORE = 1.03
 """Maximum cost of a tile relative to the best with the same register tile and number of threads."""
 MORE_LOADS = 2.0
@@ -94,10 +94,10 @@ def _threads(machine: Machine) -> dict[str, np.ndarray]:
     axes = {f"warp_{axis}": _powers(BANKS) for axis in "kyx"}
     warps = product_of(axes)
     warps = take(warps, warps["warp_k"] * warps["warp_y"] * warps["warp_x"] == BANKS)
-    most = min(THREADS[1], machine.threads_per_block) // BANKS
+    most = machine.threads_per_block // BANKS
     blocks = product_of({f"block_{axis}": _powers(most) for axis in "kyx"})
     count = blocks["block_k"] * blocks["block_y"] * blocks["block_x"]
-    return times(warps, take(blocks, (count <= most) & (count >= THREADS[0] // BANKS)))
+    return times(warps, take(blocks, (count <= most) & (count >= LEAST_THREADS // BANKS)))
 
 
 def _splits(machine: Machine, atomics: bool) -> dict[str, np.ndarray]:
