@@ -335,15 +335,49 @@ def kernel_kinds() -> Rows:
     return rows
 
 
-def gpu_half() -> Rows:
-    """Networks in float16 on the GPU against eager PyTorch."""
-    measured = [entry for entry in results_of("gpu_half_networks_1") if entry["median_seconds"]]
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
-    rows = [["network, type, batch", "ours, us", "eager, us", "eager, channels last, us", "faster eager / ours"]]
-    for network in dict.fromkeys(network for network, _ in found):
-        own, peers = found[network, "tilewright"], [found.get((network, name)) for name in ("eager", "eager_cl")]
-        cells = ["" if seconds is None else f"{1e6 * seconds:.0f}" for seconds in (own, *peers)]
-        rows.append([network, *cells, f"{min(seconds for seconds in peers if seconds is not None) / own:.2f}"])
+TENSOR_TYPES = ("float16", "tf32")
+TENSOR_BATCHES = (1, 8, 64)
+
+
+def tensor_networks() -> Rows:
+    """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
+    rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
+    cells: dict[str, list[str]] = {}
+    ratios: list[list[float]] = []
+    for dtype in TENSOR_TYPES:
+        measured = results_of(f"gpu_half_figure_{dtype}_h100")
+        found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
+        names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
+        for batch in TENSOR_BATCHES:
+            ratios.append([])
+            for name in names:
+                times = {peer: found.get((f"{name} {dtype} x{batch}", peer)) for peer in ("tilewright", "eager", "eager_cl", "inductor")}
+                own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
+                if own and peers:
+                    ratios[-1].append(min(peers) / own)
+                    cells.setdefault(name, []).append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
+                else:
+                    cells.setdefault(name, []).append("")
+    rows += [[name, *own] for name, own in cells.items()]
+    rows.append(["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios)])
+    return rows
+
+
+def tensor_products() -> Rows:
+    """Matrix products on tensor cores of a GPU: ours and cuBLAS's time, by type."""
+    types = ("float16", "bfloat16", "tf32")
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h100")}
+    names = list(dict.fromkeys(network.split()[0] for network, _ in found))
+    rows = [["product", *(f"{dtype}: ours, us; cuBLAS / ours" for dtype in types)]]
+    ratios: dict[str, list[float]] = {dtype: [] for dtype in types}
+    for name in names:
+        cells = []
+        for dtype in types:
+            own, peer = (found[f"{name} {dtype} x1", contender] for contender in ("tilewright", "eager"))
+            ratios[dtype].append(peer / own)
+            cells.append(f"{1e6 * own:.1f}; {peer / own:.2f}")
+        rows.append([name, *cells])
+    rows.append(["**geometric mean**", *(f"{statistics.geometric_mean(own):.2f}" for own in ratios.values())])
     return rows
 
 
@@ -367,7 +401,8 @@ GPU_TABLES = (
     sealed,
     tuned,
     gpu_recurrent,
-    gpu_half,
+    tensor_networks,
+    tensor_products,
     workloads,
     kernel_kinds,
 )
