@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier
 from tilewright.codegen.intrinsics.wgmma import M
@@ -11,24 +9,10 @@ from tilewright.ir.expr import Expr, Load, Var, index_const, replace_loads
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, ThreadSums, store_sums
-from tilewright.kernels.gpu.warpgroup.space import STAGED_PADDING, staged_columns
+from tilewright.kernels.gpu.warpgroup.space import STAGED_PADDING, Consuming, staged_columns
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 STAGED = "staged"
-
-
-class Consuming(Protocol):
-    """What schedules of warpgroups say of their sums: a warpgroup has 64 x `columns`, of n x m if `swapped`; if `staged`, these go through shared
-    memory."""
-
-    @property
-    def columns(self) -> int: ...
-    @property
-    def consumers(self) -> int: ...
-    @property
-    def swapped(self) -> int: ...
-    @property
-    def staged(self) -> int: ...
 
 
 def stored_sums(result: BlockResult, schedule: Consuming, group: Expr, thread: Expr) -> list[Statement]:

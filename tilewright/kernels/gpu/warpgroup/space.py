@@ -61,21 +61,25 @@ class WarpgroupSchedule:
         return f"warpgroups block={self.block_m}x{self.block_n} stages={self.stages} split={self.split}{marks_of(self)}"
 
 
-class Marked(Protocol):
-    """Choices of both schedules of warpgroups that most candidates go without."""
+class Consuming(Protocol):
+    """What both schedules of warpgroups say: a warpgroup has sums of 64 rows by `columns`, of n by m if `swapped`."""
 
     @property
-    def cluster(self) -> int: ...
+    def columns(self) -> int: ...
+    @property
+    def consumers(self) -> int: ...
     @property
     def swapped(self) -> int: ...
+    @property
+    def cluster(self) -> int: ...
     @property
     def staged(self) -> int: ...
     @property
     def persistent(self) -> int: ...
 
 
-def marks_of(schedule: Marked) -> str:
-    """The end of a schedule's text."""
+def marks_of(schedule: Consuming) -> str:
+    """The end of a schedule's text: what most candidates go without."""
     taken = {"swapped": schedule.swapped, "staged": schedule.staged, "persistent": schedule.persistent}
     return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * number for name, number in taken.items())
 
