@@ -111,7 +111,7 @@ def write_results(name: str, settings: Mapping[str, Any], results: Sequence[Outc
         "commit": git_commit(),
         "machine": machine_description(),
         "versions": versions(),
-        "settings": dict(settings),
+        "settings": {name: _without_folder(str(value)) if isinstance(value, str | Path) else value for name, value in settings.items()},
         "results": [dataclasses.asdict(result) if isinstance(result, Outcome) else dict(result) for result in results],
     }
     RESULTS.mkdir(exist_ok=True)

@@ -1,7 +1,6 @@
 """Networks and single operators in 16 bits and TF32 on the GPU present: Tilewright, PyTorch eager (both layouts), Inductor, all as CUDA graphs.
 
-    python -m bench.gpu_half resnet18 resnet50 mobilenet_v2 bert_base --batches 1 --name gpu_half_networks_1
-    python -m bench.gpu_half figure --types float16,tf32 --batches 1 --against eager,eager_cl,inductor --resume --name gpu_half_figure_1
+    python -m bench.gpu_half figure --types float16 --batches 1,8,64 --against eager,eager_cl,inductor --resume --name gpu_half_figure_float16
     python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
     python -m bench.gpu_half resnet18 bert_base --types float16,tf32 --batches 1 --against inductor --name gpu_half_inductor
     python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products

@@ -342,12 +342,12 @@ TENSOR_BATCHES = (1, 8, 64)
 def tensor_networks() -> Rows:
     """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
     rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
-    cells: dict[str, list[str]] = {}
+    measured = [entry for dtype in TENSOR_TYPES for entry in results_of(f"gpu_half_figure_{dtype}_h100")]
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
+    names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
+    cells: dict[str, list[str]] = {name: [] for name in names}
     ratios: list[list[float]] = []
     for dtype in TENSOR_TYPES:
-        measured = results_of(f"gpu_half_figure_{dtype}_h100")
-        found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
-        names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
         for batch in TENSOR_BATCHES:
             ratios.append([])
             for name in names:
@@ -355,9 +355,9 @@ def tensor_networks() -> Rows:
                 own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
                 if own and peers:
                     ratios[-1].append(min(peers) / own)
-                    cells.setdefault(name, []).append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
+                    cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
                 else:
-                    cells.setdefault(name, []).append("")
+                    cells[name].append("")
     rows += [[name, *own] for name, own in cells.items()]
     rows.append(["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios)])
     return rows

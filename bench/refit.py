@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     layers = dataset.read(*options.files)
+    if len(machines := {measured.machine for measured in layers}) > 1:
+        raise SystemExit(f"the files are of {', '.join(sorted(machines))}: constants are fitted with the facts of one machine")
     machine = identified_machine(layers[0].machine)
     groups = groups_of(layers, machine)
     parts = options.parts.split(",") if options.parts else parts_of(groups)

@@ -48,7 +48,7 @@ def computed(module: nn.Module, inputs: Sequence[torch.Tensor], program: Program
 def products_of(program: Program) -> set[str]:
     """The types of factors that tensor cores multiply."""
     invoked = (s for lowered in program.regions for kernel in lowered.kernels for s in statements(kernel.body) if isinstance(s, Invoke))
-    return {key.split(".")[-1] for key in (one.intrinsic.key for one in invoked) if key.startswith(("mma.", "wgmma.mma"))}
+    return {key.split(".")[-1] for key in (one.intrinsic.key for one in invoked) if key.startswith(("mma.", "wgmma.m64"))}
 
 
 class Shared(nn.Module):

@@ -138,6 +138,8 @@ def _train(files: list[Path], outputs: Mapping[str, Path], options: argparse.Nam
     overheads = gpu_calibration(machine).counted
     with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
         known = samples_by_model(layers, machine)
+    if "" in known and len({measured.machine for measured in layers}) > 1:
+        raise InvalidInput("kernels on CUDA cores of several machines cannot train one model", "name files of one machine, or of tensor cores alone")
     counts = {suffix: len(set(rows.problem.tolist())) for suffix, rows in known.items()}
     if (most := max(counts.values())) < least:
         raise InvalidInput(f"no model covers more than {most} layers, which are too few to train and judge it", f"measure {least} at least")

@@ -93,7 +93,7 @@ def samples(layers: Sequence[MeasuredLayer], machine: Machine, record: str = REC
 
 
 def _rows_of(layers: Sequence[MeasuredLayer], machine: Machine, record: str) -> list[tuple[Samples, list[str]]]:
-    """Of each layer, with the facts of the machine that measured it if that is of the same chip."""
+    """Of each layer, its counts, features and times by formulas with the facts of the machine that measured it if that is of the same chip."""
     others = {name: identified_machine(name) for name in {measured.machine for measured in layers} - {machine.name}}
     own = {machine.name: machine} | {name: other if other.measured_as == machine.measured_as else machine for name, other in others.items()}
     rows = (samples_of(measured, own[measured.machine], number, record) for number, measured in enumerate(layers))

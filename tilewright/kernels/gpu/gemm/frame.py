@@ -160,7 +160,7 @@ def block_frame(
 
 
 def _in_one_line(form: ProductForm) -> bool:
-    """Whether adjacent entries of the batch are less than a line of level 2 apart in the first factor, and less than adjacent rows."""
+    """Whether adjacent entries of the batch are less than a line of memory apart in the first factor, and less than adjacent rows."""
     if not form.batch or not form.m or not isinstance(form.a, Load) or len(form.a.index) != 1:
         return False
     entry, row = (coefficient(form.a.index[0], axes[-1]) for axes in (form.batch, form.m))

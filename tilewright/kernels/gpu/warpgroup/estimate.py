@@ -17,19 +17,19 @@ from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import Work, split_seconds
 from tilewright.kernels.gpu.tensor_cores.estimate import FRAGMENT_ROWS, store_cycles
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
-from tilewright.kernels.gpu.warpgroup.space import block_of, blocks_of, registers_of, shared_bytes_of, staged_columns, steps_each
+from tilewright.kernels.gpu.warpgroup.space import block_of, blocks_of, registers_of, shared_bytes_of, staged_columns, stages_of, steps_each
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 GROUP_WARPS = GROUP // WARP
-ADJACENT = 4
-"""Rows of m that a warp stores at once if the factors are swapped."""
+SWAPPED_ROWS = 4
+"""Rows of m that a store of a warp touches if the factors are swapped."""
 
 
 def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> TensorCounts:
     """Every block reads its rows of A from level 2, and of B those that it copies to its cluster. A step is one of `facts`."""
     steps = steps_each(facts, candidates)
     bm, bn = block_of(candidates)
-    stages = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps))
+    stages = stages_of(candidates, steps)
     shared_bytes = shared_bytes_of(facts, candidates)
     blocks, copied = blocks_of(facts, candidates), (bm + bn / candidates["cluster"]) * facts.row_bytes
     return pipelined_counts(facts, candidates, bm, bn, blocks, steps, stages, copied, shared_bytes, machine)
@@ -49,7 +49,7 @@ def pipelined_counts(
 ) -> TensorCounts:
     """Counts of blocks of bm x bn results, in `steps` of which each copies so many bytes from level 2. `warps` are those that multiply, and each
     reads a quarter of what its warpgroup does from shared memory: 64 rows of one factor, all of the other one. Parts of a split are written and read
-    as float32. A warp has pairs of columns of eight rows in its registers, or, swapped, of eight columns of four pairs of rows."""
+    as float32."""
     product, one = facts.product, np.ones(len(blocks))
     columns, consumers, split = candidates["columns"], candidates["consumers"], candidates["split"]
     warps, threads = GROUP_WARPS * consumers, GROUP * consumers + WARP
@@ -58,9 +58,7 @@ def pipelined_counts(
     registers = registers_of(candidates)
     stored = product.bytes_written / (product.batch * product.m * product.n)
     depth = facts.row_bytes // facts.element_bytes
-    sums, swapped, staged = bm * bn / (warps * WARP), candidates["swapped"] > 0, candidates["staged"] > 0
-    width = np.where(staged, product.store_vector, np.where(swapped, 1, min(product.store_vector, 2)))
-    lines, adjacent = np.where(swapped, ADJACENT, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(columns))
+    sums = bm * bn / (warps * WARP)
     return TensorCounts(
         flops=product.flops * one,
         read_bytes=read,
@@ -81,8 +79,8 @@ def pipelined_counts(
         step_cached_loads=0 * one,
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,
-        drain_wavefronts=store_cycles(product, warps * sums, width, lines, adjacent, staged, machine),
-        store_instructions=warps * sums / width,
+        drain_wavefronts=0 * one,
+        store_instructions=warps * sums / width_of(facts, candidates),
         store_sectors=bm * np.maximum(bn * stored / SECTOR_BYTES, 1.0),
         distinct_bytes=read,
         written_bytes=one * product.bytes_written,
@@ -105,11 +103,25 @@ def step_seconds(kind: str, counts: TensorCounts, machine: Machine) -> tuple[np.
 
 def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> Estimate:
     """Seconds of each candidate, as `pipelined_estimate`."""
-    return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), candidates["persistent"], counts, machine)
+    return pipelined_estimate(facts, np.prod(block_of(candidates), axis=0), candidates, counts, machine)
+
+
+def width_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
+    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of staged vectors."""
+    most = facts.product.store_vector
+    width: np.ndarray = np.where(candidates["staged"] > 0, most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
+    return width
+
+
+def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> np.ndarray:
+    """Cycles of a processor in which a block stores its results. Unless they are staged, a warp's store touches eight rows, or four if swapped."""
+    swapped, elements = candidates["swapped"] > 0, counts.warps * counts.accumulators
+    lines, adjacent = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
+    return store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, candidates["staged"] > 0, machine)
 
 
 def pipelined_estimate(
-    facts: WarpgroupFacts, tile: np.ndarray, persistent: np.ndarray, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0
+    facts: WarpgroupFacts, tile: np.ndarray, candidates: Columns, counts: TensorCounts, machine: Machine, apart: np.ndarray | float = 0.0
 ) -> Estimate:
     """Seconds of blocks that store `tile` results each. A step (`step_seconds`) of n concurrent blocks takes n times as long as the busiest of tensor
     cores, shared memory and copies, and at least as long as one block alone, which waits for copies that were issued stages - 1 steps before, and
@@ -136,8 +148,9 @@ def pipelined_estimate(
     results = product.batch * product.m * product.n
     # parts of a split are float32 in level 2, other results are in memory at the end
     stored = np.where(counts.split > 1, 0, tile * (product.bytes_written + product.epilogue_bytes) / results)
-    ends = np.where(persistent > 0, 1, rounds) * fitted.end_latencies * memory_latency
-    stores = each * np.maximum(stored * machine.processors / bandwidth(machine), counts.drain_wavefronts / machine.clock_hz) / fitted.store_share
+    ends = np.where(candidates["persistent"] > 0, 1, rounds) * fitted.end_latencies * memory_latency
+    cycles = result_cycles(facts, candidates, counts, machine)
+    stores = each * np.maximum(stored * machine.processors / bandwidth(machine), cycles / machine.clock_hz) / fitted.store_share
     work = Work(counts.steps * steps, ends, each, rounds)
     none = np.zeros(len(each))
     terms = {

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
@@ -34,7 +36,7 @@ from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.results import stored_sums
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
 F = TypeVar("F", bound=Any)
@@ -101,7 +103,7 @@ def lowered(
     """
     if schedule.split > 1 and (schedule.staged or schedule.persistent):
         raise Unsuitable("parts of a split are stored as they are, by a block for each tile")
-    at_once = resident(schedule, form.facts, machine) * machine.processors // schedule.cluster * schedule.cluster
+    at_once = int(in_whole_clusters(np.array(resident(schedule, form.facts, machine)), np.array(schedule.cluster), machine))
     forms = {form.product.output: form}
 
     def of_parts(part: Problem) -> ProductForm:

@@ -145,7 +145,7 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, two barriers a stage, and sums on their way."""
     rows = sum(block_of(candidates))
-    stages = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps_each(facts, candidates)))
+    stages = stages_of(candidates, steps_each(facts, candidates))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024 + staged_bytes_of(candidates)  # tiles are aligned to as much
     return needed
 
@@ -174,9 +174,19 @@ def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
 def at_once_of(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """Blocks that are resident at once on the whole GPU, in whole clusters."""
     threads, shared_bytes = LANES["warpgroup"] * candidates["consumers"] + LANES["warp"], shared_bytes_of(facts, candidates)
-    blocks = machine.processors * np.maximum(resident_blocks(machine, threads, registers_of(candidates), shared_bytes), 1)
-    at_once: np.ndarray = blocks // candidates["cluster"] * candidates["cluster"]
-    return at_once
+    return in_whole_clusters(resident_blocks(machine, threads, registers_of(candidates), shared_bytes), candidates["cluster"], machine)
+
+
+def in_whole_clusters(resident: np.ndarray, cluster: np.ndarray, machine: Machine) -> np.ndarray:
+    """Blocks at once on the whole GPU, given those of a processor."""
+    blocks: np.ndarray = machine.processors * np.maximum(resident, 1) // cluster * cluster
+    return blocks
+
+
+def stages_of(candidates: Columns, steps: np.ndarray) -> np.ndarray:
+    """Stages of a pipeline of tiles with so many steps each: those of persistent blocks go on with the next tile."""
+    stages: np.ndarray = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps))
+    return stages
 
 
 def registers_of(candidates: Columns) -> np.ndarray:

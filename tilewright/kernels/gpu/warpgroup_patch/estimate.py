@@ -9,6 +9,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TensorCounts
 from tilewright.kernels.gpu.warpgroup.estimate import pipelined_counts, pipelined_estimate
+from tilewright.kernels.gpu.warpgroup.space import stages_of
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 from tilewright.kernels.gpu.warpgroup_patch.space import blocks_of, channels_of, chunks_each, patch_rows, pixels_of, shared_bytes_of
 
@@ -18,8 +19,7 @@ def patch_counts(facts: PatchFacts, candidates: Columns, machine: Machine) -> Te
     steps = chunks_each(facts, candidates) * facts.base.taps
     pixels, channels, blocks = pixels_of(candidates), channels_of(candidates), blocks_of(facts, candidates)
     copied = (channels / candidates["cluster"] + patch_rows(facts, candidates) / facts.base.taps) * facts.base.row_bytes
-    stages = np.where(candidates["persistent"] > 0, candidates["stages"], np.minimum(candidates["stages"], steps))
-    shared_bytes = shared_bytes_of(facts, candidates)
+    stages, shared_bytes = stages_of(candidates, steps), shared_bytes_of(facts, candidates)
     return pipelined_counts(facts.base, candidates, pixels, channels, blocks, steps, stages, copied, shared_bytes, machine)
 
 
@@ -32,4 +32,4 @@ def patch_estimate(facts: PatchFacts, candidates: Columns, counts: TensorCounts,
     awaited = np.where(np.minimum(candidates["patches"], each) > 1, 1, each) / (each * facts.base.taps)
     apart = awaited * patch_rows(facts, candidates) * facts.base.row_bytes / (cache.bandwidth * machine.clock_hz)
     stored = candidates["height"] * candidates["width"] * channels_of(candidates)
-    return pipelined_estimate(facts.base, stored, candidates["persistent"], counts, machine, apart)
+    return pipelined_estimate(facts.base, stored, candidates, counts, machine, apart)

@@ -18,7 +18,7 @@ from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 from tilewright.kernels.gpu.gemm.space import SPLITS
-from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, marks_of, registers_of, staged_bytes_of
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, in_whole_clusters, marks_of, registers_of, staged_bytes_of, stages_of
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 
 ROWS = 8
@@ -163,8 +163,8 @@ def patch_rows(facts: PatchFacts, candidates: Columns) -> np.ndarray:
 def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles of the filter, patches, two barriers for each, and sums on their way."""
     each = chunks_each(facts, candidates)
-    most = [np.where(candidates["persistent"] > 0, candidates[name], each * count) for name, count in (("stages", facts.base.taps), ("patches", 1))]
-    stages, patches = np.minimum(candidates["stages"], most[0]), np.minimum(candidates["patches"], most[1])
+    stages = stages_of(candidates, each * facts.base.taps)
+    patches = np.where(candidates["persistent"] > 0, candidates["patches"], np.minimum(candidates["patches"], each))
     rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
     tiles, barriers = rows * facts.base.row_bytes + 2 * 1024, 2 * BARRIER_BYTES * (stages + patches)  # both buffers are aligned to as much
     needed: np.ndarray = tiles + barriers + staged_bytes_of(candidates)
@@ -189,8 +189,7 @@ def blocks_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
 def at_once_of(facts: PatchFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """Blocks that are resident at once on the whole GPU, in whole clusters."""
     resident = resident_blocks(machine, threads_of(candidates), registers_of(candidates), shared_bytes_of(facts, candidates))
-    at_once: np.ndarray = machine.processors * np.maximum(resident, 1) // candidates["cluster"] * candidates["cluster"]
-    return at_once
+    return in_whole_clusters(resident, candidates["cluster"], machine)
 
 
 def blocks_to_ask_for(schedule: PatchSchedule, facts: PatchFacts, machine: Machine) -> int:
