@@ -98,7 +98,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(*layers).eval(), (torch.randn(whole(1, 3), channels, *extents),)
 
 
-@settings(max_examples=40, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=15, deadline=None, phases=(Phase.generate,))
 @given(convolutions())
 def test_convolutions(tmp_path_factory: pytest.TempPathFactory, case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
     executable = compiled(*case, tmp_path_factory.mktemp("library") / "records", "convolution")
@@ -127,7 +127,7 @@ class Product(nn.Module):
         return result.transpose(0, 1).contiguous() if self.permuted else result
 
 
-@settings(max_examples=40, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=15, deadline=None, phases=(Phase.generate,))
 @given(products())
 def test_products(tmp_path_factory: pytest.TempPathFactory, case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
     check(compiled(*case, tmp_path_factory.mktemp("library") / "records"), *case)

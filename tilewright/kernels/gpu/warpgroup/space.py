@@ -117,7 +117,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("tile of m is more than twice the extent", (bm >= 2 * np.maximum(product.m, least_m)) & (bm > least_m)),
             ("tile of n is more than twice the extent", (bn >= 2 * np.maximum(product.n, least_n)) & (bn > least_n)),
-            ("more stages than steps", (stages > 2) & (stages > each)),
+            ("more stages than steps", (stages > 2) & (stages > each) & (candidates["persistent"] == 0)),
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.steps)),
             ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
             ("a split whose parts are in another order than the result", (split > 1) & (not facts.ordered)),

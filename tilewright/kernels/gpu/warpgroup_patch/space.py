@@ -105,7 +105,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("registers exceed a processor's", registers_of(candidates) * threads_of(candidates) > machine.registers_per_processor),
             ("tile of channels is more than twice the extent", (channels >= 2 * np.maximum(product.n, least)) & (channels > least)),
-            ("more stages than steps", (candidates["stages"] > 2) & (candidates["stages"] > steps)),
+            ("more stages than steps", (candidates["stages"] > 2) & (candidates["stages"] > steps) & (candidates["persistent"] == 0)),
             (
                 "more patches than parts of the channels",
                 (candidates["patches"] > 1) & (candidates["patches"] > each) & (candidates["persistent"] == 0),
