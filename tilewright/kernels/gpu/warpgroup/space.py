@@ -16,7 +16,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.intrinsic import LANES
-from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
+from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
 from tilewright.kernels.gpu.gemm.space import SPLITS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 
@@ -84,15 +84,11 @@ def marks_of(schedule: Consuming) -> str:
     return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * number for name, number in taken.items())
 
 
-AXES = {
+TILE_AXES = {
     "columns": (16, 32, 48, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
-    "split": SPLITS,
-    "cluster": (1, 2),
-    "staged": (0, 1),
-    "persistent": (0, 1),
 }
 STAGED_COLUMNS = 32
 """Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
@@ -103,32 +99,45 @@ OTHER_REGISTERS = 72
 
 
 def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The candidates, and the number rejected for each reason. `tf32`: whether float32 factors may be rounded to TF32."""
+    """The candidates, and the number rejected for each reason (a rejected tile counts once for each way to share and store it). `tf32`: whether
+    float32 factors may be rounded to TF32."""
     if facts.kind == "tf32" and not tf32:
         return {entry.name: np.zeros(0, np.int64) for entry in fields(WarpgroupSchedule)}, {"float32 may not be rounded to TF32": 1}
-    candidates = product_of(AXES)
-    stages, product = candidates["stages"], facts.product
-    bm, bn = block_of(candidates)
+    tiles, product, ways = product_of(TILE_AXES), facts.product, ways_of(facts)
+    bm, bn = block_of(tiles)
+    least_m, least_n = (np.where(tiles["swapped"] == side, M, 16) for side in (0, 1))
+    tiles, rejected = reject(
+        tiles,
+        [
+            ("tile of m is more than twice the extent", (bm >= 2 * np.maximum(product.m, least_m)) & (bm > least_m)),
+            ("tile of n is more than twice the extent", (bn >= 2 * np.maximum(product.n, least_n)) & (bn > least_n)),
+        ],
+    )
+    candidates = times(tiles, ways)
+    stages, bm, bn = candidates["stages"], *block_of(candidates)
     split, each, cluster, blocks = candidates["split"], steps_each(facts, candidates), candidates["cluster"], blocks_of(facts, candidates)
-    least_m, least_n = (np.where(candidates["swapped"] == side, M, 16) for side in (0, 1))
-    return reject(
+    candidates, more = reject(
         candidates,
         [
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
-            ("tile of m is more than twice the extent", (bm >= 2 * np.maximum(product.m, least_m)) & (bm > least_m)),
-            ("tile of n is more than twice the extent", (bn >= 2 * np.maximum(product.n, least_n)) & (bn > least_n)),
             ("more stages than steps", (stages > 2) & (stages > each) & (candidates["persistent"] == 0)),
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.steps)),
             ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
-            ("a split whose parts are in another order than the result", (split > 1) & (not facts.ordered)),
-            ("parts of a split are stored as they are", (split > 1) & ((candidates["staged"] > 0) | (candidates["persistent"] > 0))),
-            ("results that are no vectors", (candidates["staged"] > 0) & (product.store_vector == 1)),
             ("no block would have several tiles", (candidates["persistent"] > 0) & (blocks <= at_once_of(facts, candidates, machine))),
             ("parts of B that no swizzle repeats in", (cluster > 1) & (bn % (8 * cluster) > 0)),
             ("a cluster has blocks without rows", (cluster > 1) & (bm * (cluster - 1) >= product.m)),
             ("clusters leave processors idle", (cluster > 1) & (blocks < machine.processors)),
         ],
     )
+    return candidates, {**{reason: number * length(ways) for reason, number in rejected.items()}, **more}
+
+
+def ways_of(facts: WarpgroupFacts) -> dict[str, np.ndarray]:
+    """How blocks share the reduction of a tile and copies, and how they store results: parts of a split, which are in the order of the result, are
+    stored as they are, by a block for each tile; staged results are vectors."""
+    ways = product_of({"split": SPLITS, "cluster": (1, 2), "staged": (0, 1), "persistent": (0, 1)})
+    alone, plain = ways["split"] == 1, (ways["staged"] == 0) & (ways["persistent"] == 0)
+    return take(ways, (alone | (plain & facts.ordered)) & ((ways["staged"] == 0) | (facts.product.store_vector > 1)))
 
 
 def steps_each(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:

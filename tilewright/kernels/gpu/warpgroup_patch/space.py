@@ -16,9 +16,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
-from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
-from tilewright.kernels.gpu.gemm.space import SPLITS
-from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, in_whole_clusters, marks_of, registers_of, staged_bytes_of, stages_of
+from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, times
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, in_whole_clusters, marks_of, registers_of, staged_bytes_of, stages_of, ways_of
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 
 ROWS = 8
@@ -65,17 +64,13 @@ class PatchSchedule:
         )
 
 
-AXES = {
+TILE_AXES = {
     "columns": (16, 32, 64, 96, 128, 160, 192, 224, 256),
     "consumers": (1, 2, 3, 4),
     "stages": (2, 3, 4, 6, 8),
     "patches": (1, 2),
     "pieces": (1, 2, 3, 4, 6, 8),
     "swapped": (0, 1),
-    "split": SPLITS,
-    "cluster": (1, 2),
-    "staged": (0, 1),
-    "persistent": (0, 1),
 }
 """`pieces`: into which lines of the output are divided."""
 LEAST_USEFUL = 0.5
@@ -83,43 +78,44 @@ LEAST_USEFUL = 0.5
 
 
 def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The candidates, and the number rejected for each reason. `tf32`: whether float32 factors may be rounded to TF32."""
+    """The candidates, and the number rejected for each reason (a rejected tile counts once for each way to share and store it). `tf32`: whether
+    float32 factors may be rounded to TF32."""
     if facts.base.kind == "tf32" and not tf32:
         return {entry.name: np.zeros(0, np.int64) for entry in fields(PatchSchedule)}, {"float32 may not be rounded to TF32": 1}
-    axes = product_of(AXES)
-    pieces = axes.pop("pieces")
-    height, width = _tiles(facts, pixels_of(axes), pieces)
-    candidates = axes | {"height": height, "width": width}
-    product, pixels, channels, split = facts.base.product, pixels_of(axes), channels_of(axes), axes["split"]
-    cluster, blocks = axes["cluster"], blocks_of(facts, candidates)
+    tiles, ways = product_of(TILE_AXES), ways_of(facts.base)
+    pieces = tiles.pop("pieces")
+    height, width = _tiles(facts, pixels_of(tiles), pieces)
+    product, pixels, channels = facts.base.product, pixels_of(tiles), channels_of(tiles)
     extents, _ = facts.patch(pixels, height, width)
-    each, steps = chunks_each(facts, candidates), chunks_each(facts, candidates) * facts.base.taps
-    least = np.where(candidates["swapped"] > 0, M, 16)
-    return reject(
-        candidates,
+    least = np.where(tiles["swapped"] > 0, M, 16)
+    tiles, rejected = reject(
+        tiles | {"height": height, "width": width},
         [
             ("a line is not divided into so many pieces", (pieces - 1) * width >= facts.outputs[-1]),
             ("a line of the tile is longer than the rows of a block", width > pixels),
             ("most rows of a block are not stored", height * width < LEAST_USEFUL * pixels),
             ("a patch is larger than a box of the copy engine", np.maximum.reduce([np.broadcast_to(e, len(pixels)) for e in extents]) > MOST_IN_BOX),
-            ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
-            ("registers exceed a processor's", registers_of(candidates) * threads_of(candidates) > machine.registers_per_processor),
+            ("registers exceed a processor's", registers_of(tiles) * threads_of(tiles) > machine.registers_per_processor),
             ("tile of channels is more than twice the extent", (channels >= 2 * np.maximum(product.n, least)) & (channels > least)),
-            ("more stages than steps", (candidates["stages"] > 2) & (candidates["stages"] > steps) & (candidates["persistent"] == 0)),
-            (
-                "more patches than parts of the channels",
-                (candidates["patches"] > 1) & (candidates["patches"] > each) & (candidates["persistent"] == 0),
-            ),
+        ],
+    )
+    candidates = times(tiles, ways)
+    split, cluster, blocks, goes_on = candidates["split"], candidates["cluster"], blocks_of(facts, candidates), candidates["persistent"] > 0
+    each, channels = chunks_each(facts, candidates), channels_of(candidates)
+    candidates, more = reject(
+        candidates,
+        [
+            ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
+            ("more stages than steps", (candidates["stages"] > 2) & (candidates["stages"] > each * facts.base.taps) & ~goes_on),
+            ("more patches than parts of the channels", (candidates["patches"] > 1) & (candidates["patches"] > each) & ~goes_on),
             ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= facts.chunks)),
-            ("a split whose parts are in another order than the result", (split > 1) & (not facts.base.ordered)),
-            ("parts of a split are stored as they are", (split > 1) & ((candidates["staged"] > 0) | (candidates["persistent"] > 0))),
-            ("results that are no vectors", (candidates["staged"] > 0) & (product.store_vector == 1)),
-            ("no block would have several tiles", (candidates["persistent"] > 0) & (blocks <= at_once_of(facts, candidates, machine))),
+            ("no block would have several tiles", goes_on & (blocks <= at_once_of(facts, candidates, machine))),
             ("parts of the filter that no swizzle repeats in", (cluster > 1) & (channels % (ROWS * cluster) > 0)),
             ("clusters leave processors idle", (cluster > 1) & (blocks < machine.processors)),
             ("a cluster has blocks without pixels", (cluster > 1) & (tiles_of(facts, candidates) < cluster)),
         ],
     )
+    return candidates, {**{reason: number * length(ways) for reason, number in rejected.items()}, **more}
 
 
 def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
