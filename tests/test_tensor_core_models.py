@@ -15,7 +15,9 @@ from bench.model_comparison import main as compare
 from tests.measured_layers import measured
 from tests.stand_ins import H200, processes
 from tilewright.cli import main
+from tilewright.hardware import machine
 from tilewright.hardware.calibration import gpu_calibration
+from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counts import TensorCounts
 from tilewright.kernels.gpu.features import RECORDS, TENSOR
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
@@ -132,6 +134,20 @@ def test_a_model_is_trained_and_corrects_both_families(tmp_path: Path) -> None:
     for number, part in enumerate(ranking.parts):
         own = slice(int(ranking.starts[number]), int(ranking.starts[number + 1]))
         assert np.array_equal(corrected.seconds[own], part.estimate.seconds) == (not isinstance(part.counts, TensorCounts)), part.schema.name
+
+
+def test_each_layer_has_the_facts_of_the_machine_of_the_chip_that_measured_it() -> None:
+    first, second = layers(2)
+
+    def by_formulas(entry: dataset.MeasuredLayer, target: Machine) -> list[float]:
+        found = samples_of(entry, target, 0, "tensor")
+        assert found is not None and found[0].analytical is not None
+        return list(found[0].analytical.tolist())
+
+    rows = samples_by_model([first, replace(second, machine="h100")], H200)[TENSOR_SUFFIX]
+    assert rows.analytical is not None
+    assert rows.analytical.tolist() == by_formulas(first, H200) + by_formulas(second, machine("h100"))
+    assert by_formulas(second, machine("h100")) != by_formulas(second, H200)
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,15 +273,17 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
 
 
 def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few, mixed, foreign = (tmp_path / name for name in ("few", "mixed", "foreign"))
+    few, mixed, foreign, siblings = (tmp_path / name for name in ("few", "mixed", "foreign", "siblings"))
     dataset.write(few, layers[:3])
     dataset.write(mixed, [*layers[:9], replace(layers[9], machine="a100")])
     dataset.write(foreign, [replace(entry, machine="abacus") for entry in layers])
+    dataset.write(siblings, [*layers[:9], replace(layers[9], machine="h100")])
     assert "nothing to train with" in error(capsys)
     assert "cannot be read" in error(capsys, tmp_path / "none")
     assert "3 layers are too few" in error(capsys, few)
     assert "measurements of h200 and of a100" in error(capsys, mixed)
     assert "abacus" in error(capsys, foreign)
+    assert "CUDA cores of several machines" in error(capsys, siblings)
     assert "no whole number from 2 up" in error(capsys, few, "--folds", "1")
     for name in ("--layers", "--each", "--trees"):
         assert "no whole number from 1 up" in error(capsys, few, name, "0")
