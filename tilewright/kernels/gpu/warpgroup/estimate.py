@@ -17,7 +17,16 @@ from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import Work, split_seconds
 from tilewright.kernels.gpu.tensor_cores.estimate import FRAGMENT_ROWS, store_cycles
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
-from tilewright.kernels.gpu.warpgroup.space import block_of, blocks_of, registers_of, shared_bytes_of, staged_columns, stages_of, steps_each
+from tilewright.kernels.gpu.warpgroup.space import (
+    block_of,
+    blocks_of,
+    registers_of,
+    shared_bytes_of,
+    staged_columns,
+    stages_of,
+    steps_each,
+    threads_of,
+)
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 GROUP_WARPS = GROUP // WARP
@@ -52,7 +61,7 @@ def pipelined_counts(
     as float32."""
     product, one = facts.product, np.ones(len(blocks))
     columns, consumers, split = candidates["columns"], candidates["consumers"], candidates["split"]
-    warps, threads = GROUP_WARPS * consumers, GROUP * consumers + WARP
+    warps, threads = GROUP_WARPS * consumers, threads_of(candidates)
     parts = np.where(split > 1, split * product.batch * product.m * product.n * float(product.element_bytes), 0)
     read = one * (product.a.bytes + product.b.bytes + product.epilogue_bytes)
     registers = registers_of(candidates)

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
@@ -103,7 +101,7 @@ def lowered(
     """
     if schedule.split > 1 and (schedule.staged or schedule.persistent):
         raise Unsuitable("parts of a split are stored as they are, by a block for each tile")
-    at_once = int(in_whole_clusters(np.array(resident(schedule, form.facts, machine)), np.array(schedule.cluster), machine))
+    at_once = int(in_whole_clusters(resident(schedule, form.facts, machine), schedule.cluster, machine))
     forms = {form.product.output: form}
 
     def of_parts(part: Problem) -> ProductForm:

@@ -51,14 +51,14 @@ def store_staged_sums(result: BlockResult, schedule: Consuming, group: Expr, thr
     lanes = next(lanes for lanes in (4, 2, 1) if lanes <= form.facts.store_vector)
     sums, own = thread_sums(width, swapped, index_const(0), thread), group * (rows * pitch)
     pair = sums.lanes(2)
-    part, turn = Var("run", columns // width), Var("turn", rows * across // (GROUP * lanes))
+    part, vector = Var("run", columns // width), Var("vector", rows * across // (GROUP * lanes))
     i, j = Var("i", sums.rows), Var("j", sums.columns // pair)
     put = Store(STAGED, own + sums.row(i) * pitch + sums.column(j * pair), sums.held(i, j * pair, form.dtype, pair, part * (width // 2)))
 
     element, offset = result.parts(lanes)
     held = Var("sum", None, form.dtype, lanes)
     value = replace_loads(element, {form.step.name: held})
-    number = (turn * GROUP + thread % GROUP) * lanes
+    number = (vector * GROUP + thread % GROUP) * lanes
     row, column = number // across, number % across
     first_m, first_n = (part * width, group * M) if swapped else (group * M, part * width)
     store = result.at_row(first_m + row, lambda mapping: result.store(value, offset, first_n + column, mapping))
@@ -67,7 +67,7 @@ def store_staged_sums(result: BlockResult, schedule: Consuming, group: Expr, thr
         mbarrier.group_barrier(group + 1),
         For(i, index_const(sums.rows), For(j, index_const(sums.columns // pair), put, "unroll"), "unroll"),
         mbarrier.group_barrier(group + 1),
-        For(turn, index_const(turn.extent or 1), block(take, store), "unroll"),
+        For(vector, index_const(vector.extent or 1), block(take, store), "unroll"),
     )
     return [
         Allocate(Buffer(STAGED, form.dtype, schedule.consumers * rows * pitch, "shared")),

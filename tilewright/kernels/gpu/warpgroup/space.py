@@ -182,11 +182,17 @@ def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
 
 def at_once_of(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """Blocks that are resident at once on the whole GPU, in whole clusters."""
-    threads, shared_bytes = LANES["warpgroup"] * candidates["consumers"] + LANES["warp"], shared_bytes_of(facts, candidates)
-    return in_whole_clusters(resident_blocks(machine, threads, registers_of(candidates), shared_bytes), candidates["cluster"], machine)
+    resident = resident_blocks(machine, threads_of(candidates), registers_of(candidates), shared_bytes_of(facts, candidates))
+    return in_whole_clusters(resident, candidates["cluster"], machine)
 
 
-def in_whole_clusters(resident: np.ndarray, cluster: np.ndarray, machine: Machine) -> np.ndarray:
+def threads_of(candidates: Columns) -> np.ndarray:
+    """Threads of a block: those that multiply, and a warp that copies."""
+    threads: np.ndarray = LANES["warpgroup"] * candidates["consumers"] + LANES["warp"]
+    return threads
+
+
+def in_whole_clusters(resident: np.ndarray | int, cluster: np.ndarray | int, machine: Machine) -> np.ndarray:
     """Blocks at once on the whole GPU, given those of a processor."""
     blocks: np.ndarray = machine.processors * np.maximum(resident, 1) // cluster * cluster
     return blocks

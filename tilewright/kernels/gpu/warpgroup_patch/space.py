@@ -17,7 +17,16 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
 from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, times
-from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES, in_whole_clusters, marks_of, registers_of, staged_bytes_of, stages_of, ways_of
+from tilewright.kernels.gpu.warpgroup.space import (
+    BARRIER_BYTES,
+    in_whole_clusters,
+    marks_of,
+    registers_of,
+    staged_bytes_of,
+    stages_of,
+    threads_of,
+    ways_of,
+)
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
 
 ROWS = 8
@@ -137,11 +146,6 @@ def channels_of(candidates: Columns) -> np.ndarray:
     """Output channels of a block."""
     channels: np.ndarray = np.where(candidates["swapped"] > 0, M * candidates["consumers"], candidates["columns"])
     return channels
-
-
-def threads_of(candidates: Columns) -> np.ndarray:
-    threads: np.ndarray = LANES["warpgroup"] * candidates["consumers"] + LANES["warp"]
-    return threads
 
 
 def chunks_each(facts: PatchFacts, candidates: Columns) -> np.ndarray:
