@@ -221,9 +221,11 @@ def first_choices() -> Rows:
     """Losses of performance of the orders as shipped."""
     (shipped,) = (e for e in results_of("choice_quality_h200") if (e["layer"], e["over"], e["way"]) == ("all", "space", "shipped"))
     (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
-    (sealed,) = (e for e in results_of("sealed_set_h200") if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
+    files = ("sealed_set_h200", "sealed_set_h100")
+    sealed, later = (e for file in files for e in results_of(file) if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
     says = {
         "H200, all schemas, 60 random convolutions, none of which the models that are judged were trained with (`sealed_set_h200`)": sealed,
+        "an H100, the same models, 60 others, drawn after these were frozen (`sealed_set_h100`)": later,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
@@ -240,18 +242,22 @@ def sealed() -> Rows:
         "batch": "batch above 1", "groups": "groups or depthwise", "forms": "dilation, one or three dimensions", "3x3": "plain 3x3", "1x1": "1x1",
         "first": "first layers", "all": "**all**",
     }  # fmt: skip
-    found = {(e["class"], e["way"]): e for e in results_of("sealed_set_h200") if e["layer"] == "all"}
-    rows = [["class", "problems", "formulas: LoP@1, LoP@10 %", "as shipped: LoP@1, LoP@10 %", "worst LoP@1 %", "trials to 99 %, mean"]]
-    for name, words in says.items():
-        formulas, shipped = found[name, "analytical"], found[name, "shipped"]
-        losses = (f"{percent(entry['lop@1'])}, {percent(entry['lop@10'])}" for entry in (formulas, shipped))
-        rows.append([words, str(shipped["layers"]), *losses, percent(shipped["worst lop@1"]), f"{shipped['trials_99']:.1f}"])
+    headings = ("formulas: LoP@1, LoP@10 %", "as shipped: LoP@1, LoP@10 %", "worst LoP@1 %", "trials to 99 %, mean")
+    rows = [["GPU", "class", "problems", *headings]]
+    for gpu in ("h200", "h100"):
+        found = {(e["class"], e["way"]): e for e in results_of(f"sealed_set_{gpu}") if e["layer"] == "all"}
+        for name, words in says.items():
+            formulas, shipped = found[name, "analytical"], found[name, "shipped"]
+            losses = (f"{percent(entry['lop@1'])}, {percent(entry['lop@10'])}" for entry in (formulas, shipped))
+            cells = (*losses, percent(shipped["worst lop@1"]), f"{shipped['trials_99']:.1f}")
+            rows.append([gpu.upper(), words, str(shipped["layers"]), *cells])
     return rows
 
 
 def tuned() -> Rows:
     """What 20 trials a region gain on networks whose layers nobody trained with, by batch; the last measurement of each counts."""
-    measured = [row for part in range(1, 9) for row in results_of(f"tuned_compile_h200_{part}") if row["network"] != "all"]
+    files = (*(f"tuned_compile_h200_{part}" for part in range(1, 9)), "tuned_compile_h100_densenet121")
+    measured = [row for file in files for row in results_of(file) if row["network"] != "all"]
     gains = {(row["network"], row["batch"]): row.get("gain") for row in measured}
     batches = sorted({batch for _, batch in gains})
     rows = [["network", *(f"batch {batch}: gain %" for batch in batches)]]
