@@ -120,6 +120,6 @@ def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) 
 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core and what multiplies in the kernels."""
+    """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core, vectors and units."""
     forest = forest_for(machine, units_of(ranking)) if ranking.candidates else None
     return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking, machine, threads))
