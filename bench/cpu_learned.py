@@ -2,10 +2,10 @@
 
     python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--folds 4] [--name cpu_learned]
 
-A machine is here a core with the vectors for which kernels are compiled, whatever the number of threads. Every file of --judge is evaluated four
-times: by the models alone; by a forest trained on all data ("models and forest"); by one trained on the data of all other machines ("machine left
-out"); and by one trained on the data of all other cores, whatever their vectors ("core left out"). Files are written by `bench.cpu_choice --data`;
-training data in several runs, on two cores and on 16 (there with --beside 7):
+A machine is here a core with the vectors for which kernels are compiled, or with its tile registers (AMX), whatever the number of threads. Every
+file of --judge is evaluated four times: by the models alone; by a forest trained on all data ("models and forest"); by one trained on the data of all
+other machines ("machine left out"); and by one trained on the data of all other cores, whatever their registers ("core left out"). Files are written
+by `bench.cpu_choice --data`; training data in several runs, on two cores and on 16 (there with --beside 7):
 
     python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 15 --data FILE
 
@@ -27,6 +27,11 @@ for Zen 5, the fifth for Zen 3):
     python -m bench.cpu_choice --top 8 --by-forest 8 --evenly 12 --again 8 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
+Products in bfloat16 on tile registers, first random ones, then those to judge; their files are used once they are there:
+
+    python -m bench.cpu_choice --precision bf16 --random 60 --seed 87000 --top 8 --evenly 8 --again 6 --beside 4 --seconds S --resume --data FILE
+    python -m bench.cpu_choice --precision bf16 --top 8 --evenly 8 --again 6 --beside 4 --seconds S --resume --data FILE
+
 `--folds N` evaluates instead the random problems themselves, in N parts that are each left out once ("models and forest"), and by a forest without
 their core ("core left out"). Neither forest has seen the problem elsewhere: all measurements of a problem are in one part, and measurements of the
 problems of a core are left out with it, whatever the core. `--write` puts the forest into the package. Loss is the time of the first choice over the
@@ -36,8 +41,6 @@ least measured time, less 1; first choices that were not measured have no loss a
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,13 +53,15 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.cpu_choice import KINDS, MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
+from bench.cpu_choice import lines as lines
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.selection.learned.cpu import MODEL, VERSION, build_of, predicted, record, table
+from tilewright.selection.learned.cpu import MODEL, VERSION, Build, build_of, predicted, record, table, units_of
 from tilewright.selection.learned.forest import Forest, fit, mean_of, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
+from tilewright.tuning.workloads import FP32
 
 DATA = Path(__file__).parent / "data"
 RANDOM = (
@@ -67,6 +72,8 @@ JUDGED = (
     "cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz", "cpu_layers_16_threads.jsonl.gz", "cpu_layers_zen5.jsonl.gz",
     "cpu_layers_zen5_avx2.jsonl.gz", "cpu_layers_zen3.jsonl.gz",
 )  # fmt: skip
+TILED_RANDOM, TILED_JUDGED = "cpu_random_amx.jsonl.gz", "cpu_layers_amx.jsonl.gz"
+"""Of products in bfloat16 on tile registers, once they are measured."""
 OPTIONS = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 2
 SLOW_WEIGHT = 1.5
@@ -97,6 +104,21 @@ class Measured:
     ranking: Ranking
     seconds: np.ndarray
 
+    @property
+    def unit(self) -> str:
+        """What multiplies in the kernels, if not vectors."""
+        return max(units_of(self.ranking))
+
+    @property
+    def build(self) -> Build:
+        """What is a machine to the kernels."""
+        return build_of(self.machine, self.unit)
+
+
+def files(names: Sequence[str], tiled: str) -> list[Path]:
+    """The package's files of measurements: those of vectors, and that of tile registers if there is one."""
+    return [*(DATA / name for name in names), *(path for path in [DATA / tiled] if path.is_file())]
+
 
 def undisturbed(line: Mapping[str, Any]) -> bool:
     """Whether nothing else was measured at the same time. Older lines do not say so, but were undisturbed on two cores only."""
@@ -104,21 +126,20 @@ def undisturbed(line: Mapping[str, Any]) -> bool:
     return bool(line.get("beside", machine.processors // line["threads"]) == 1)
 
 
+def core_name(layer: Measured) -> str:
+    return f"{layer.machine.pipeline} ({layer.unit})" if layer.unit else layer.machine.pipeline
+
+
 def machine_name(layer: Measured) -> str:
-    return f"{layer.machine.pipeline}, {layer.machine.vector_bits} bits, {layer.threads} threads"
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that `bench.cpu_choice --data` wrote."""
-    with gzip.open(path, "rt") as file:
-        return list(map(json.loads, file))
+    registers = "" if layer.unit else f", {layer.machine.vector_bits} bits"
+    return f"{core_name(layer)}{registers}, {layer.threads} threads"
 
 
 def measured(line: Mapping[str, Any]) -> Measured:
     """The measurements of a line; schedules that are no longer candidates are left out."""
     machine: Machine = serialisation.decode(line["machine"])
     threads = line["threads"]
-    found = problem(line["layer"], machine, threads)
+    found = problem(line["layer"], machine, threads, line.get("precision", FP32))
     only = line.get("only")
     ranking = of_way(rank(found, machine, threads, learned=False), only)
     seconds = np.full(ranking.candidates, np.nan)
@@ -197,7 +218,7 @@ def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str,
             assert found is not None, "random problems have schemas with features"
             first = int(np.argmin(np.where(np.isfinite(layer.seconds), found, np.inf)))
             losses.setdefault((machine_name(layer), ranked), []).append(float(layer.seconds[first] / np.nanmin(layer.seconds) - 1))
-            losses.setdefault((f"{layer.machine.pipeline}, all", ranked), []).append(losses[machine_name(layer), ranked][-1])
+            losses.setdefault((f"{core_name(layer)}, all", ranked), []).append(losses[machine_name(layer), ranked][-1])
     return [
         {"machine": machine, "ranked by": ranked, "problems": len(found), "loss": float(np.mean(found)), "median loss": float(np.median(found))}
         for (machine, ranked), found in sorted(losses.items())
@@ -206,8 +227,8 @@ def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, nargs="+", default=[DATA / name for name in RANDOM])
-    parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / name for name in JUDGED])
+    parser.add_argument("--data", type=Path, nargs="+", default=files(RANDOM, TILED_RANDOM))
+    parser.add_argument("--judge", type=Path, nargs="+", default=files(JUDGED, TILED_JUDGED))
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--folds", type=int, default=0, metavar="N")
     parser.add_argument("--name", default="cpu_learned")
@@ -229,17 +250,20 @@ def main() -> None:
     forest = trained(layers)
     forests: dict[object, Forest | None] = {}
 
-    def without(kept_out: object, of: Callable[[Machine], object]) -> Forest | None:
-        """The forest of the layers of other machines; None if there are none."""
+    def without(layer: Measured, of: Callable[[Measured], object]) -> Forest | None:
+        """The forest of the layers of other machines than this layer's; None if there are none."""
+        kept_out = of(layer)
         if kept_out not in forests:
-            others = [layer for layer in layers if of(layer.machine) != kept_out]
+            others = [other for other in layers if of(other) != kept_out]
             forests[kept_out] = trained(others) if others else None
         return forests[kept_out]
 
     own: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for layer in (layer for path in options.judge for layer in rankings(path)):
-        core = layer.machine.pipeline
-        left_out = {"machine left out": without(build_of(layer.machine), build_of), "core left out": without(core, lambda machine: machine.pipeline)}
+        left_out = {
+            "machine left out": without(layer, lambda layer: layer.build),
+            "core left out": without(layer, lambda layer: layer.machine.pipeline),
+        }
         for ranked, its in {"models": None, "models and forest": forest, **left_out}.items():
             if ranked == "models" or its is not None:
                 corrected = None if its is None else predicted(its, layer.ranking, layer.machine, layer.threads)
@@ -252,13 +276,13 @@ def main() -> None:
         cells = [f"{row[key]:.3f}" if key in row else "–" for key in MEASURES]
         shown.add_row(row["machine"], row["kind"], row["ranked by"], str(row["layers"]), *cells, str(row["first choices not measured"]))
     Console(width=150).print(shown)
-    files = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
-    settings = {**files, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
+    used = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
+    settings = {**used, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
     print(write_results(options.name, settings, [*rows_of_kinds, *every]))
     if options.write:  # last: the results are of a tree without changes
         kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
         machines = sorted(set(map(machine_name, layers)))
-        builds = sorted({build_of(layer.machine) for layer in layers})
+        builds = sorted({layer.build for layer in layers})
         save(forest, MODEL, {"builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
         print(MODEL, MODEL.stat().st_size)
 

@@ -13,6 +13,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.tuning.tuning import distinct_problems
+from tilewright.tuning.workloads import FP32, IMAGE_CHANNELS
 
 DEPTHWISE = MappingProxyType({
     "W1": (32, 112, 3, 1), "W2": (96, 112, 3, 2), "W3": (144, 56, 3, 1), "W4": (192, 28, 3, 1), "W5": (384, 14, 3, 1), "W6": (576, 14, 3, 2),
@@ -34,10 +35,22 @@ class _Product(nn.Module):
         return torch.bmm(first, second)
 
 
-def problem(name: str, machine: Machine, threads: int) -> Problem:
+class _ProductBetween(nn.Module):
+    """A batched product between linear layers, so that a precision decides in which type its factors and its result are stored."""
+
+    def __init__(self, reduced: int, columns: int) -> None:
+        super().__init__()
+        self.first, self.second, self.after = nn.Linear(8, reduced), nn.Linear(8, columns), nn.Linear(columns, 8)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.after(torch.bmm(self.first(x), self.second(z)))
+        return y
+
+
+def problem(name: str, machine: Machine, threads: int, precision: str = FP32) -> Problem:
     """The problem of an operator of DEPTHWISE or PRODUCTS."""
     kind, sizes = ("depthwise", DEPTHWISE[name]) if name in DEPTHWISE else ("product", PRODUCTS[name])
-    return problem_of(kind, sizes, machine, threads)
+    return problem_of(kind, sizes, machine, threads, precision)
 
 
 class _Block(nn.Module):
@@ -66,6 +79,18 @@ def _product(batch: int, rows: int, reduced: int, columns: int) -> tuple[nn.Modu
     return _Product(), (torch.zeros(batch, rows, reduced), torch.zeros(batch, reduced, columns))
 
 
+def _product_between(batch: int, rows: int, reduced: int, columns: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return _ProductBetween(reduced, columns), (torch.zeros(batch, rows, 8), torch.zeros(batch, reduced, 8))
+
+
+def _convolution(outputs: int, channels: int, height: int, width: int, filter_size: int, stride: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution between pointwise ones; one of few channels reads the network's input."""
+    first = channels <= IMAGE_CHANNELS
+    before = () if first else (nn.Conv2d(8, channels, 1), nn.ReLU())
+    convolution = nn.Conv2d(channels, outputs, filter_size, stride, filter_size // 2, bias=False)
+    return nn.Sequential(*before, convolution, nn.Conv2d(outputs, 8, 1)), (torch.zeros(1, channels if first else 8, height * stride, width * stride),)
+
+
 def _block(outputs: int, channels: int, size: int, filter_size: int, stride: int, residual: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return _Block(outputs, channels, filter_size, stride, bool(residual)), (torch.zeros(1, 8, size * stride, size * stride),)
 
@@ -91,20 +116,21 @@ def _linear(rows: int, reduced: int, columns: int, follows: int) -> tuple[nn.Mod
 
 
 MODULES: Mapping[str, Callable[..., tuple[nn.Module, tuple[torch.Tensor, ...]]]] = MappingProxyType(
-    {"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear}
+    {"conv2d": _convolution, "depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear}
 )
 """The model around an operator, and its inputs, by kind."""
 
 
-def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) -> Problem:
+def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int, precision: str = FP32) -> Problem:
     """The region of an operator of the given sizes in a model partitioned for the machine: a "depthwise" convolution or a "product" (with sizes as in
-    DEPTHWISE and PRODUCTS), a "block" (outputs, channels, height and width of the result, filter, stride, whether there is an addition), or a
-    "linear" layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition).
+    DEPTHWISE and PRODUCTS), a "block" (outputs, channels, height and width of the result, filter, stride, whether there is an addition), a "conv2d"
+    (outputs, channels, height, width, filter, stride), or a "linear" layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition).
+    Factors and results of a product are inputs and outputs of the model in float32, which keep their types, but not in other precisions.
 
     It is surrounded by small pointwise convolutions or linear layers, so that input and output have the layouts of a network; the operator does most
     of the work."""
-    module, inputs = MODULES[kind](*sizes)
+    module, inputs = (_product_between if kind == "product" and precision != FP32 else MODULES[kind])(*sizes)
     graph, _ = simplify(read(module, inputs).graph)
     wanted = "window" if kind == "depthwise" else "contraction"
-    found = [one for one in distinct_problems(graph, machine, threads, chains=False) if one.region.kind == wanted]
+    found = [one for one in distinct_problems(graph, machine, threads, precision, chains=False) if one.region.kind == wanted]
     return max(found, key=lambda one: one.region.flops())

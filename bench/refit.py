@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bench.common import git_commit, write_results
 from tilewright.hardware import calibration, identified_machine
-from tilewright.hardware.calibration import GpuCalibration, gpu_calibration
+from tilewright.hardware.calibration import CpuCalibration, GpuCalibration, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.hybrid import folds_of
 from tilewright.tuning import dataset, refit
@@ -53,7 +53,9 @@ def judged(groups: Sequence[Group], machine: Machine, constants: Mapping[str, Gp
     return found
 
 
-def replaced(content: dict[str, Any], constants: GpuCalibration, parts: Sequence[str], fit: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def replaced(
+    content: dict[str, Any], constants: GpuCalibration | CpuCalibration, parts: Sequence[str], fit: str, entry: Mapping[str, Any]
+) -> dict[str, Any]:
     """The content of a calibration file with the parts' values, which come from the new `fit`; fits that nothing comes from are dropped."""
     new = dict(content["parts"])
     for part in parts:

@@ -84,7 +84,8 @@ def test_features_are_relative_to_the_machine() -> None:
         memory_bandwidth=2 * SAPPHIRE_RAPIDS.memory_bandwidth,
         dispatch_seconds=SAPPHIRE_RAPIDS.dispatch_seconds / 2,
     )
-    for problem in (convolution_problem(*LAYERS[0]), operators.problem_of("depthwise", (48, 14, 3, 1), SAPPHIRE_RAPIDS, 2)):
+    on_tiles = operators.problem_of("block", (64, 32, 14, 3, 1, 1), SAPPHIRE_RAPIDS, 2, "bf16")
+    for problem in (convolution_problem(*LAYERS[0]), operators.problem_of("depthwise", (48, 14, 3, 1), SAPPHIRE_RAPIDS, 2), on_tiles):
         slow_parts, fast_parts = (rank(problem, target, 2, learned=False).parts for target in (SAPPHIRE_RAPIDS, fast))
         for one, other in zip(slow_parts, fast_parts, strict=True):
             before, after = record(one, SAPPHIRE_RAPIDS, 2), record(other, fast, 2)

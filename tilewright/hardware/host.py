@@ -43,6 +43,8 @@ Published base and all-core clocks in GHz: Xeon 6980P 2.0 and 3.2, 6960P 2.7 and
 machines hide them.
 """
 
+PROCESSORS = Path("/sys/devices/system/cpu")
+
 ZEN3_FAMILY, ZEN3_SERVER_MODELS = 25, range(0x10)
 ZEN3_MODELS = (*ZEN3_SERVER_MODELS, *range(0x20, 0x60))
 """Models of the family with Zen 3; the others are Zen 4 (Linux, arch/x86/kernel/cpu/amd.c, lists generations)."""
@@ -144,11 +146,16 @@ def _first_threads(available: Iterable[int], root: Path) -> set[int]:
     return set(seen.values())
 
 
-def read_cpu_identity(root: Path = Path("/sys/devices/system/cpu"), cpuinfo: Path = Path(CPUINFO)) -> CpuIdentity:
-    """Reads the identity from the operating system; entries that it does not have are empty or zero."""
+def separate_cores(root: Path = PROCESSORS) -> list[int]:
+    """One logical processor of each physical core that this process may run on."""
     available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    first = min(available)
-    cores = _first_threads(available, root)
+    return sorted(_first_threads(available, root))
+
+
+def read_cpu_identity(root: Path = PROCESSORS, cpuinfo: Path = Path(CPUINFO)) -> CpuIdentity:
+    """Reads the identity from the operating system; entries that it does not have are empty or zero."""
+    cores = set(separate_cores(root))
+    first = min(cores)
     caches = []
     for folder in sorted((root / f"cpu{first}/cache").glob("index*")):
         if _read(folder / "type") == "Instruction":

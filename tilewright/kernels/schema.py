@@ -124,6 +124,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     alone: if it has any candidates, no later schema is asked.
     sums: its kernels set sums in registers to zero, then only add to them, and then store what follows from them: the addition may run for several
         parts of the factors (`partition.tile_kernel`).
+    unit: what multiplies in its kernels, if not the core's vectors: to measured data a core with it is another machine.
     scored: scores of compiled code (`selection.code_score`) order its candidates better than the models do. Without it they decide only between
             one of its candidates and one of a schema that has it."""
 
@@ -144,6 +145,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     transforms: bool = False
     alone: bool = False
     sums: bool = False
+    unit: str = ""
     scored: bool = False
 
     def schedule_of(self, axes: Mapping[str, int], machine: Machine) -> Schedule:

@@ -1,17 +1,22 @@
 """Learned correction of the ranking on CPUs: predicts the error of the analytical models.
 
-One forest serves all cores and vectors that it was trained on, with any number of threads. It predicts the logarithm of measured over modelled time
-from features that are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work relative to
-threads, how much of tiles, panels and threads is filled. It was trained on measured schedules of random problems (`bench/cpu_learned.py`). Regions
-unlike those, and other cores, keep the analytical times: with facts far from those of the training data its choices were slower than the models'.
+One forest serves all cores, vectors and tile registers that it was trained on, with any number of threads. It predicts the logarithm of measured over
+modelled time from features that are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work
+relative to threads, how much of tiles, panels and threads is filled. It was trained on measured schedules of random problems
+(`bench/cpu_learned.py`). Regions unlike those, and other cores, keep the analytical times: with facts far from those of the training data its choices
+were slower than the models'.
+
+A correction is relative to the fastest kernels of the same problem, whatever their schemas: those of two schemas compare if both were measured for
+the same problems. Candidates on tile registers, for which vectors are no alternative (`Schema.alone`), are never compared with others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -53,9 +58,19 @@ def table(columns: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarr
     return np.stack([np.broadcast_to(columns.get(name, missing), missing.shape) for name in names], axis=1).astype(np.float32)
 
 
-def build_of(machine: Machine) -> tuple[str, int]:
-    """The core, and the bits of the vectors for which kernels are compiled: with others it is another machine to a kernel."""
-    return machine.pipeline, machine.vector_bits
+Build: TypeAlias = tuple[str, int, str]
+"""A core, the bits of the vectors for which kernels are compiled, and what multiplies in them if not these vectors (`Schema.unit`): with others it is
+another machine to a kernel."""
+
+
+def build_of(machine: Machine, unit: str = "") -> Build:
+    """The build of a machine's kernels that multiply with this unit."""
+    return machine.pipeline, machine.vector_bits, unit
+
+
+def units_of(ranking: Ranking) -> frozenset[str]:
+    """What multiplies in the candidates' kernels; "" for vectors."""
+    return frozenset(part.schema.unit for part in ranking.parts)
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,11 @@ class Trained:
     """The forest, and the builds that were measured."""
 
     forest: Forest
-    builds: tuple[tuple[str, int], ...]
+    builds: tuple[Build, ...]
+
+    def knows(self, ranking: Ranking) -> bool:
+        """Whether all units of the candidates were measured, on any core."""
+        return units_of(ranking) <= {unit for _, _, unit in self.builds}
 
 
 @lru_cache(maxsize=8)
@@ -79,14 +98,14 @@ def trained(path: Path) -> Trained | None:
     if forest.version != VERSION:
         return None
     with reading(path, InvalidModel, "install Tilewright again, or train it again"):
-        builds = tuple((str(core), int(bits)) for core, bits in more["builds"])
+        builds = tuple((str(core), int(bits), str(*unit)) for core, bits, *unit in more["builds"])  # of vectors without a unit
         return Trained(forest, builds)
 
 
-def forest_for(machine: Machine) -> Forest | None:
-    """The forest, if it was trained with measurements of such a core and such vectors."""
+def forest_for(machine: Machine, units: Iterable[str] = ("",)) -> Forest | None:
+    """The forest, if it was trained with measurements of such a core and such vectors, for each of the units."""
     known = trained(MODEL)
-    return known.forest if known is not None and build_of(machine) in known.builds else None
+    return known.forest if known is not None and {build_of(machine, unit) for unit in units} <= set(known.builds) else None
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) -> np.ndarray | None:
@@ -101,6 +120,6 @@ def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) 
 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core and vectors."""
-    forest = forest_for(machine) if ranking.candidates else None
+    """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core, vectors and units."""
+    forest = forest_for(machine, units_of(ranking)) if ranking.candidates else None
     return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking, machine, threads))

@@ -6,6 +6,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.cpu.amx.counts import amx_counts
 from tilewright.kernels.cpu.amx.estimate import amx_estimate
+from tilewright.kernels.cpu.amx.features import amx_features
 from tilewright.kernels.cpu.amx.lower import AmxForm, amx_form, lower_amx
 from tilewright.kernels.cpu.amx.space import CpuAmxFacts, CpuAmxSchedule, cpu_amx_space, schedule_of
 from tilewright.kernels.schema import Form, Schema
@@ -28,5 +29,7 @@ AMX = Schema(
     estimate=lambda facts, candidates, counts, machine, options: amx_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_amx(problem, form.parts, form.facts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
+    features=lambda facts, candidates, machine, options: amx_features(facts, candidates, machine, options.threads),
     alone=True,
+    unit="AMX",
 )
