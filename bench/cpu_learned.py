@@ -33,14 +33,15 @@ Products in bfloat16 on tile registers, first random ones, then those to judge; 
     python -m bench.cpu_choice --precision bf16 --top 8 --evenly 8 --again 6 --beside 4 --seconds S --resume --data FILE
 
 `--folds N` evaluates instead the random problems themselves, in N parts that are each left out once ("models and forest"), and by a forest without
-their core ("core left out"). Neither forest has seen the problem elsewhere: all measurements of a problem are in one part, and measurements of the
-problems of a core are left out with it, whatever the core. `--write` puts the forest into the package. Loss is the time of the first choice over the
-least measured time, less 1; first choices that were not measured have no loss and are counted.
+their core ("core left out", with each of SHARES of its correction). Neither forest has seen the problem elsewhere: all measurements of a problem are
+in one part, and measurements of the problems of a core are left out with it, whatever the core. `--write` puts the forest into the package. Loss is
+the time of the first choice over the least measured time, less 1; first choices that were not measured have no loss and are counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ from bench.cpu_choice import lines as lines
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.selection.learned.cpu import MODEL, VERSION, Build, build_of, predicted, record, table, units_of
+from tilewright.selection.learned.cpu import MODEL, SHARE_ELSEWHERE, VERSION, Build, build_of, predicted, record, table, units_of
 from tilewright.selection.learned.forest import Forest, fit, mean_of, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
@@ -83,6 +84,8 @@ SLOWEST = 3.0
 FASTEST_PART = 4
 """The fastest 1 / FASTEST_PART of the kernels determine the models' error for a whole layer; that part of the error does not affect the order and is
 not learned."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""The shares of a correction by other cores that are compared over random problems (`SHARE_ELSEWHERE`)."""
 EVERY = "all problems"
 """The kind of rows that are means over all problems, whatever their kind."""
 UNDISTURBED_WEIGHT = 3.0
@@ -202,23 +205,27 @@ def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str,
     problems = sorted({layer.name for layer in layers})
     part_of = dict(zip(problems, np.random.default_rng(0).integers(0, folds, len(problems)), strict=True))
     cores = sorted({layer.machine.pipeline for layer in layers})
-    groups: list[tuple[str, list[Measured], list[Measured]]] = [("models", list(layers), [])]
+    groups: list[tuple[str, list[Measured], list[Measured], tuple[float, ...]]] = [("models", list(layers), [], (0.0,))]
     for number in range(folds):
         inside = [layer for layer in layers if part_of[layer.name] == number]
-        groups.append(("models and forest", inside, [layer for layer in layers if part_of[layer.name] != number]))
+        groups.append(("models and forest", inside, [layer for layer in layers if part_of[layer.name] != number], (1.0,)))
     for core in cores:
         inside = [layer for layer in layers if layer.machine.pipeline == core]
         seen = {layer.name for layer in inside}
-        groups.append(("core left out", inside, [layer for layer in layers if layer.machine.pipeline != core and layer.name not in seen]))
+        others = [layer for layer in layers if layer.machine.pipeline != core and layer.name not in seen]
+        units = {layer.unit for layer in others}
+        groups.append(("core left out", [layer for layer in inside if layer.unit in units], others, SHARES))
     losses: dict[tuple[str, str], list[float]] = {}
-    for ranked, judged_on, taught in groups:
+    for ranked, judged_on, taught, shares in groups:
         forest = trained(taught) if taught else None
-        for layer in judged_on if ranked == "models" or taught else ():
-            found = layer.ranking.seconds if forest is None else predicted(forest, layer.ranking, layer.machine, layer.threads)
+        for layer, share in itertools.product(judged_on, shares):
+            found = layer.ranking.seconds if forest is None else predicted(forest, layer.ranking, layer.machine, layer.threads, share)
             assert found is not None, "random problems have schemas with features"
             first = int(np.argmin(np.where(np.isfinite(layer.seconds), found, np.inf)))
-            losses.setdefault((machine_name(layer), ranked), []).append(float(layer.seconds[first] / np.nanmin(layer.seconds) - 1))
-            losses.setdefault((f"{core_name(layer)}, all", ranked), []).append(losses[machine_name(layer), ranked][-1])
+            loss = float(layer.seconds[first] / np.nanmin(layer.seconds) - 1)
+            way = f"{ranked}, {share} of the correction" if len(shares) > 1 else ranked
+            for machine in (machine_name(layer), f"{core_name(layer)}, all"):
+                losses.setdefault((machine, way), []).append(loss)
     return [
         {"machine": machine, "ranked by": ranked, "problems": len(found), "loss": float(np.mean(found)), "median loss": float(np.median(found))}
         for (machine, ranked), found in sorted(losses.items())
@@ -248,14 +255,16 @@ def main() -> None:
         print(write_results(options.name, {"random problems": [path.name for path in options.data], "folds": options.folds}, found))
         return
     forest = trained(layers)
-    forests: dict[object, Forest | None] = {}
+    forests: dict[object, Forest] = {}
 
     def without(layer: Measured, of: Callable[[Measured], object]) -> Forest | None:
-        """The forest of the layers of other machines than this layer's; None if there are none."""
+        """The forest of the layers of other machines than this layer's; None if none of them multiplies with its unit."""
         kept_out = of(layer)
+        others = [other for other in layers if of(other) != kept_out]
+        if layer.unit not in {other.unit for other in others}:
+            return None
         if kept_out not in forests:
-            others = [other for other in layers if of(other) != kept_out]
-            forests[kept_out] = trained(others) if others else None
+            forests[kept_out] = trained(others)
         return forests[kept_out]
 
     own: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -266,7 +275,8 @@ def main() -> None:
         }
         for ranked, its in {"models": None, "models and forest": forest, **left_out}.items():
             if ranked == "models" or its is not None:
-                corrected = None if its is None else predicted(its, layer.ranking, layer.machine, layer.threads)
+                share = SHARE_ELSEWHERE if ranked in left_out else 1.0
+                corrected = None if its is None else predicted(its, layer.ranking, layer.machine, layer.threads, share)
                 rows = judged(layer, layer.ranking.seconds if corrected is None else corrected)
                 own.setdefault((machine_name(layer), ranked), []).extend(rows)
     rows_of_kinds = [{"machine": machine, **mean} for (machine, ranked), rows in own.items() for mean in summary(rows, ranked)]

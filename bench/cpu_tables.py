@@ -64,13 +64,13 @@ def learned_on_cpus() -> Rows:
 
 def learned_on_random_problems() -> Rows:
     """Losses of the first choice over the random problems that the forest learns from, each left out of the training."""
-    says = {"models": "models", "models and forest": "models and forest, a quarter of the problems left out", "core left out": "core left out"}
+    says = {"models and forest": "models and forest, a quarter of the problems left out"}
     rows = [["core", "random problems", "ranked by", "loss of the first", "median"]]
     for entry in results_of("cpu_learned_random"):
         core, _, which = entry["machine"].partition(", ")
         if which == "all":
             losses = (f"{percent(entry[key])} %" for key in ("loss", "median loss"))
-            rows.append([core, str(entry["problems"]), says[entry["ranked by"]], *losses])
+            rows.append([core, str(entry["problems"]), says.get(entry["ranked by"], entry["ranked by"]), *losses])
     return rows
 
 

@@ -20,7 +20,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
 from tilewright.selection.learned import cpu as cpu_learned
-from tilewright.selection.learned.cpu import corrected, forest_for, record, table
+from tilewright.selection.learned.cpu import SHARE_ELSEWHERE, corrected, decided, predicted, record, share_for, table
 from tilewright.selection.learned.forest import fit, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
@@ -66,13 +66,23 @@ def test_other_numbers_of_threads_are_corrected(threads: int) -> None:
     before, after = both(LAYERS[0], SAPPHIRE_RAPIDS, threads)
     assert after.predicted is not None and np.isfinite(after.predicted).all() and (after.predicted > 0).all()
     assert not np.allclose(before.seconds, after.seconds)
-    assert forest_for(SAPPHIRE_RAPIDS) is not None
+    assert share_for(SAPPHIRE_RAPIDS) == 1 and decided(after)
 
 
-@pytest.mark.parametrize("name", ("x86-avx2", "x86-avx512", "xeon-8124m", "neoverse-n1", "cortex-a53"))
-def test_other_cores_are_left_to_the_models(name: str) -> None:
+@pytest.mark.parametrize("name", ("x86-avx2", "x86-avx512", "xeon-8124m"))
+def test_half_of_the_correction_counts_on_cores_that_were_not_measured(name: str) -> None:
     before, after = both(LAYERS[0], machine(name))
-    assert after.predicted is None and forest_for(machine(name)) is None
+    known = cpu_learned.trained(cpu_learned.MODEL)
+    assert known is not None and share_for(machine(name)) == SHARE_ELSEWHERE == 0.5 and not decided(after)
+    whole = predicted(known.forest, before, machine(name), 2)
+    assert whole is not None and not np.allclose(whole, before.seconds)
+    assert np.allclose(after.seconds, np.sqrt(whole * before.seconds))
+
+
+@pytest.mark.parametrize("name", ("neoverse-n1", "cortex-a53"))
+def test_other_architectures_are_left_to_the_models(name: str) -> None:
+    before, after = both(LAYERS[0], machine(name))
+    assert after.predicted is None and share_for(machine(name)) == 0
     assert (before.seconds == after.seconds).all()
 
 
@@ -145,9 +155,10 @@ def kind_and_sizes(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def test_what_judges_is_not_trained_with() -> None:
-    for line in training.lines(training.DATA / "cpu_random.jsonl.gz"):
-        kind, sizes = kind_and_sizes(line["layer"])
-        assert sizes not in JUDGED.get(kind, ()), line["layer"]
+    for path in training.files(training.RANDOM, training.TILED_RANDOM):
+        for line in training.lines(path):
+            kind, sizes = kind_and_sizes(line["layer"])
+            assert sizes not in JUDGED.get(kind, ()), line["layer"]
 
 
 @pytest.mark.parametrize(("kind", "judges"), [("depthwise", "DEPTHWISE"), ("product", "PRODUCTS"), ("conv2d", "LAYERS"), ("block", "LAYERS")])
@@ -182,26 +193,29 @@ def test_a_random_problem_is_left_out_wherever_it_was_measured(monkeypatch: pyte
     names = [f"conv2d:{k},{c},{h},{w},{f},1" for k, c, h, w, f in LAYERS] + ["conv2d:96,64,14,14,1,1"]
     text = serialisation.schedule_text(both(POINTWISE, SAPPHIRE_RAPIDS)[0].first().schedule)
     lines = [{"layer": name, "machine": serialisation.encode(target), "threads": 2, "times": {text: 1e-3}} for target in targets for name in names]
-    layers = [training.measured(line) for line in (*lines, lines[0])]
+    alone = {**lines[-1], "layer": "conv2d:80,64,14,14,1,1"}  # what a forest without the other core has seen
+    layers = [training.measured(line) for line in (*lines, lines[0], alone)]
     name_of = {id(layer.ranking): layer.name for layer in layers}
     asked: list[str] = []
+    shares: set[float] = set()
 
-    def ranked(taught: list[training.Measured], ranking: Ranking, target: Machine, threads: int) -> np.ndarray:
+    def ranked(taught: list[training.Measured], ranking: Ranking, target: Machine, threads: int, share: float) -> np.ndarray:
         asked.append(name_of[id(ranking)])
+        shares.add(share)
         assert asked[-1] not in {layer.name for layer in taught}
         return ranking.seconds
 
     monkeypatch.setattr(training, "trained", list)
     monkeypatch.setattr(training, "predicted", ranked)
     rows = training.on_random_problems([replace(layer, seconds=np.ones(layer.ranking.candidates)) for layer in layers], 2)
-    assert set(asked) == set(names)
+    assert set(asked) == {*names, alone["layer"]} and shares == {*training.SHARES, 1.0}
     every = {(row["machine"], row["ranked by"]): row["problems"] for row in rows}
-    assert every["golden-cove, all", "models and forest"] == 5 and every["zen3, all", "models and forest"] == 4
+    assert every["golden-cove, all", "models and forest"] == 5 and every["zen3, all", "models and forest"] == 5
+    assert every["golden-cove, all", "core left out, 0.5 of the correction"] == 5
 
 
 def test_the_forest_is_asked_on_cores_without_measurements_too() -> None:
-    ranking = both(LAYERS[0], machine("x86-avx2"))[1]
-    assert ranking.predicted is None
+    ranking = both(LAYERS[0], machine("x86-avx2"))[0]
     liked = cpu_choice.favourites_of_forest(ranking, machine("x86-avx2"), 2, 5)
     assert len(set(liked)) == 5 and liked != [int(position) for position in np.argsort(ranking.seconds, kind="stable")[:5]]
 

@@ -28,7 +28,7 @@ from tilewright.kernels.cpu.contraction.schema import CONTRACTION
 from tilewright.kernels.schema import Form, Options, form_of
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.learned import cpu as learned
-from tilewright.selection.learned.cpu import build_of, corrected, forest_for, record, units_of
+from tilewright.selection.learned.cpu import build_of, corrected, record, share_for, units_of
 from tilewright.selection.learned.forest import Forest, fit, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
@@ -85,14 +85,19 @@ def stored(forest: Forest, builds: Sequence[Sequence[Any]]) -> None:
     learned.trained.cache_clear()
 
 
+def any_forest() -> Forest:
+    return fit("gradient_boosting", np.zeros((8, 1), np.float32), np.arange(8.0), None, ("calls",), learned.VERSION, {"max_iter": 2})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_problems_in_bfloat16_have_candidates_on_tile_registers_alone(name: str) -> None:
     assert units_of(ranking_of(name)) == {"AMX"} and units_of(rank(cpu_choice.problem(name, XEON, 2), XEON, 2)) == {""}
     assert problem(name).values[problem(name).region.outputs[0]].dtype == "bf16"
 
 
-def test_a_forest_of_vectors_leaves_tile_registers_to_the_models() -> None:
-    assert forest_for(XEON) is not None and forest_for(XEON, ("AMX",)) is None and forest_for(XEON, ("", "AMX")) is None
+def test_a_forest_of_vectors_leaves_tile_registers_to_the_models(model: Path) -> None:
+    stored(any_forest(), [["golden-cove", 512]])
+    assert share_for(XEON) == 1 and share_for(XEON, ("AMX",)) == share_for(XEON, ("", "AMX")) == 0
     for name in NAMES:
         ranking = rank(problem(name), XEON, 2)
         assert ranking.predicted is None and record(ranking.parts[0], XEON, 2) is not None
@@ -130,7 +135,7 @@ def test_a_forest_learns_what_the_models_are_off_by_on_tile_registers(quick: Non
     layers = [training.measured(line(name, more_for_few_channels(name))) for name in NAMES]
     assert {layer.build for layer in layers} == {build_of(XEON, "AMX")}
     stored(training.trained(layers), [build_of(XEON, "AMX")])
-    assert forest_for(XEON, ("AMX",)) is not None and forest_for(XEON) is None
+    assert share_for(XEON, ("AMX",)) == 1 and share_for(XEON) == 0
     for name in NAMES:
         ranking, found = ranking_of(name), corrected(ranking_of(name), XEON, 2)
         ratio = found.seconds / ranking.seconds
@@ -138,7 +143,8 @@ def test_a_forest_learns_what_the_models_are_off_by_on_tile_registers(quick: Non
         if few.all():
             continue
         assert ratio[few].mean() / ratio[~few].mean() == pytest.approx(2.0, rel=0.1)
-    assert corrected(ranking_of(NAMES[0]), machine("x86-avx512"), 2).predicted is None
+    other = replace(XEON, pipeline="zen5")
+    assert share_for(other, ("AMX",)) == learned.SHARE_ELSEWHERE and corrected(ranking_of(NAMES[0]), other, 2).predicted is not None
 
 
 def without_alone(name: str) -> Ranking:
@@ -167,15 +173,14 @@ def test_candidates_of_both_units_compare_where_both_were_measured(quick: None, 
 
 
 def test_builds_of_other_forms_are_refused(model: Path) -> None:
-    forest = fit("gradient_boosting", np.zeros((8, 1), np.float32), np.arange(8.0), None, ("calls",), learned.VERSION, {"max_iter": 2})
     for builds in ([["golden-cove", 512, "AMX", "more"]], [["golden-cove"]], [["golden-cove", "wide"]]):
-        stored(forest, builds)
+        stored(any_forest(), builds)
         with pytest.raises(InvalidModel):
-            forest_for(XEON)
+            share_for(XEON)
 
 
 def test_tile_registers_are_left_out_as_a_machine_of_their_own(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    """For the judged layer "machine left out" has seen the vectors of the core, and "core left out" nothing of it, in this case nothing at all."""
+    """No forest without the judged layer's machine has seen tile registers, so that none is judged."""
     monkeypatch.setattr(training, "MODEL", model)
     monkeypatch.setattr("bench.common.RESULTS", tmp_path)
     seen: list[set[Any]] = []
@@ -192,12 +197,12 @@ def test_tile_registers_are_left_out_as_a_machine_of_their_own(quick: None, tmp_
     arguments = ["cpu_learned", "--data", str(data), "--judge", str(judge), "--name", "found"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--write"])
     training.main()
-    assert seen == [{build_of(XEON), build_of(XEON, "AMX")}, {build_of(XEON)}]
+    assert seen == [{build_of(XEON), build_of(XEON, "AMX")}]
     means = [row for row in json.loads((tmp_path / "found.json").read_text())["results"] if row["layer"] == "all"]
     assert {row["machine"] for row in means} == {"golden-cove (AMX), 2 threads"}
-    assert {row["ranked by"] for row in means} == {"models", "models and forest", "machine left out"}
+    assert {row["ranked by"] for row in means} == {"models", "models and forest"}
     learned.trained.cache_clear()
-    assert forest_for(XEON, ("", "AMX")) is not None
+    assert share_for(XEON, ("", "AMX")) == 1
     monkeypatch.setattr(sys, "argv", [*arguments, "--folds", "2"])
     training.main()
     rows = json.loads((tmp_path / "found.json").read_text())["results"]

@@ -28,6 +28,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.registry import lower_for_images
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.selection.code_score import MODELS, code_terms, coefficients_of, linear
+from tilewright.selection.learned.cpu import decided
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.selection.search import rescored
 from tilewright.toolchain import Binary, compile_kernels
@@ -68,14 +69,14 @@ def tools(machine: Machine) -> str:
 def best(problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> tuple[Choice, bool]:
     """The candidate with the best score among those of the ranking's first `count` whose predictions are close. The ranking's first is kept if no
     other is close, if its score is within `MARGIN` of the best, if it has no score, if the region is too short, or if all are of schemas whose
-    candidates scores do not order. A learned model, which corrects only cores and vectors that it was trained on, ranks better and decides alone. The
-    second result is False if a program did not end in time, so that the choice may not be reproducible.
+    candidates scores do not order. On cores and vectors with which the learned model was trained, its order is better and decides alone. The second
+    result is False if a program did not end in time, so that the choice may not be reproducible.
 
     Raises:
         Unsuitable: if no candidate is feasible.
     """
     favourite = ranking.first()
-    if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS:
+    if decided(ranking) or favourite.seconds < WORTH_SECONDS:
         return favourite, True
     close = [choice for choice in islice(ranking, count) if choice.seconds <= (1 + CLOSE) * favourite.seconds]
     if len(close) < 2 or not any(choice.schema.scored for choice in close):

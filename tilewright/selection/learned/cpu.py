@@ -36,6 +36,11 @@ MISSING = -64.0
 """Value of features that a schema does not have."""
 LEAST_SHARE = 2.0**-20
 """Shares of the time below this one are not told apart."""
+ARCHITECTURE = "x86-64"
+"""That of all cores in the training data: whether the forest serves others is not known."""
+SHARE_ELSEWHERE = 0.5
+"""The share of the correction on cores and vectors that were not measured. A part of the error is that of the models, whatever the core, and a part
+that of a core; over random problems of cores left out, first choices lose least with about a half (`bench.cpu_learned --folds`)."""
 
 
 def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
@@ -80,9 +85,9 @@ class Trained:
     forest: Forest
     builds: tuple[Build, ...]
 
-    def knows(self, ranking: Ranking) -> bool:
-        """Whether all units of the candidates were measured, on any core."""
-        return units_of(ranking) <= {unit for _, _, unit in self.builds}
+    def knows(self, units: frozenset[str]) -> bool:
+        """Whether all of these units were measured, on any core."""
+        return units <= {unit for _, _, unit in self.builds}
 
 
 @lru_cache(maxsize=8)
@@ -102,24 +107,34 @@ def trained(path: Path) -> Trained | None:
         return Trained(forest, builds)
 
 
-def forest_for(machine: Machine, units: Iterable[str] = ("",)) -> Forest | None:
-    """The forest, if it was trained with measurements of such a core and such vectors, for each of the units."""
-    known = trained(MODEL)
-    return known.forest if known is not None and {build_of(machine, unit) for unit in units} <= set(known.builds) else None
+def share_for(machine: Machine, units: Iterable[str] = ("",)) -> float:
+    """The part of the forest's correction, as a logarithm, that counts on this machine: all if it was trained with measurements of such a core and
+    such vectors, for each of the units; SHARE_ELSEWHERE if it knows the units from others; 0 on other architectures, or if there is no forest."""
+    known, units = trained(MODEL), frozenset(units)
+    if known is None or not known.knows(units) or machine.architecture != ARCHITECTURE:
+        return 0.0
+    return 1.0 if {build_of(machine, unit) for unit in units} <= set(known.builds) else SHARE_ELSEWHERE
 
 
-def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) -> np.ndarray | None:
-    """Seconds of all candidates; None if there is a part that the forest does not cover."""
+def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int, share: float = 1.0) -> np.ndarray | None:
+    """Seconds of all candidates, with this share of the correction; None if there is a part that the forest does not cover."""
     seconds = []
     for part in ranking.parts:
         columns = record(part, machine, threads)
         if columns is None:
             return None
-        seconds.append(part.estimate.seconds * np.exp2(forest.predict(table(columns, forest.names))))
+        seconds.append(part.estimate.seconds * np.exp2(share * forest.predict(table(columns, forest.names))))
     return np.concatenate(seconds)
 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core, vectors and units."""
-    forest = forest_for(machine, units_of(ranking)) if ranking.candidates else None
-    return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking, machine, threads))
+    """The ranking with the times predicted by the forest, if it covers the region and its share on this machine is not 0."""
+    share, known = share_for(machine, units_of(ranking)), trained(MODEL)
+    if known is None or share == 0 or not ranking.candidates:
+        return ranking
+    return replace(ranking, predicted=predicted(known.forest, ranking, machine, threads, share))
+
+
+def decided(ranking: Ranking) -> bool:
+    """Whether the order is the forest's, trained with measurements of this core, vectors and units."""
+    return ranking.predicted is not None and share_for(ranking.machine, units_of(ranking)) == 1
