@@ -128,6 +128,28 @@ def cancelled_epilogues() -> list[Case]:
     ]
 
 
+class Placed(nn.Module):
+    """Where the maxima are, in the order of columns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, places = F.max_pool2d(x, 2, return_indices=True)
+        return places % x.shape[-1] * x.shape[-2] + places // x.shape[-1]
+
+
+class Numbered(nn.Module):
+    """Integers, and the rows that they stand in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.sum(-1, keepdim=True) + torch.arange(x.shape[0])[:, None]
+        return rows * x % 7
+
+
+def places_in_tiles() -> list[Case]:
+    """Integers that depend on the place of a row: a strip has another one."""
+    images = torch.randn(1, 1, 5, 5)
+    return [Case("places of maxima", Placed(), (images,)), Case("numbers of rows", Numbered(), (torch.randint(9, (64, 48)),))]
+
+
 def triangles_of_tiles() -> list[Case]:
     """Epilogues whose condition is constant for some pixels of a register tile, which leaves a constant instead of a vector: stored by pixels, by
     channels, in a partial last panel, by Winograd's algorithm, in a depthwise convolution and after a product."""
@@ -162,6 +184,7 @@ SMALL = (
     integers_and_truth_values,
     results_without_dimensions,
     padding_of_constants,
+    places_in_tiles,
     cancelled_epilogues,
     triangles_of_tiles,
 )

@@ -252,6 +252,8 @@ class _Finder:
             return replace(node, index=tuple(index))
 
         moved = replace(step, bodies=tuple(rewrite(body, visit) for body in step.bodies))
+        if any(body.dtype == INDEX and self.depends(rewrite(body, _unread)) for body in moved.bodies):  # such as the place of a maximum
+            raise Unsuitable(f"{step.name} depends on the place of a row")
         for part in walk(*moved.bodies):
             loose = isinstance(part, Apply) and part.dtype != INDEX and any(arg.dtype == INDEX and self.depends(arg) for arg in part.args)
             if loose or isinstance(part, Load) and part.buffer in self.own and not self._at_own_row(part):
@@ -261,6 +263,10 @@ class _Finder:
     def _at_own_row(self, load: Load) -> bool:
         """Whether an earlier result is read at the current row: each position is a plain axis, or depends on none of those that are cut."""
         return all(isinstance(position, Var) or not self.depends(position) for position in load.index)
+
+
+def _unread(node: Expr) -> Expr:
+    return Const(0, node.dtype) if isinstance(node, Load) else node
 
 
 def _other_conditions(condition: Expr, positions: Sequence[tuple[Expr, int]]) -> list[Expr]:
