@@ -346,22 +346,25 @@ TENSOR_BATCHES = (1, 8, 64)
 
 
 def tensor_networks() -> Rows:
-    """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
+    """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch. The later measurement counts."""
     rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
-    measured = [entry for dtype in TENSOR_TYPES for entry in results_of(f"gpu_half_figure_{dtype}_h100")]
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
-    names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
+    files = [f"gpu_half_figure_{dtype}_h100{run}" for run in ("", "_2") for dtype in TENSOR_TYPES]
+    measured = [(file, entry) for file in files for entry in results_of(file)]
+    latest = {entry["network"]: file for file, entry in measured}
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for file, entry in measured if latest[entry["network"]] == file}
+    names = list(dict.fromkeys(entry["network"].split()[0] for _, entry in measured))
     cells: dict[str, list[str]] = {name: [] for name in names}
     ratios: list[list[float]] = []
     for dtype in TENSOR_TYPES:
         for batch in TENSOR_BATCHES:
             ratios.append([])
             for name in names:
-                times = {peer: found.get((f"{name} {dtype} x{batch}", peer)) for peer in ("tilewright", "eager", "eager_cl", "inductor")}
+                network = f"{name} {dtype} x{batch}"
+                times = {peer: found.get((network, peer)) for peer in ("tilewright", "eager", "eager_cl", "inductor")}
                 own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
                 if own and peers:
                     ratios[-1].append(min(peers) / own)
-                    cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
+                    cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}{'' if latest[network].endswith('_2') else ' (before)'}")
                 else:
                     cells[name].append("")
     rows += [[name, *own] for name, own in cells.items()]
@@ -369,10 +372,45 @@ def tensor_networks() -> Rows:
     return rows
 
 
+def tensor_layers() -> Rows:
+    """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
+    measured = [row for dtype in ("fp16", "tf32") for row in results_of(f"gpu_tensor_layers_{dtype}_h200")]
+    times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
+    columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
+    rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]
+    ratios: dict[tuple[str, int], list[float]] = {column: [] for column in columns}
+    for layer in dict.fromkeys(layer for layer, _, _ in times):
+        cells = []
+        for column in columns:
+            own = times.get((layer, *column))
+            if own is None:
+                cells.append("")
+                continue
+            ratios[column].append(min(seconds for name, seconds in own.items() if name.startswith("cudnn")) / own["ours"])
+            cells.append(f"{own['ours']:.1f}; {ratios[column][-1]:.2f}")
+        rows.append([layer, *cells])
+    rows.append(["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios.values())])
+    return rows
+
+
+def tensor_attention() -> Rows:
+    """Attention in float16 on a GPU: the first choice of the models, and the fastest of PyTorch's over it."""
+    rows = [["attention", "ours, us", "PyTorch, us", "PyTorch / ours", "fastest measured of ours, us"]]
+    found: dict[str, dict[str, float]] = {}
+    for entry in results_of("attention_fp16_h100"):
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
+    for name, times in found.items():
+        own = [seconds for contender, seconds in times.items() if contender.startswith("tensor attention")]
+        peer = min(seconds for contender, seconds in times.items() if contender.startswith("torch"))
+        rows.append([name, f"{own[0]:.1f}", f"{peer:.1f}", f"{peer / own[0]:.2f}", f"{min(own):.1f}"])
+    return rows
+
+
 def tensor_products() -> Rows:
     """Matrix products on tensor cores of a GPU: ours and cuBLAS's time, by type."""
     types = ("float16", "bfloat16", "tf32")
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h100")}
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h200")}
     names = list(dict.fromkeys(network.split()[0] for network, _ in found))
     rows = [["product", *(f"{dtype}: ours, us; cuBLAS / ours" for dtype in types)]]
     ratios: dict[str, list[float]] = {dtype: [] for dtype in types}
@@ -408,6 +446,8 @@ GPU_TABLES = (
     tuned,
     gpu_recurrent,
     tensor_networks,
+    tensor_layers,
+    tensor_attention,
     tensor_products,
     workloads,
     kernel_kinds,
