@@ -74,7 +74,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The place of the forest, in a folder of the test's own."""
-    monkeypatch.setattr(learned, "MODEL", tmp_path / "cpu.npz")
+    for module in (learned, cpu_choice):
+        monkeypatch.setattr(module, "MODEL", tmp_path / "cpu.npz")
     yield tmp_path / "cpu.npz"
     learned.trained.cache_clear()
 
