@@ -215,6 +215,8 @@ def pooling(g: Growth) -> Node | None:
         return None
     options = f"window {window} stride {stride} padding {padding} ceil {ceil}"
     if g.chance(0.5):
+        if g.chance(0.2):
+            return call(f"positions of max_pool {options}", (x,), lambda x: greatest(x, window, stride, padding, 1, ceil, True)[1])
         return call(f"max_pool {options}", (x,), lambda x: greatest(x, window, stride, padding, 1, ceil), True)
     inside = g.chance(0.5)
     return call(f"avg_pool {options} include_pad {inside}", (x,), lambda x: mean(x, window, stride, padding, ceil, inside))
