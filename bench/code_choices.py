@@ -1,10 +1,11 @@
 """How many candidates of a CPU contraction are worth compiling to choose among them by their code: `python -m bench.code_choices [--data FILE ...]`.
 
-A compilation for a core without data compiles the first few candidates of the models if their predictions are close (`tuning/code_choice.py`). For
-each measured random contraction, the first few that were measured are compiled and analysed; then every number of candidates and every limit on how
-much longer than the first one they may be predicted to take is evaluated: the mean loss of the choice, and the number of compiled candidates. With
-"scored", nothing is compiled for candidates of schemas without that flag (`Schema.scored`) alone. Only training data are read. The values in the
-package are chosen by hand from the table. It takes about five minutes on one core.
+A compilation for a core without data compiles the first few candidates if their predictions are close (`tuning/code_choice.py`). For each measured
+random contraction the first few that were measured are compiled and analysed, in the order that such a core has: by the models with a share of the
+correction of a forest that has seen neither the core nor the problem (`bench.cpu_learned.others_of`). Then every number of candidates and every limit
+on how much longer than the first one they may be predicted to take is evaluated: the mean loss of the choice, and the number of compiled candidates.
+With "scored", nothing is compiled for candidates of schemas without that flag (`Schema.scored`) alone. Only training data are read. The values in the
+package are chosen by hand from the table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_learned import DATA, RANDOM, lines, measured
+from bench.cpu_learned import DATA, RANDOM, lines, measured, others_of, rankings, trained
 from bench.cpu_score import suits, terms_of
 from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.selection.code_score import coefficients_of, linear
+from tilewright.selection.learned.cpu import SHARE_ELSEWHERE, predicted
+from tilewright.selection.learned.forest import Forest
 from tilewright.tuning.code_choice import MARGIN, WORTH_SECONDS
 
 FIRST = 4
@@ -38,14 +43,17 @@ CLOSE = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, inf)
 Row = Mapping[str, Any]
 
 
-def candidates(line: Mapping[str, Any]) -> list[Row]:
-    """The first measured candidates of a problem in the models' order: predicted seconds, loss, score (infinite if the code cannot be followed)."""
+def candidates(forests: Mapping[str, Forest], line: Mapping[str, Any]) -> list[Row]:
+    """The first measured candidates of a problem in the order of a core without data: predicted seconds, loss, score (infinite if the code cannot be
+    followed). `forests`: without each core."""
     layer = measured(line)
-    known = [int(at) for at in np.argsort(layer.ranking.seconds, kind="stable") if np.isfinite(layer.seconds[at])]
+    forest = forests[layer.machine.pipeline]
+    ranking = replace(layer.ranking, predicted=predicted(forest, layer.ranking, layer.machine, layer.threads, SHARE_ELSEWHERE))
+    known = [int(at) for at in np.argsort(ranking.seconds, kind="stable") if np.isfinite(layer.seconds[at])]
     coefficients, best = coefficients_of(layer.machine.architecture), np.nanmin(layer.seconds)
     rows: list[Row] = []
     for position in known[:FIRST]:
-        choice = layer.ranking.choice(position)
+        choice = ranking.choice(position)
         try:
             score = linear(terms_of(layer.problem, choice.schedule, layer.machine, layer.threads), coefficients)
         except Unanalysable:
@@ -71,8 +79,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--name", default="code_choices")
     options = parser.parse_args()
+    layers = [layer for path in options.data for layer in rankings(path)]
+    forests = {core: trained(others_of(core, layers)) for core in {layer.machine.pipeline for layer in layers}}
     with ProcessPoolExecutor(options.jobs) as pool:
-        problems = {path.name: list(filter(None, pool.map(candidates, filter(suits, lines(path))))) for path in options.data}
+        found_in = partial(candidates, forests)
+        problems = {path.name: list(filter(None, pool.map(found_in, filter(suits, lines(path))))) for path in options.data}
     problems["all"] = [rows for own in problems.values() for rows in own]
     table = Table("file", "problems", "candidates", "close %", "scored", "loss %", "changed", "compiled", box=None)
     results: list[dict[str, Any]] = []

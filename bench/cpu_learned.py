@@ -200,6 +200,12 @@ def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, An
     return [{**mean, "ranked by": ranked, "first choices not measured": unknown[mean["kind"]]} for mean in means(every)]
 
 
+def others_of(core: str, layers: Sequence[Measured]) -> list[Measured]:
+    """The measurements on other cores, without problems that were also measured on this one."""
+    seen = {layer.name for layer in layers if layer.machine.pipeline == core}
+    return [layer for layer in layers if layer.machine.pipeline != core and layer.name not in seen]
+
+
 def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str, Any]]:
     """Losses of the first choice among the measured candidates of random problems, each ranked by a forest that has not seen it."""
     problems = sorted({layer.name for layer in layers})
@@ -211,8 +217,7 @@ def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str,
         groups.append(("models and forest", inside, [layer for layer in layers if part_of[layer.name] != number], (1.0,)))
     for core in cores:
         inside = [layer for layer in layers if layer.machine.pipeline == core]
-        seen = {layer.name for layer in inside}
-        others = [layer for layer in layers if layer.machine.pipeline != core and layer.name not in seen]
+        others = others_of(core, layers)
         units = {layer.unit for layer in others}
         groups.append(("core left out", [layer for layer in inside if layer.unit in units], others, SHARES))
     losses: dict[tuple[str, str], list[float]] = {}
