@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_choice import kind_of, problem
-from bench.cpu_learned import DATA, JUDGED, lines
+from bench.cpu_choice import kind_of, lines, problem
+from bench.cpu_learned import DATA, JUDGED
 from tilewright.hardware import Machine, identified_cpu
 from tilewright.hardware.measured_facts import Calibration, Fact, assumed_facts, stored, with_facts
 from tilewright.selection.choice import rank

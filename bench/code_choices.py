@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_learned import DATA, RANDOM, lines, measured, others_of, rankings, trained
+from bench.cpu_choice import lines
+from bench.cpu_learned import DATA, RANDOM, measured, others_of, rankings, trained
 from bench.cpu_score import suits, terms_of
 from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.selection.code_score import coefficients_of, linear

@@ -208,7 +208,8 @@ def favourites_of_forest(ranking: Ranking, machine: Machine, threads: int, count
     """The candidates that the package's forest ranks best, also if it has no measurements of this core; none if it does not cover the region,
     or has no measurements on tile registers and ranks these."""
     known = trained(MODEL)
-    found = predicted(known.forest, ranking, machine, threads) if known is not None and known.knows(units_of(ranking)) else None
+    covers = known is not None and all(map(known.cores, units_of(ranking)))
+    found = predicted(known.forest, ranking, machine, threads) if known is not None and covers else None
     return [] if found is None else [int(position) for position in np.argsort(found, kind="stable")[:count]]
 
 

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import git_commit, write_results
-from bench.cpu_learned import DATA, RANDOM, Measured, lines, measured, undisturbed
+from bench.cpu_choice import lines
+from bench.cpu_learned import DATA, RANDOM, Measured, measured, undisturbed
 from bench.refit import replaced, text_of
 from tilewright.hardware import calibration
 from tilewright.hardware.calibration import CpuCalibration, assumed, cpu_calibration

@@ -27,7 +27,7 @@ for Zen 5, the fifth for Zen 3):
     python -m bench.cpu_choice --top 8 --by-forest 8 --evenly 12 --again 8 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
-Products in bfloat16 on tile registers, first random ones, then those to judge; their files are used once they are there:
+Products in bfloat16 on tile registers, first random ones, then those to judge:
 
     python -m bench.cpu_choice --precision bf16 --random 60 --seed 87000 --top 8 --evenly 8 --again 6 --beside 4 --seconds S --resume --data FILE
     python -m bench.cpu_choice --precision bf16 --top 8 --evenly 8 --again 6 --beside 4 --seconds S --resume --data FILE
@@ -53,8 +53,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_choice import KINDS, MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
-from bench.cpu_choice import lines as lines
+from bench.cpu_choice import KINDS, MEASURES, WAYS, kind_of, lines, means, of_way, problem, ratios, winograd_rows
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
@@ -74,7 +73,7 @@ JUDGED = (
     "cpu_layers_zen5_avx2.jsonl.gz", "cpu_layers_zen3.jsonl.gz",
 )  # fmt: skip
 TILED_RANDOM, TILED_JUDGED = "cpu_random_amx.jsonl.gz", "cpu_layers_amx.jsonl.gz"
-"""Of products in bfloat16 on tile registers, once they are measured."""
+"""Of products in bfloat16 on tile registers."""
 OPTIONS = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 2
 SLOW_WEIGHT = 1.5
@@ -116,11 +115,6 @@ class Measured:
     def build(self) -> Build:
         """What is a machine to the kernels."""
         return build_of(self.machine, self.unit)
-
-
-def files(names: Sequence[str], tiled: str) -> list[Path]:
-    """The package's files of measurements: those of vectors, and that of tile registers if there is one."""
-    return [*(DATA / name for name in names), *(path for path in [DATA / tiled] if path.is_file())]
 
 
 def undisturbed(line: Mapping[str, Any]) -> bool:
@@ -239,8 +233,8 @@ def on_random_problems(layers: Sequence[Measured], folds: int) -> list[dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, nargs="+", default=files(RANDOM, TILED_RANDOM))
-    parser.add_argument("--judge", type=Path, nargs="+", default=files(JUDGED, TILED_JUDGED))
+    parser.add_argument("--data", type=Path, nargs="+", default=[DATA / name for name in (*RANDOM, TILED_RANDOM)])
+    parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / name for name in (*JUDGED, TILED_JUDGED)])
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--folds", type=int, default=0, metavar="N")
     parser.add_argument("--name", default="cpu_learned")

@@ -29,8 +29,8 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from bench.common import write_results
-from bench.cpu_choice import kind_of
-from bench.cpu_learned import DATA, lines, measured, undisturbed
+from bench.cpu_choice import kind_of, lines
+from bench.cpu_learned import DATA, measured, undisturbed
 from tilewright.analysis.cpu.assembly import disassembled
 from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.codegen.source import source_text

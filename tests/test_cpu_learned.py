@@ -66,14 +66,14 @@ def test_other_numbers_of_threads_are_corrected(threads: int) -> None:
     before, after = both(LAYERS[0], SAPPHIRE_RAPIDS, threads)
     assert after.predicted is not None and np.isfinite(after.predicted).all() and (after.predicted > 0).all()
     assert not np.allclose(before.seconds, after.seconds)
-    assert share_for(SAPPHIRE_RAPIDS) == 1 and decided(after)
+    assert share_for(SAPPHIRE_RAPIDS, {""}) == 1 and decided(after)
 
 
 @pytest.mark.parametrize("name", ("x86-avx2", "x86-avx512", "xeon-8124m"))
 def test_half_of_the_correction_counts_on_cores_that_were_not_measured(name: str) -> None:
     before, after = both(LAYERS[0], machine(name))
     known = cpu_learned.trained(cpu_learned.MODEL)
-    assert known is not None and share_for(machine(name)) == SHARE_ELSEWHERE == 0.5 and not decided(after)
+    assert known is not None and share_for(machine(name), {""}) == SHARE_ELSEWHERE == 0.5 and not decided(after)
     whole = predicted(known.forest, before, machine(name), 2)
     assert whole is not None and not np.allclose(whole, before.seconds)
     assert np.allclose(after.seconds, np.sqrt(whole * before.seconds))
@@ -82,7 +82,7 @@ def test_half_of_the_correction_counts_on_cores_that_were_not_measured(name: str
 @pytest.mark.parametrize("name", ("neoverse-n1", "cortex-a53"))
 def test_other_architectures_are_left_to_the_models(name: str) -> None:
     before, after = both(LAYERS[0], machine(name))
-    assert after.predicted is None and share_for(machine(name)) == 0
+    assert after.predicted is None and share_for(machine(name), {""}) == 0
     assert (before.seconds == after.seconds).all()
 
 
@@ -132,7 +132,7 @@ def test_a_forest_learns_what_the_models_are_off_by(tmp_path: Path, monkeypatch:
     features = np.concatenate([table(own, names) for own in columns if own is not None])
     few = features[:, names.index("axis vectors")] < 2
     forest = fit("gradient_boosting", features, few.astype(float), None, names, cpu_learned.VERSION, {"max_iter": 60, "learning_rate": 0.2})
-    save(forest, cpu_learned.MODEL, {"builds": [["golden-cove", 512]]})
+    save(forest, cpu_learned.MODEL, {"builds": [["golden-cove", 512, ""]]})
     cpu_learned.trained.cache_clear()
     found = corrected(rankings[1], SAPPHIRE_RAPIDS, 5)
     count = len(rankings[1].parts[0].estimate.seconds)
@@ -155,8 +155,8 @@ def kind_and_sizes(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def test_what_judges_is_not_trained_with() -> None:
-    for path in training.files(training.RANDOM, training.TILED_RANDOM):
-        for line in training.lines(path):
+    for name in (*training.RANDOM, training.TILED_RANDOM):
+        for line in cpu_choice.lines(training.DATA / name):
             kind, sizes = kind_and_sizes(line["layer"])
             assert sizes not in JUDGED.get(kind, ()), line["layer"]
 

@@ -97,8 +97,8 @@ def test_problems_in_bfloat16_have_candidates_on_tile_registers_alone(name: str)
 
 
 def test_a_forest_of_vectors_leaves_tile_registers_to_the_models(model: Path) -> None:
-    stored(any_forest(), [["golden-cove", 512]])
-    assert share_for(XEON) == 1 and share_for(XEON, ("AMX",)) == share_for(XEON, ("", "AMX")) == 0
+    stored(any_forest(), [["golden-cove", 512, ""]])
+    assert share_for(XEON, ("",)) == 1 and share_for(XEON, ("AMX",)) == share_for(XEON, ("", "AMX")) == 0
     for name in NAMES:
         ranking = rank(problem(name), XEON, 2)
         assert ranking.predicted is None and record(ranking.parts[0], XEON, 2) is not None
@@ -136,7 +136,7 @@ def test_a_forest_learns_what_the_models_are_off_by_on_tile_registers(quick: Non
     layers = [training.measured(line(name, more_for_few_channels(name))) for name in NAMES]
     assert {layer.build for layer in layers} == {build_of(XEON, "AMX")}
     stored(training.trained(layers), [build_of(XEON, "AMX")])
-    assert share_for(XEON, ("AMX",)) == 1 and share_for(XEON) == 0
+    assert share_for(XEON, ("AMX",)) == 1 and share_for(XEON, ("",)) == 0
     for name in NAMES:
         ranking, found = ranking_of(name), corrected(ranking_of(name), XEON, 2)
         ratio = found.seconds / ranking.seconds
@@ -144,7 +144,10 @@ def test_a_forest_learns_what_the_models_are_off_by_on_tile_registers(quick: Non
         if few.all():
             continue
         assert ratio[few].mean() / ratio[~few].mean() == pytest.approx(2.0, rel=0.1)
-    other = replace(XEON, pipeline="zen5")
+    other = replace(XEON, pipeline="zen4")
+    assert share_for(other, ("AMX",)) == 0 and corrected(ranking_of(NAMES[0]), other, 2).predicted is None
+    forest = training.trained(layers)
+    stored(forest, [build_of(XEON, "AMX"), ("zen5", 512, "AMX")])
     assert share_for(other, ("AMX",)) == learned.SHARE_ELSEWHERE and corrected(ranking_of(NAMES[0]), other, 2).predicted is not None
 
 
@@ -164,12 +167,12 @@ def test_candidates_of_both_units_compare_where_both_were_measured(quick: None, 
         seconds = both.seconds * np.repeat([1.0, 0.01], [len(part.estimate.seconds) for part in both.parts])
         layers.append(replace(training.measured(line(name)), ranking=both, seconds=seconds))
     forest = training.trained(layers)
-    stored(forest, [["golden-cove", 512], ["golden-cove", 512, "AMX"]])
+    stored(forest, [["golden-cove", 512, ""], ["golden-cove", 512, "AMX"]])
     for name in names:
         both = without_alone(name)
         assert units_of(both) == {"", "AMX"} and both.first().schema is AMX
         assert corrected(both, XEON, 2).first().schema is CONTRACTION
-    stored(forest, [["golden-cove", 512]])
+    stored(forest, [["golden-cove", 512, ""]])
     assert corrected(without_alone(NAMES[0]), XEON, 2).predicted is None
 
 
@@ -177,7 +180,7 @@ def test_builds_of_other_forms_are_refused(model: Path) -> None:
     for builds in ([["golden-cove", 512, "AMX", "more"]], [["golden-cove"]], [["golden-cove", "wide"]]):
         stored(any_forest(), builds)
         with pytest.raises(InvalidModel):
-            share_for(XEON)
+            share_for(XEON, ("",))
 
 
 def test_tile_registers_are_left_out_as_a_machine_of_their_own(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

@@ -27,6 +27,7 @@ from tilewright.ir.expr import (
     Load,
     Var,
     checks,
+    children,
     coefficient,
     linear,
     loads,
@@ -252,7 +253,7 @@ class _Finder:
             return replace(node, index=tuple(index))
 
         moved = replace(step, bodies=tuple(rewrite(body, visit) for body in step.bodies))
-        if any(body.dtype == INDEX and self.depends(rewrite(body, _unread)) for body in moved.bodies):  # such as the place of a maximum
+        if any(body.dtype == INDEX and self._of_place(body) for body in moved.bodies):  # such as the place of a maximum
             raise Unsuitable(f"{step.name} depends on the place of a row")
         for part in walk(*moved.bodies):
             loose = isinstance(part, Apply) and part.dtype != INDEX and any(arg.dtype == INDEX and self.depends(arg) for arg in part.args)
@@ -260,13 +261,19 @@ class _Finder:
                 raise Unsuitable(f"{step.name} depends on the place of a row")
         return moved
 
+    def _of_place(self, expr: Expr) -> bool:
+        """Whether a value depends on the place of the tile otherwise than through what is read there."""
+        left = [expr]
+        while left:
+            part = left.pop()
+            if isinstance(part, Var) and part in self.cut:
+                return True
+            left += [] if isinstance(part, Load) else children(part)
+        return False
+
     def _at_own_row(self, load: Load) -> bool:
         """Whether an earlier result is read at the current row: each position is a plain axis, or depends on none of those that are cut."""
         return all(isinstance(position, Var) or not self.depends(position) for position in load.index)
-
-
-def _unread(node: Expr) -> Expr:
-    return Const(0, node.dtype) if isinstance(node, Load) else node
 
 
 def _other_conditions(condition: Expr, positions: Sequence[tuple[Expr, int]]) -> list[Expr]:

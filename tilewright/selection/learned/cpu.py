@@ -3,8 +3,7 @@
 One forest serves all cores, vectors and tile registers that it was trained on, with any number of threads. It predicts the logarithm of measured over
 modelled time from features that are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work
 relative to threads, how much of tiles, panels and threads is filled. It was trained on measured schedules of random problems
-(`bench/cpu_learned.py`). Regions unlike those, and other cores, keep the analytical times: with facts far from those of the training data its choices
-were slower than the models'.
+(`bench/cpu_learned.py`). Regions unlike those keep the analytical times; on other x86 cores a share of the correction counts.
 
 A correction is relative to the fastest kernels of the same problem, whatever their schemas: those of two schemas compare if both were measured for
 the same problems. Candidates on tile registers, for which vectors are no alternative (`Schema.alone`), are never compared with others.
@@ -31,7 +30,7 @@ from tilewright.selection.ranking import Part, Ranking
 
 MODEL = Path(__file__).parent.parent / "models" / "cpu.npz"
 VERSION = 3
-"""Incremented whenever the result of `record` changes; a forest of another version is not used."""
+"""Incremented whenever `record` gives other columns for parts that a forest has learned; a forest of another version is not used."""
 MISSING = -64.0
 """Value of features that a schema does not have."""
 LEAST_SHARE = 2.0**-20
@@ -85,9 +84,9 @@ class Trained:
     forest: Forest
     builds: tuple[Build, ...]
 
-    def knows(self, units: frozenset[str]) -> bool:
-        """Whether all of these units were measured, on any core."""
-        return units <= {unit for _, _, unit in self.builds}
+    def cores(self, unit: str) -> frozenset[str]:
+        """The cores on which kernels that multiply with this unit were measured."""
+        return frozenset(core for core, _, own in self.builds if own == unit)
 
 
 @lru_cache(maxsize=8)
@@ -103,17 +102,20 @@ def trained(path: Path) -> Trained | None:
     if forest.version != VERSION:
         return None
     with reading(path, InvalidModel, "install Tilewright again, or train it again"):
-        builds = tuple((str(core), int(bits), str(*unit)) for core, bits, *unit in more["builds"])  # of vectors without a unit
+        builds = tuple((str(core), int(bits), str(unit)) for core, bits, unit in more["builds"])
         return Trained(forest, builds)
 
 
-def share_for(machine: Machine, units: Iterable[str] = ("",)) -> float:
+def share_for(machine: Machine, units: Iterable[str]) -> float:
     """The part of the forest's correction, as a logarithm, that counts on this machine: all if it was trained with measurements of such a core and
-    such vectors, for each of the units; SHARE_ELSEWHERE if it knows the units from others; 0 on other architectures, or if there is no forest."""
+    such vectors, for each of the units; SHARE_ELSEWHERE if these were measured on several other cores, so that the forest was judged without one; 0
+    otherwise, on other architectures, or if there is no forest."""
     known, units = trained(MODEL), frozenset(units)
-    if known is None or not known.knows(units) or machine.architecture != ARCHITECTURE:
+    if known is None or machine.architecture != ARCHITECTURE:
         return 0.0
-    return 1.0 if {build_of(machine, unit) for unit in units} <= set(known.builds) else SHARE_ELSEWHERE
+    if {build_of(machine, unit) for unit in units} <= set(known.builds):
+        return 1.0
+    return SHARE_ELSEWHERE if all(len(known.cores(unit)) > 1 for unit in units) else 0.0
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int, share: float = 1.0) -> np.ndarray | None:
