@@ -26,6 +26,7 @@ from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.dynamic import DynamicExecutable
 from tilewright.runtime.loadable import LoadableProgram
+from tilewright.selection.learned import cpu as learned
 from tilewright.toolchain.cache import kernel_key
 from tilewright.toolchain.compilers import compiler_for
 
@@ -56,6 +57,12 @@ class Layers(nn.Module):
         for layer in self.layers:
             x = x + layer(x) if isinstance(layer, nn.Conv2d) else layer(x)
         return torch.softmax(self.head(x.mean((2, 3))), 1)
+
+
+@pytest.fixture
+def by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choices of the analytical models alone: which form a kernel has is theirs to decide, not what is tested."""
+    monkeypatch.setattr(learned, "SHARE_ELSEWHERE", 0.0)
 
 
 def sized(module: nn.Module, x: torch.Tensor, threads: int = 1) -> DynamicExecutable:
@@ -154,7 +161,7 @@ def test_strips_of_single_images_serve_any_number_of_images() -> None:
     ],
     ids=["convolution", "window", "rows", "softmax"],
 )
-def test_kernels_of_one_image_are_those_of_several(layers: tuple[nn.Module, ...], shape: tuple[int, ...]) -> None:
+def test_kernels_of_one_image_are_those_of_several(layers: tuple[nn.Module, ...], shape: tuple[int, ...], by_formulas: None) -> None:
     cpu = machine("x86-avx512")
     model = ModuleModel(nn.Sequential(*layers).eval(), (torch.randn(2, *shape),), None, [{0: "batch"}])
     programs = [plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory) for memory in [Memory()] for batch in (1, 2, 6)]
@@ -167,7 +174,7 @@ def test_kernels_of_one_image_are_those_of_several(layers: tuple[nn.Module, ...]
         assert images > 1 or not any(re.search(r"\b2 x ", text) for text in texts)
 
 
-def test_panels_of_weights_are_prefetched_for_any_number_of_images() -> None:
+def test_panels_of_weights_are_prefetched_for_any_number_of_images(by_formulas: None) -> None:
     """Which tiles fetch the next panel depends on the tiles of one image, although one loop goes over those of all images."""
     cpu, memory = machine("x86-avx512"), Memory()
     layers = nn.AvgPool2d(3, 1, 1), nn.Conv2d(512, 1024, 1), nn.ReLU(), nn.Conv2d(1024, 512, 1), nn.AvgPool2d(3, 1, 1)
