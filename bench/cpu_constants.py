@@ -22,7 +22,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,11 @@ from bench.cpu_choice import lines
 from bench.cpu_learned import DATA, RANDOM, Measured, measured, undisturbed
 from bench.refit import replaced, text_of
 from tilewright.hardware import calibration
-from tilewright.hardware.calibration import CpuCalibration, assumed, cpu_calibration
+from tilewright.hardware.calibration import assumed, cpu_calibration
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.hybrid import folds_of
 from tilewright.selection.ranking import Part, rows_of
-from tilewright.tuning.refit import LEAST_QUALITY, SOFT, WIDEST
+from tilewright.tuning.refit import LEAST_QUALITY, SOFT, WIDEST, with_values
 
 Values = Mapping[tuple[str, str], Sequence[float]]
 """Values of constants, by part and name."""
@@ -55,13 +55,6 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 }  # fmt: skip
 """Least and largest value of exponents, of a tile product, which takes 16 cycles at least, and of the time of what is stored in parts over that of
 what is stored at once; others may change by WIDEST."""
-
-
-def with_values(constants: CpuCalibration, values: Mapping[tuple[str, str], float]) -> CpuCalibration:
-    """The constants with other values, by part and name."""
-    for (part, name), value in values.items():
-        constants = replace(constants, **{part: replace(getattr(constants, part), **{name: value})})
-    return constants
 
 
 def judged(layer: Measured, values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
@@ -114,18 +107,20 @@ def fitted(samples: Sequence[Sample], name: str, prior: float, evaluations: int)
     bounds = np.log([LIMITS.get(constant, (value / WIDEST, value * WIDEST)) for constant, value in present.items()]).T
     goal, weight = np.log(np.concatenate([sample.seconds for sample in samples])), np.concatenate([sample.weight for sample in samples])
 
+    names = [(name, constant) for constant in present]
+
     def values_at(logarithms: np.ndarray) -> dict[tuple[str, str], float]:
-        return {(name, constant): float(f"{value:.3g}") for constant, value in zip(present, np.exp(logarithms), strict=True)}
+        return dict(zip(names, np.exp(logarithms).tolist(), strict=True))
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
-        values = dict(zip(values_at(logarithms), map(float, np.exp(logarithms)), strict=True))
+        values = values_at(logarithms)
         times = np.concatenate([sample.predicted(values) for sample in samples])
         result: np.ndarray = np.r_[(np.log(times) - goal) * weight, (logarithms - origin) * prior * len(goal) ** 0.5]
         return result
 
     inside = np.clip(origin, bounds[0] + 1e-6, bounds[1] - 1e-6)
     solution = least_squares(residuals, inside, loss="soft_l1", f_scale=SOFT, max_nfev=evaluations, bounds=bounds, diff_step=0.01)
-    return values_at(solution.x)
+    return {of: float(f"{value:.3g}") for of, value in values_at(solution.x).items()}
 
 
 def fit(layers: Sequence[Measured], options: argparse.Namespace) -> None:

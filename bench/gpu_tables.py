@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.cells import Rows, percent, results_of
@@ -345,6 +345,11 @@ TENSOR_TYPES = ("float16", "tf32")
 TENSOR_BATCHES = (1, 8, 64)
 
 
+def means_and_least(ratios: Iterable[Sequence[float]]) -> list[str]:
+    """The last row of a table whose columns have these ratios."""
+    return ["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios)]
+
+
 def tensor_networks() -> Rows:
     """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch. The later measurement counts."""
     rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
@@ -368,7 +373,7 @@ def tensor_networks() -> Rows:
                 else:
                     cells[name].append("")
     rows += [[name, *own] for name, own in cells.items()]
-    rows.append(["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios)])
+    rows.append(means_and_least(ratios))
     return rows
 
 
@@ -389,7 +394,7 @@ def tensor_layers() -> Rows:
             ratios[column].append(min(seconds for name, seconds in own.items() if name.startswith("cudnn")) / own["ours"])
             cells.append(f"{own['ours']:.1f}; {ratios[column][-1]:.2f}")
         rows.append([layer, *cells])
-    rows.append(["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios.values())])
+    rows.append(means_and_least(ratios.values()))
     return rows
 
 

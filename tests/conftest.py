@@ -32,6 +32,12 @@ def small_heap() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
+@pytest.fixture
+def by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices for CPUs that were not measured are those of the analytical models alone, on which the test relies for the case that it is about."""
+    monkeypatch.setattr("tilewright.selection.learned.cpu.SHARE_ELSEWHERE", 0.0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return

@@ -216,6 +216,7 @@ def test_a_random_problem_is_left_out_wherever_it_was_measured(monkeypatch: pyte
 
 def test_the_forest_is_asked_on_cores_without_measurements_too() -> None:
     ranking = both(LAYERS[0], machine("x86-avx2"))[0]
+    assert ranking.predicted is None
     liked = cpu_choice.favourites_of_forest(ranking, machine("x86-avx2"), 2, 5)
     assert len(set(liked)) == 5 and liked != [int(position) for position in np.argsort(ranking.seconds, kind="stable")[:5]]
 

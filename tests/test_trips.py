@@ -26,7 +26,6 @@ from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.dynamic import DynamicExecutable
 from tilewright.runtime.loadable import LoadableProgram
-from tilewright.selection.learned import cpu as learned
 from tilewright.toolchain.cache import kernel_key
 from tilewright.toolchain.compilers import compiler_for
 
@@ -57,12 +56,6 @@ class Layers(nn.Module):
         for layer in self.layers:
             x = x + layer(x) if isinstance(layer, nn.Conv2d) else layer(x)
         return torch.softmax(self.head(x.mean((2, 3))), 1)
-
-
-@pytest.fixture
-def by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choices of the analytical models alone: which form a kernel has is theirs to decide, not what is tested."""
-    monkeypatch.setattr(learned, "SHARE_ELSEWHERE", 0.0)
 
 
 def sized(module: nn.Module, x: torch.Tensor, threads: int = 1) -> DynamicExecutable:

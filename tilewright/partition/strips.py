@@ -253,7 +253,7 @@ class _Finder:
             return replace(node, index=tuple(index))
 
         moved = replace(step, bodies=tuple(rewrite(body, visit) for body in step.bodies))
-        if any(body.dtype == INDEX and self._of_place(body) for body in moved.bodies):  # such as the place of a maximum
+        if any(map(self._of_place, moved.bodies)):  # such as the position of a maximum
             raise Unsuitable(f"{step.name} depends on the place of a row")
         for part in walk(*moved.bodies):
             loose = isinstance(part, Apply) and part.dtype != INDEX and any(arg.dtype == INDEX and self.depends(arg) for arg in part.args)

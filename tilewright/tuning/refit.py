@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tilewright.errors import UnsupportedOption
-from tilewright.hardware.calibration import GpuCalibration, assumed, gpu_calibration
+from tilewright.hardware.calibration import CpuCalibration, GpuCalibration, assumed, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import Columns, take
@@ -48,6 +48,7 @@ LEAST_LAYERS = 3
 """Layers with candidates that use a part, for it to be fitted: fewer would fit their noise."""
 LEAST_QUALITY = 0.25
 """Best time over time: slower kernels are not fitted."""
+Constants = TypeVar("Constants", GpuCalibration, CpuCalibration)
 Name = tuple[str, str]
 """A constant: part and name."""
 
@@ -117,7 +118,8 @@ def values_of(constants: GpuCalibration, parts: Sequence[str]) -> dict[Name, flo
     return {(part, name): value for part in parts for name, value in asdict(getattr(constants, part)).items()}
 
 
-def with_values(constants: GpuCalibration, values: Mapping[Name, float]) -> GpuCalibration:
+def with_values(constants: Constants, values: Mapping[Name, float]) -> Constants:
+    """The constants with other values, by part and name."""
     for part in dict.fromkeys(part for part, _ in values):
         own = {name: value for (other, name), value in values.items() if other == part}
         constants = replace(constants, **{part: replace(getattr(constants, part), **own)})

@@ -26,6 +26,15 @@ def of_level(machine: Machine, level: int, threads: int, size: np.ndarray | floa
     return np.asarray(np.log2(np.maximum(size, 1.0) * min(cache.shared_by, threads) / cache.bytes))
 
 
+def of_factors(machine: Machine, threads: int, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """What a thread reads of both factors of a product, in bytes, alone and together, over its share of level 2."""
+    return {
+        "first factor, level 2": of_level(machine, 2, threads, a),
+        "second factor, level 2": of_level(machine, 2, threads, b),
+        "factors, level 2": of_level(machine, 2, threads, a + b),
+    }
+
+
 def of_registers(machine: Machine, count: np.ndarray) -> np.ndarray:
     """Vector registers over those that the machine has."""
     return np.asarray(count / machine.vector_registers)

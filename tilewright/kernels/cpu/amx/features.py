@@ -10,7 +10,7 @@ from tilewright.ir.dtypes import size_of
 from tilewright.kernels.columns import Columns, ceil_divided, length
 from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxFacts
 from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT
-from tilewright.kernels.cpu.features import of_level
+from tilewright.kernels.cpu.features import of_factors, of_level
 
 NUMBER = 3
 
@@ -36,10 +36,8 @@ def amx_features(facts: CpuAmxFacts, candidates: Columns, machine: Machine, thre
         "problem chunk": facts.chunk / CHUNK, "problem single stores": facts.single_stores, "schema": NUMBER,
     }  # fmt: skip
     return {name: np.full(length(candidates), float(value)) for name, value in problem.items()} | {
-        "first factor, level 2": of_level(machine, 2, threads, a),
-        "second factor, level 2": of_level(machine, 2, threads, b),
+        **of_factors(machine, threads, a, b),
         "second factor, level 3": of_level(machine, 3, threads, b),
-        "factors, level 2": of_level(machine, 2, threads, a + b),
         "results, level 2": of_level(machine, 2, threads, np.full(length(candidates), results / threads)),
         "pixels": (m * pixels).astype(np.float64),
         "tile registers": (m * n + m + n) / TILES,

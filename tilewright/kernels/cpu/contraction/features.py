@@ -8,7 +8,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.cpu.contraction.counts import panels_of, parts_of, tiles_of
 from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, ORDERS, CpuContractionFacts
-from tilewright.kernels.cpu.features import balance, of_level, of_registers, read_by_thread
+from tilewright.kernels.cpu.features import balance, of_factors, of_level, of_registers, read_by_thread
 
 NUMBER = 0
 
@@ -35,9 +35,7 @@ def contraction_features(facts: CpuContractionFacts, candidates: Columns, machin
         "problem epilogue": np.log2(1 + facts.epilogue_bytes / results), "schema": NUMBER,
     }  # fmt: skip
     return {name: np.full(length(candidates), float(value)) for name, value in problem.items()} | {
-        "first factor, level 2": of_level(machine, 2, threads, a),
-        "second factor, level 2": of_level(machine, 2, threads, b),
-        "factors, level 2": of_level(machine, 2, threads, a + b),
+        **of_factors(machine, threads, a, b),
         "results, level 2": of_level(machine, 2, threads, np.full(length(candidates), results / threads)),
         "pixels": pixels.astype(np.float64),
         "accumulators": of_registers(machine, pixels * vectors),

@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, ceil_divided, length
-from tilewright.kernels.cpu.features import of_level, of_registers
+from tilewright.kernels.cpu.features import of_factors, of_level, of_registers
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, working_bytes
 from tilewright.kernels.winograd_transform import FILTER
 
@@ -31,10 +31,8 @@ def winograd_features(facts: CpuWinogradFacts, candidates: Columns, machine: Mac
         "problem epilogue": np.log2(1 + facts.epilogue_bytes / results), "schema": NUMBER,
     }  # fmt: skip
     return {name: np.full(length(candidates), float(value)) for name, value in problem.items()} | {
-        "first factor, level 2": of_level(machine, 2, threads, a),
-        "second factor, level 2": of_level(machine, 2, threads, b),
+        **of_factors(machine, threads, a, b),
         "second factor, level 3": of_level(machine, 3, threads, b),
-        "factors, level 2": of_level(machine, 2, threads, a + b),
         "accumulators": of_registers(machine, tile * vectors),
         "chain": tile * vectors / (machine.fma_latency_cycles * machine.fma_ports),
         "loads": (tile + vectors) / (tile * vectors) * machine.fma_ports / machine.load_ports,
