@@ -27,7 +27,6 @@ from tilewright.ir.expr import (
     Load,
     Var,
     checks,
-    children,
     coefficient,
     linear,
     loads,
@@ -253,23 +252,16 @@ class _Finder:
             return replace(node, index=tuple(index))
 
         moved = replace(step, bodies=tuple(rewrite(body, visit) for body in step.bodies))
-        if any(map(self._of_place, moved.bodies)):  # such as the position of a maximum
-            raise Unsuitable(f"{step.name} depends on the place of a row")
+        of_place: set[int] = set()  # the parts that depend on the tile's place otherwise than through what is read there
         for part in walk(*moved.bodies):
+            if isinstance(part, Var) and part in self.cut or isinstance(part, Apply) and any(id(arg) in of_place for arg in part.args):
+                of_place.add(id(part))
             loose = isinstance(part, Apply) and part.dtype != INDEX and any(arg.dtype == INDEX and self.depends(arg) for arg in part.args)
             if loose or isinstance(part, Load) and part.buffer in self.own and not self._at_own_row(part):
                 raise Unsuitable(f"{step.name} depends on the place of a row")
+        if any(id(body) in of_place for body in moved.bodies):  # such as the position of a maximum
+            raise Unsuitable(f"{step.name} depends on the place of a row")
         return moved
-
-    def _of_place(self, expr: Expr) -> bool:
-        """Whether a value depends on the place of the tile otherwise than through what is read there."""
-        left = [expr]
-        while left:
-            part = left.pop()
-            if isinstance(part, Var) and part in self.cut:
-                return True
-            left += [] if isinstance(part, Load) else children(part)
-        return False
 
     def _at_own_row(self, load: Load) -> bool:
         """Whether an earlier result is read at the current row: each position is a plain axis, or depends on none of those that are cut."""
