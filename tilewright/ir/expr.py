@@ -17,7 +17,8 @@ the condition that guards it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, Union
 
@@ -450,9 +451,7 @@ def _decide(operation: str, difference: tuple[float, float]) -> bool | None:
 def simplify_shallow(operation: str, a: Expr, b: Expr) -> Expr:
     """The simplified result of one index operation on simplified operands."""
     if operation in ("add", "sub"):
-        terms: dict[Expr, int] = {}
-        constant = _collect(a, 1, terms) + _collect(b, 1 if operation == "add" else -1, terms)
-        return from_linear(_recombine(Linear(tuple((t, c) for t, c in terms.items() if c), constant)))
+        return weighted_sum(((a, 1), (b, 1 if operation == "add" else -1)))
     if operation == "mul":
         for one, other in ((a, b), (b, a)):
             if isinstance(one, Const):
@@ -463,6 +462,13 @@ def simplify_shallow(operation: str, a: Expr, b: Expr) -> Expr:
     if operation in ("floordiv", "mod") and isinstance(b, Const) and b.value > 0:
         return _divide(operation, a, int(b.value))
     return Apply(operation, (a, b), INDEX)
+
+
+def weighted_sum(parts: Iterable[tuple[Expr, int]]) -> Expr:
+    """The simplified sum of index expressions times integers."""
+    terms: dict[Expr, int] = {}
+    constant = sum(_collect(part, factor, terms) for part, factor in parts)
+    return from_linear(_recombine(Linear(tuple((t, c) for t, c in terms.items() if c), constant)))
 
 
 def _divide(operation: str, a: Expr, divisor: int) -> Expr:
@@ -574,7 +580,8 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             seen.add(id(node))
             if kids := children(node):
                 stack.append((node, True))
-                stack += [(kid, False) for kid in reversed(kids)]
+                for kid in reversed(kids):
+                    stack.append((kid, False))
             else:
                 yield node
 
@@ -588,17 +595,22 @@ class Contents:
     checks: tuple[Apply, ...]
 
 
+NOTHING = Contents((), frozenset(), ())
+
+
 def contents(root: Expr) -> Contents:
-    """What an expression contains; kept with it, since planning asks for it again and again."""
+    """What an expression contains; kept with operations, since planning asks for it again and again."""
     if isinstance(root, Apply):
         if root._contents is None:
             object.__setattr__(root, "_contents", _gathered(root))
         assert root._contents is not None
         return root._contents
-    return _gathered(root)
+    if isinstance(root, Var):
+        return Contents((), frozenset((root,)), ())
+    return _gathered(root) if isinstance(root, Load) else NOTHING
 
 
-def _gathered(root: Expr) -> Contents:
+def _gathered(root: Apply | Load) -> Contents:
     loads: dict[Load, None] = {}
     variables: set[Var] = set()
     checks: dict[Apply, None] = {}
@@ -614,10 +626,14 @@ def _gathered(root: Expr) -> Contents:
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
     """Every distinct load, those in an index before the load that they index."""
+    if len(roots) == 1:
+        return contents(roots[0]).loads
     return tuple(dict.fromkeys(load for root in roots for load in contents(root).loads))
 
 
 def variables(*roots: Expr) -> frozenset[Var]:
+    if len(roots) == 1:
+        return contents(roots[0]).variables
     return frozenset(variable for root in roots for variable in contents(root).variables)
 
 
@@ -671,7 +687,7 @@ def _changed(node: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], E
 
 
 def _result_of(node: Expr, fresh: Sequence[Expr], inner: Callable[[Expr], Expr]) -> Expr:
-    if all(a is b for a, b in zip(children(node), fresh, strict=True)):
+    if all(map(operator.is_, children(node), fresh)):
         return inner(node)
     rebuilt = rebuild(node, fresh)
     return rebuilt if any(rebuilt is kid for kid in fresh) else inner(rebuilt)

@@ -17,7 +17,7 @@ from functools import cached_property
 from math import gcd, prod
 from typing import TypeAlias
 
-from tilewright.ir.expr import INDEX, Const, Expr, add, floordiv, mod, mul
+from tilewright.ir.expr import Const, Expr, add, floordiv, mod, weighted_sum
 
 BASE_ELEMENTS = 16
 """Alignment, in elements, of the address that kernels receive for a slice: a cache line of float32, and the widest vectors of every other type."""
@@ -85,7 +85,7 @@ class Layout:
 
     def offset(self, index: Sequence[Expr | int]) -> Expr:
         """Flat element offset of a logical index."""
-        result: Expr = Const(0, INDEX)
+        parts: list[tuple[Expr, int]] = []
         remaining = {dim: prod(f for d, f in self.order if d == dim and f) for dim in range(len(self.shape))}
         for (dim, factor), stride in zip(self.order, self.strides, strict=True):
             position = add(index[dim], self.halo[dim][0] + self.outside(dim)[0])
@@ -94,8 +94,8 @@ class Layout:
             else:
                 part = mod(floordiv(position, remaining[dim] // factor), factor)
                 remaining[dim] //= factor
-            result = add(result, mul(part, stride))
-        return result
+            parts.append((part, stride))
+        return weighted_sum(parts)
 
     def with_halo(self, halo: Sequence[tuple[int, int]]) -> Layout:
         return replace(self, halo=tuple(halo))

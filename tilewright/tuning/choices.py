@@ -29,6 +29,7 @@ from tilewright.kernels.registry import has_registered, schema_of
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
+from tilewright.selection.learned import cpu
 from tilewright.selection.ranking import Choice
 from tilewright.system.private_files import read_private, write_private
 from tilewright.tuning import serialisation
@@ -50,7 +51,7 @@ def _models() -> str:
 
 def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
     """A chooser that follows the models, and, `by_code` for contractions on a CPU, the code of their favourites. Earlier choices are read from the
-    cache, except on a CPU where only the models decide: ranking again is as quick. `numerics`: as in `selection.choice.rank`."""
+    cache, except on a CPU where only the analytical models decide: ranking again is as quick. `numerics`: as in `selection.choice.rank`."""
 
     def models(problem: Problem, machine: Machine, threads: int) -> tuple[Choice, bool]:
         """The choice, and whether it is reproducible."""
@@ -61,7 +62,8 @@ def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
         return ranking.compared(choice), whole
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
-        quick = not machine.is_gpu and (not by_code or problem.region.kind != "contraction")
+        learned = by_code or cpu.share_for(machine, [""]) > 0
+        quick = not machine.is_gpu and (not learned or problem.region.kind != "contraction")
         if quick or has_registered(machine, problem.region.kind):
             return models(problem, machine, threads)[0]
         path = place(problem, machine, numerics, 0 if machine.is_gpu else threads)
