@@ -40,6 +40,16 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
             choices.remembered(Numerics(atomics=atomics))(other, H200, 1)
 
 
+def test_a_choice_by_a_forest_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by the analytical models alone is as quick to make again."""
+    problem = convolution_problem(32, 16, 20, 20, 3)
+    for target, files in (("neoverse-n1", 0), ("x86-avx2", 1)):
+        first = choices.remembered()(problem, machine(target), 2)
+        assert first == choose(problem, machine(target), 2) and len(list(kept.glob("*"))) == files
+    monkeypatch.setattr(choices, "choose", never)
+    assert choices.remembered()(problem, machine("x86-avx2"), 2) == first
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[" * 100_000, '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}']
 )
@@ -115,8 +125,10 @@ def test_programs_are_part_of_the_key_of_a_cpu(monkeypatch: pytest.MonkeyPatch, 
         return path
 
     def keys() -> tuple[Path, Path]:
-        return choices.place(PROBLEM, CPU, USUAL, 2), choices.place(PROBLEM, H200, USUAL)
+        assert choices.place(PROBLEM, CPU, USUAL, 2) == by_models
+        return choices.place(PROBLEM, CPU, USUAL, 2, by_code=True), choices.place(PROBLEM, H200, USUAL)
 
+    by_models = choices.place(PROBLEM, CPU, USUAL, 2)
     found = [keys()]
     for words in ("compiler 1.0", "compiler 1.0.1"):
         monkeypatch.setenv("TILEWRIGHT_CC", str(program(f"{words.split()[1]}-cc", words)))

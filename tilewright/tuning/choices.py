@@ -66,7 +66,7 @@ def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
         quick = not machine.is_gpu and (not learned or problem.region.kind != "contraction")
         if quick or has_registered(machine, problem.region.kind):
             return models(problem, machine, threads)[0]
-        path = place(problem, machine, numerics, 0 if machine.is_gpu else threads)
+        path = place(problem, machine, numerics, 0 if machine.is_gpu else threads, by_code)
         known = _read(path, problem, machine)
         if known is None:
             known, whole = models(problem, machine, threads)
@@ -77,9 +77,9 @@ def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
     return chosen
 
 
-def place(problem: Problem, machine: Machine, numerics: Numerics, threads: int = 0) -> Path:
-    """The file of a choice; `threads`: threads of a CPU."""
-    specific = name_in_use(machine) if machine.is_gpu else tools(machine)
+def place(problem: Problem, machine: Machine, numerics: Numerics, threads: int = 0, by_code: bool = False) -> Path:
+    """The file of a choice; `threads`: threads of a CPU; `by_code`: whether code of the favourites is read on CPUs."""
+    specific = name_in_use(machine) if machine.is_gpu else tools(machine) if by_code else ""
     key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {numerics} {threads} {specific}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
