@@ -16,6 +16,7 @@ compares with another checkout of this repository: each round compiles cold and 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -120,7 +121,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=["resnet50"], metavar="NETWORK")
     parser.add_argument("--targets", default="native,cortex-a53,neoverse-n1,x86-avx512,h200,a100")
     parser.add_argument("--precision", default="fp32", help="of the compilations, except with --against")
-    parser.add_argument("--repeats", type=int, default=3, help="warm compilations; the median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="cold and warm compilations, of all targets in turns; medians count")
     parser.add_argument("--name", default="compile_time")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository, in turns with this one")
     parser.add_argument("--rounds", type=int, default=5, help="of turns with the other checkout")
@@ -149,16 +150,18 @@ def main() -> None:
     table = Table("network", "target", *columns)
     keep_byte_code(options.networks[0], options.targets.split(",")[0])
     for network in options.networks:
-        for target in options.targets.split(","):
+        runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {target: [] for target in options.targets.split(",")}
+        for _, (target, its) in itertools.product(range(options.repeats), runs.items()):
             with tempfile.TemporaryDirectory() as cache:
-                runs = [one_process(network, target, cache, precision=options.precision) for _ in range(1 + options.repeats)]
-            cold, warm = runs[0], runs[1:]
-            median = {key: statistics.median(run[key] for run in warm) for key in cold}
-            results.append({"network": network, "target": target, "cold": cold, "warm": median, "warm_runs": warm})
+                cold, warm = (one_process(network, target, cache, precision=options.precision) for _ in range(2))
+            its.append((cold, warm))
+        for target, its in runs.items():
+            cold, warm = ({key: statistics.median(run[key] for run in way) for key in way[0]} for way in zip(*its, strict=True))
+            results.append({"network": network, "target": target, "cold": cold, "warm": warm, "runs": its})
             row = [cold[key] for key in ("process", "compile", "compile_besides_export", "processor")]
-            row += [median[key] for key in ("compile", "compile_besides_export")]
+            row += [warm[key] for key in ("compile", "compile_besides_export")]
             table.add_row(network, target, *(f"{seconds:.1f}" for seconds in row), f"{cold['load_before']:.1f}")
-            write_results(options.name, vars(options), results)
+        write_results(options.name, vars(options), results)
     Console().print(table)
 
 

@@ -174,6 +174,14 @@ def trained(layers: Sequence[Measured]) -> Forest:
     return mean_of([fit("gradient_boosting", features, goal, weights, names, VERSION, OPTIONS, seed) for seed in range(FORESTS)])
 
 
+def write(forest: Forest, layers: Sequence[Measured], path: Path) -> None:
+    """Stores the forest that was trained with these layers, as the package reads it."""
+    kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
+    machines = sorted(set(map(machine_name, layers)))
+    builds = sorted({layer.build for layer in layers})
+    save(forest, path, {"builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
+
+
 def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
     """A row for the layer, for convolutions also one for the schedules of Winograd's algorithm alone."""
     order = np.argsort(expected, kind="stable")
@@ -289,10 +297,7 @@ def main() -> None:
     settings = {**used, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
     print(write_results(options.name, settings, [*rows_of_kinds, *every]))
     if options.write:  # last: the results are of a tree without changes
-        kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
-        machines = sorted(set(map(machine_name, layers)))
-        builds = sorted({layer.build for layer in layers})
-        save(forest, MODEL, {"builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
+        write(forest, layers, MODEL)
         print(MODEL, MODEL.stat().st_size)
 
 

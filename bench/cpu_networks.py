@@ -7,13 +7,18 @@
 Every contender has the same number of threads and computes in float32, except for Tilewright with `--precision bf16` and `openvino_default`. Each is
 checked against PyTorch in float64 before it is timed, and is left out with the reason if it is absent, fails, or is wrong. `vendor` is Tilewright
 with library kernels and `--trials`, whose records stay in the cache folder: what was measured by an earlier run is not measured again.
+
+With `--left-out` Tilewright chooses as on a core that was never measured: by a forest that is first trained with the other cores' measurements alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -21,7 +26,10 @@ from rich.table import Table
 
 import tilewright
 from bench.common import Contender, Outcome, compare, write_results
+from bench.cpu_learned import DATA, RANDOM, TILED_RANDOM, rankings, trained, write
 from tilewright import settings, zoo
+from tilewright.hardware import identified_cpu
+from tilewright.selection.learned import cpu
 from tilewright.tuning.peers import PEERS
 
 OURS, VENDOR = "tilewright", "vendor"
@@ -39,6 +47,15 @@ def with_libraries(trials: int = 3) -> Contender:
 
 
 CONTENDERS = {OURS: ours(), VENDOR: with_libraries(), **PEERS}
+
+
+def leave_this_core_out(folder: Path) -> None:
+    """From here on this process chooses as on a core without data; `folder` receives the forest of the other cores, and kernels and choices."""
+    core = identified_cpu().pipeline
+    layers = [layer for name in (*RANDOM, TILED_RANDOM) for layer in rankings(DATA / name) if layer.machine.pipeline != core]
+    cpu.MODEL = folder / "cpu.npz"
+    write(trained(layers), layers, cpu.MODEL)
+    os.environ["TILEWRIGHT_CACHE"] = str(folder)  # choices that are kept do not name the forest
 
 
 def cell(outcome: Outcome) -> str:
@@ -80,6 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.3, help="least time of one turn in one round")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest error relative to the largest output")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--left-out", action="store_true", help="by a forest without measurements of this core")
     parser.add_argument("--name", default="cpu_networks", help="the result file's name in bench/results")
     parsed = parser.parse_args()
     parsed.against = list(dict.fromkeys([OURS, *parsed.against.split(",")]))
@@ -92,6 +110,9 @@ def main() -> None:
     options = arguments()
     console = Console()
     console = console if console.is_terminal else Console(width=160)
+    if options.left_out:
+        folder = tempfile.TemporaryDirectory()
+        leave_this_core_out(Path(folder.name))
     torch.set_num_threads(options.threads)
     contenders = {**CONTENDERS, OURS: ours(options.precision), VENDOR: with_libraries(options.trials)}
     results: list[Outcome] = []
