@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from math import inf
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     layers = [layer for path in options.data for layer in rankings(path)]
     forests = {core: trained(others_of(core, layers)) for core in {layer.machine.pipeline for layer in layers}}
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:  # a fork of a process that trained with OpenMP hangs
         found_in = partial(candidates, forests)
         problems = {path.name: list(filter(None, pool.map(found_in, filter(suits, lines(path))))) for path in options.data}
     problems["all"] = [rows for own in problems.values() for rows in own]
