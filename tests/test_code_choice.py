@@ -192,6 +192,7 @@ def test_equal_kernels_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None
 def test_close_candidates_that_scores_order_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those far behind, nor if all of them are Winograd's."""
     monkeypatch.setattr(code_choice, "compiled", never)
+    monkeypatch.setattr(code_choice, "CLOSE", 0.05)
 
     def asked(target: str, problem: Problem = PROBLEM, scored: bool = False, count: int = FAVOURITES) -> bool:
         ranking = rank(problem, machine(target), threads=2)

@@ -36,9 +36,9 @@ from tilewright.toolchain.build import Built
 from tilewright.toolchain.compilers import CCompiler, identity_of
 
 FAVOURITES = 2
-"""Maximum number of candidates to compile and score. This and `CLOSE` are the fewest with which choices of measured problems are as good as with more
-(`bench.code_choices`)."""
-CLOSE = 0.05
+"""Maximum number of candidates to compile and score. With this and `CLOSE` fewest are compiled, and choices of measured problems are as good as with
+more (`bench.code_choices`)."""
+CLOSE = 0.01
 """Fraction by which a candidate's predicted time may exceed that of the models' first to be compiled and scored."""
 MARGIN = 0.05
 """Fraction by which another score must be better to replace the models' first choice."""
