@@ -128,6 +128,7 @@ def speed_ups() -> Rows:
         ("Xeon, 2 threads", "cpu_networks_peers", None), ("Xeon, 2 threads, networks of both", "cpu_networks_peers", both),
         ("Xeon, 16 threads, networks of both", "cpu_networks_16_threads", both), ("Xeon, 16 threads", "cpu_networks_16_threads", None),
         ("EPYC, 2 threads", "cpu_networks_zen5", None), ("EPYC (Zen 3), 2 threads, without data of it", "cpu_networks_zen3", None),
+        ("EPYC (Zen 3), 2 threads, left out", "cpu_networks_zen3_left_out", None),
         ("EPYC (Zen 3), 2 threads, with data of it", "cpu_networks_zen3_known", None),
     ):  # fmt: skip
         times = {network: own for network, own in medians(name).items() if kept is None or network in kept}
