@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,10 @@ def one_compilation(network: str, target: str, precision: str) -> dict[str, floa
     }
 
 
-def one_process(network: str, target: str, cache: str, checkout: Path = HERE, precision: str = "") -> dict[str, float]:
-    """The stage times of one compilation by a checkout, in a process of its own with this cache folder, and the time of the whole process."""
-    command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
-    command += ["--precision", precision] if precision else []  # other checkouts may not have the option
+def one_process(network: str, target: str, cache: str, checkout: Path = HERE, precision: str = "fp32") -> dict[str, float]:
+    """The stage times of one compilation by a checkout's package, taken by this script, in a process of its own with this cache folder, and the time
+    of the whole process."""
+    command = [sys.executable, "-P", "-W", "ignore", __file__, network, "--targets", target, "--precision", precision, "--one"]
     load = os.getloadavg()[0]
     start = time.perf_counter()
     environment = {**os.environ, "TILEWRIGHT_CACHE": cache, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": ""}
@@ -95,10 +95,11 @@ def one_process(network: str, target: str, cache: str, checkout: Path = HERE, pr
     return {**json.loads(output.strip().splitlines()[-1]), "process": time.perf_counter() - start, "load_before": load}
 
 
-def keep_byte_code(network: str, target: str, checkout: Path = HERE) -> None:
-    """Compiles once, untimed, so that no compilation that counts is the first one of a checkout."""
-    with tempfile.TemporaryDirectory() as cache:
-        one_process(network, target, cache, checkout)
+def keep_byte_code(network: str, targets: Iterable[str], checkout: Path = HERE) -> None:
+    """Compiles once, untimed, so that no compilation that counts is the first one of a checkout and a target."""
+    for target in targets:
+        with tempfile.TemporaryDirectory() as cache:
+            one_process(network, target, cache, checkout)
 
 
 def in_turns(network: str, target: str, checkouts: Mapping[str, Path], rounds: int) -> list[dict[str, Any]]:
@@ -136,7 +137,7 @@ def main() -> None:
     if options.against:
         checkouts = {"this": HERE, "against": options.against.resolve()}
         for checkout in checkouts.values():
-            keep_byte_code(options.networks[0], options.targets.split(",")[0], checkout)
+            keep_byte_code(options.networks[0], options.targets.split(","), checkout)
         for network in options.networks:
             for target in options.targets.split(","):
                 results += in_turns(network, target, checkouts, options.rounds)
@@ -148,7 +149,7 @@ def main() -> None:
         return
     columns = ("cold process s", "cold s", "cold besides export s", "cold processor s", "warm s", "warm besides export s", "load")
     table = Table("network", "target", *columns)
-    keep_byte_code(options.networks[0], options.targets.split(",")[0])
+    keep_byte_code(options.networks[0], options.targets.split(","))
     for network in options.networks:
         runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {target: [] for target in options.targets.split(",")}
         for _, (target, its) in itertools.product(range(options.repeats), runs.items()):

@@ -123,13 +123,16 @@ def networks() -> Rows:
 def speed_ups() -> Rows:
     """The time of the best other contender over ours on CPUs."""
     both = medians("cpu_networks_peers").keys() & medians("cpu_networks_16_threads").keys()
+    three = medians("cpu_networks_zen3_left_out").keys()
     rows = [["CPU", "networks", "best peer / ours: geometric mean", "least"]]
     for what, name, kept in (
         ("Xeon, 2 threads", "cpu_networks_peers", None), ("Xeon, 2 threads, networks of both", "cpu_networks_peers", both),
         ("Xeon, 16 threads, networks of both", "cpu_networks_16_threads", both), ("Xeon, 16 threads", "cpu_networks_16_threads", None),
         ("EPYC, 2 threads", "cpu_networks_zen5", None), ("EPYC (Zen 3), 2 threads, without data of it", "cpu_networks_zen3", None),
-        ("EPYC (Zen 3), 2 threads, left out", "cpu_networks_zen3_left_out", None),
         ("EPYC (Zen 3), 2 threads, with data of it", "cpu_networks_zen3_known", None),
+        ("EPYC (Zen 3), 2 threads, without data of it, networks of all three", "cpu_networks_zen3", three),
+        ("EPYC (Zen 3), 2 threads, left out, networks of all three", "cpu_networks_zen3_left_out", three),
+        ("EPYC (Zen 3), 2 threads, with data of it, networks of all three", "cpu_networks_zen3_known", three),
     ):  # fmt: skip
         times = {network: own for network, own in medians(name).items() if kept is None or network in kept}
         ratios = {network: min(own[peer] for peer in own if peer != "tilewright") / own["tilewright"] for network, own in times.items()}

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import tilewright
+from tilewright.errors import InvalidModel
 from tilewright.hardware import machine
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import choose
+from tilewright.selection.learned import cpu
 from tilewright.tuning import choices, problems
 from tilewright.tuning.problems import convolution_problem
 
@@ -38,6 +40,15 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for other, atomics in ((convolution_problem(32, 16, 20, 21, 3), False), (problem, True)):
         with pytest.raises(AssertionError, match="ranked again"):
             choices.remembered(Numerics(atomics=atomics))(other, H200, 1)
+
+
+def test_choices_for_gpus_do_not_need_the_forest_of_cpus(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    damaged = tmp_path / "cpu.npz"
+    damaged.write_text("no forest")
+    monkeypatch.setattr(cpu, "MODEL", damaged)
+    choices.remembered()(convolution_problem(16, 16, 9, 9, 3), H200, 1)
+    with pytest.raises(InvalidModel, match="npz"):
+        choices.remembered()(convolution_problem(16, 16, 9, 9, 3), machine("x86-avx2"), 1)
 
 
 def test_a_choice_by_a_forest_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Cache of choices, stored beside the kernels: the same models always choose the same schedule for the same problem, and ranking takes time.
 
 A choice is one JSON file, named by a digest of everything that determines it: problem, machine, the sources that lower, rank and score, trained
-models, options, the version of NumPy, for a GPU the calibration in use, and for a CPU the programs that compile and read code. A choice is not stored
-if a process hung while it was made.
+models, options, the version of NumPy, for a GPU the calibration in use, and, where code decides, the programs that compile and read it. A choice is
+not stored if a process hung while it was made.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
         return ranking.compared(choice), whole
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
-        learned = by_code or cpu.share_for(machine, [""]) > 0
-        quick = not machine.is_gpu and (not learned or problem.region.kind != "contraction")
+        quick = not machine.is_gpu and (problem.region.kind != "contraction" or not (by_code or cpu.share_for(machine, [""])))
         if quick or has_registered(machine, problem.region.kind):
             return models(problem, machine, threads)[0]
         path = place(problem, machine, numerics, 0 if machine.is_gpu else threads, by_code)
