@@ -133,13 +133,14 @@ def main() -> None:
         return
     from bench.common import git_commit, write_results
 
+    targets = options.targets.split(",")
     results: list[dict[str, Any]] = []
     if options.against:
         checkouts = {"this": HERE, "against": options.against.resolve()}
         for checkout in checkouts.values():
-            keep_byte_code(options.networks[0], options.targets.split(","), checkout)
+            keep_byte_code(options.networks[0], targets, checkout)
         for network in options.networks:
-            for target in options.targets.split(","):
+            for target in targets:
                 results += in_turns(network, target, checkouts, options.rounds)
         for entry in results:
             print(f"{entry['network']} {entry['target']} {entry['checkout']} {entry['cache']}: {entry['median']:.2f} s")
@@ -149,9 +150,9 @@ def main() -> None:
         return
     columns = ("cold process s", "cold s", "cold besides export s", "cold processor s", "warm s", "warm besides export s", "load")
     table = Table("network", "target", *columns)
-    keep_byte_code(options.networks[0], options.targets.split(","))
+    keep_byte_code(options.networks[0], targets)
     for network in options.networks:
-        runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {target: [] for target in options.targets.split(",")}
+        runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {target: [] for target in targets}
         for _, (target, its) in itertools.product(range(options.repeats), runs.items()):
             with tempfile.TemporaryDirectory() as cache:
                 cold, warm = (one_process(network, target, cache, precision=options.precision) for _ in range(2))
