@@ -43,6 +43,7 @@ from tilewright.partition import chains, fusion, plan
 from tilewright.partition.paths import paths
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
+from tilewright.partition.prologues import Prologues
 from tilewright.partition.siblings import Merged
 from tilewright.partition.strip_judge import between_kernels
 from tilewright.selection.choice import choose
@@ -55,9 +56,11 @@ WAYS = ("none", "registers", "chains", "libraries")
 
 @contextmanager
 def fusing(way: str) -> Iterator[None]:
-    """Inside the context regions are made in one of `WAYS`."""
+    """Inside the context regions are made in one of `WAYS`, or `stored`: as in registers, but no contraction computes a map that it reads."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers"))))
+        if way == "stored":
+            stack.enter_context(mock.patch.object(plan, "choose_prologues", lambda *_: Prologues()))
+        stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
             for rule in ("_refuse_reader", "_refuse_epilogue", "_refuse_absorbing"):
                 stack.enter_context(mock.patch.object(fusion._Partitioner, rule, lambda *_: "nothing is fused"))

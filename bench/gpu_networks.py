@@ -10,7 +10,8 @@ device memory; the events around the call exclude that.
 
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
-whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended. Rows have the
+whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `stored` no contraction computes a
+map that it reads (`partition.prologues`). Rows have the
 time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
@@ -142,6 +143,7 @@ def tuned(way: str | None, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run
 CONTENDERS = {
     OURS: Contender(OURS, ours),
     "late": Contender("late", late),
+    "stored": Contender("stored", partial(fused, "stored")),
     "none": Contender("none", partial(fused, "none")),
     "chains": Contender("chains", partial(fused, "chains")),
     "tuned": Contender("tuned", partial(tuned, None)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.library import OPERATORS
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import Numerics
@@ -65,14 +67,14 @@ def library_record(problem: Problem, operator: str, target: Machine, threads: in
     )  # fmt: skip
 
 
-def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine) -> None:
-    """Records by which a library computes every region of a module that one can compute, on a GPU."""
+def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine, operators: Sequence[str] = OPERATORS) -> None:
+    """Records by which a library computes every region of a module that one can compute by some of its operators, on a GPU."""
     with Records(path) as records:
         for problem in distinct_problems(simplify(read(module, inputs).graph)[0], target, 1):
             if problem.region.kind == "chain":
                 continue
             offered = [choice.schedule.operator for choice in rank(problem, target, 1, Numerics(vendor=True)).library]
-            records.add([library_record(problem, name, target) for name in offered])
+            records.add([library_record(problem, name, target) for name in offered if name in operators])
 
 
 FAILURE: dict[str, Any] = {"status": "failed", "reason": "hangs", "median": None, "lower": None, "upper": None, "count": 0}

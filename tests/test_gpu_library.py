@@ -113,6 +113,32 @@ def test_one_graph_holds_ours_and_the_librarys(name: str, tmp_path: Path) -> Non
             agree(found, module, given)
 
 
+class LargeFilters(nn.Module):
+    """Filters of 9 x 9 with an activation after them, and depthwise ones of 13 x 13."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, channels, 9, padding=4), nn.Conv2d(channels, channels, 13, padding=6, groups=channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.second(torch.relu(self.first(x))))
+
+
+def by_transforms(executable: Executable) -> bool:
+    return [call.operator for call in calls_of(executable)] == ["fft_convolution"] * 2
+
+
+def test_fourier_transforms_are_an_operator(tmp_path: Path) -> None:
+    module, inputs = LargeFilters(8).eval(), (torch.randn(2, 3, 15, 14),)
+    record_libraries(tmp_path / "records", module, inputs, H200, ("fft_convolution",))
+    executable = tilewright.compile(module, inputs, "h200", vendor=True, records=tmp_path / "records")
+    assert by_transforms(executable)
+    with emulated(executable):
+        for _ in range(2):
+            given = fresh(inputs)
+            agree(executable(*given), module, given)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_operators_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     """Convolutions with an epilogue and without one, and a linear layer, whose factors and products are all stored in 16 bits."""
@@ -361,3 +387,22 @@ def test_trials_of_libraries_on_the_gpu(name: str, tmp_path: Path) -> None:
             given = fresh(inputs)
             agree(executable(*given), module, given)
         print(f"{name}: {len(calls_of(executable))} of {len(entries)} candidates of libraries chosen")
+
+
+@pytest.mark.gpu
+def test_fourier_transforms_in_a_graph_on_the_gpu(tmp_path: Path) -> None:
+    """cuFFT's plans are made before the capture, and what it allocates stays with the graph."""
+    torch.manual_seed(3)
+    module, inputs = LargeFilters(32).eval().cuda(), (torch.randn(4, 3, 56, 56, device="cuda"),)
+    record_libraries(tmp_path / "records", module, inputs, machine("cuda"), ("fft_convolution",))
+    with tilewright.compile(module, inputs, "cuda", vendor=True, records=tmp_path / "records") as executable:
+        assert by_transforms(executable)
+        other = executable.clone()
+        held = []
+        for _ in range(3):
+            given = fresh(inputs)
+            held.append((executable(*given), given))
+        held.append((other(*inputs), inputs))
+        torch.cuda.synchronize()
+        for found, given in held:
+            agree(found, module, given)

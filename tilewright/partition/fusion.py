@@ -7,7 +7,8 @@ Five rules, applied once in graph order:
 * *row reductions* (softmax, normalisation) join the contraction whose result they reduce, if one tile can hold whole rows and that is predicted to be
 faster; so does a *sum over pixels* (global average pooling), if one thread computes whole images of a panel of channels;
 * a contraction whose first factor is the softmax of another contraction joins both (*attention*), if that is predicted to be faster;
-* a map with a single reader is computed inside the reader, if the repeated arithmetic costs no more than the traffic saved.
+* a map with a single reader is computed inside the reader, if the repeated arithmetic costs no more than the traffic saved; inside a contraction,
+  which computes it again for every tile, where that is predicted to be faster (`partition.prologues`).
 
 Everything else is stored. Each region carries the reasons for its extent.
 """
@@ -69,11 +70,12 @@ def partition(
     is_view: Callable[[Node], bool],
     judge_rows: RowJudge | None = None,
     in_place: bool = True,
+    prologues: frozenset[str] = frozenset(),
 ) -> Partition:
     """Groups the graph's nodes into regions. `computation` returns a node's steps (None for loops and nodes that run through PyTorch). `judge_rows`
     decides whether row reductions join a contraction where they can, and contractions the softmax before them (None: never). `in_place`:
-    concatenations need no copies (`partition.concatenation`)."""
-    return _Partitioner(graph, computation, is_view, judge_rows, in_place).run()
+    concatenations need no copies (`partition.concatenation`). `prologues`: results of maps that the contractions which read them compute."""
+    return _Partitioner(graph, computation, is_view, judge_rows, in_place, prologues).run()
 
 
 class _Partitioner:
@@ -84,8 +86,10 @@ class _Partitioner:
         is_view: Callable[[Node], bool],
         judge_rows: RowJudge | None,
         in_place: bool,
+        prologues: frozenset[str],
     ) -> None:
         self.graph = graph
+        self.prologues = prologues
         self.judge_rows = judge_rows
         self.in_place = in_place
         self.constants = frozenset(graph.constants)
@@ -323,7 +327,7 @@ class _Partitioner:
         for step in group.steps:
             sites = sum(load.buffer == name for load in loads(*step.bodies))
             if sites and step.combiner == "sum" and contraction(step, self.constants) is not None:
-                return "a contraction would recompute it for every tile"
+                return "" if name in self.prologues else "a contraction would recompute it for every tile"
             reads += sites * prod(axis.extent or 0 for axis in (*step.axes, *step.reduction))
         again = reads / max(self.values[name].elements, 1) - 1
         if again * arithmetic > RECOMPUTED_FLOPS * 4:

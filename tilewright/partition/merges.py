@@ -98,13 +98,14 @@ class Merge:
 class Memory:
     """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
     strips, which are of one image; the schedule chosen last for the region with some results; by its last result the results of each region or chain
-    of a path; and by the results of siblings those of them that are merged."""
+    of a path; by the results of siblings those of them that are merged; and by the results of maps whether a contraction computes them."""
 
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Lowered] = field(default_factory=dict)
     schedules: dict[tuple[str, ...], Any] = field(default_factory=dict)
     chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
+    prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
 
 class Judging(Protocol):

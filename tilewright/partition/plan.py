@@ -34,6 +34,7 @@ from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.merges import KEPT, Measured, Memory, Merge
 from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
+from tilewright.partition.prologues import Prologues, choose_prologues
 from tilewright.partition.recurrence import whole_body
 from tilewright.partition.scans import Loop, unfold, without_copies
 from tilewright.partition.siblings import Merged, merge_siblings
@@ -65,26 +66,29 @@ class _Predictions:
     numerics: Numerics
     stages: Stages
     known: dict[object, float] = field(default_factory=dict)
-    graphs: dict[int, tuple[Graph, LaidOut]] = field(default_factory=dict)
+    graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
     rows: dict[object, float] = field(default_factory=dict)
 
-    def laid_out(self, graph: Graph, precision: Precision) -> LaidOut:
-        """The graph's regions; those of a graph that was predicted are planned."""
-        if id(graph) not in self.graphs:
-            self.graphs[id(graph)] = (graph, _laid_out(graph, self.machine, self.threads, precision, self.numerics, self.rows))
-        return self.graphs[id(graph)][1]
+    def laid_out(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> LaidOut:
+        """The graph's regions, where contractions compute these results of maps; those of a graph that was predicted are planned."""
+        key = id(graph), prologues
+        if key not in self.graphs:
+            self.graphs[key] = (graph, _laid_out(graph, self.machine, self.threads, precision, self.numerics, self.rows, prologues))
+        return self.graphs[key][1]
 
-    def context(self, graph: Graph, precision: Precision) -> _Context:
+    def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> _Context:
         """The context of the graph's regions."""
-        laid_out = self.laid_out(graph, precision)
+        laid_out = self.laid_out(graph, precision, prologues)
         return _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
 
-    def of_regions(self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+    def of_regions(
+        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
+    ) -> list[tuple[Region, float]]:
         """The graph's regions for which the function says true, with their seconds."""
-        context = self.context(graph, precision)
+        context = self.context(graph, precision, prologues)
         return [
             (region, self.seconds(region, context))
-            for region in self.laid_out(graph, precision).regions
+            for region in self.laid_out(graph, precision, prologues).regions
             if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
 
@@ -167,8 +171,10 @@ def plan_program(
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
         folded = contained("the model", "no image is folded", partial(_folded, merged.graph, precision, predictions), lambda _: Merged(merged.graph))
         graph = folded.graph
-        rewritten = (merged.decisions, folded.decisions)
-        fused = partial(predictions.laid_out, graph, precision)
+        chosen = partial(_prologues, graph, precision, predictions, memory)
+        inside = contained("the model", "contractions read what maps store", chosen, lambda _: Prologues())
+        rewritten = (merged.decisions, folded.decisions, inside.decisions)
+        fused = partial(predictions.laid_out, graph, precision, inside.values)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
         if updates and not machine.is_gpu:
             pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
@@ -200,11 +206,11 @@ def plan_program(
             for one in made:
                 ready(one.kernels)
             lowered += made
-    inside = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
+    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
     storage = {
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
         for name, layout in laid_out.layouts.items()
-        if name not in inside
+        if name not in within
     }
     aliases = {name: place.buffer for name, place in laid_out.slices.items()}
     program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
@@ -244,6 +250,16 @@ def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
     return fold_images(graph, lambda graph: predictions.laid_out(graph, precision).regions, partial(predictions.of_regions, precision), lanes)
 
 
+def _prologues(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory) -> Prologues:
+    """The maps that contractions compute where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
+
+    def predict(values: frozenset[str], concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+        return predictions.of_regions(precision, graph, concerns, values)
+
+    regions = predictions.laid_out(graph, precision).regions
+    return choose_prologues(regions, graph.outputs, predict, None if predictions.machine.is_gpu else memory.prologues)
+
+
 def _chained(
     laid_out: LaidOut, context: _Context, predictions: _Predictions, recorded: Recorded | None, only_measured: bool
 ) -> tuple[LaidOut, tuple[Merge, ...]]:
@@ -267,10 +283,18 @@ def _chained(
     return search.chained(), tuple(search.considered)
 
 
-def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics, known: dict[object, float]) -> LaidOut:
+def _laid_out(
+    graph: Graph,
+    machine: Machine,
+    threads: int,
+    precision: Precision,
+    numerics: Numerics,
+    known: dict[object, float],
+    prologues: frozenset[str] = frozenset(),
+) -> LaidOut:
     judged = precision.whole_rows or precision.attention
     judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision, known) if judged else None
-    laid_out = lay_out(graph, judge, precision)
+    laid_out = lay_out(graph, judge, precision, prologues=prologues)
     return with_narrow_functions(laid_out) if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 
 
@@ -284,9 +308,15 @@ def unfused(graph: Graph) -> LaidOut:
     return assign_layouts(graph, Partition(tuple(regions), graph.values))
 
 
-def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precision = AS_COMPUTED, in_place: bool = True) -> LaidOut:
+def lay_out(
+    graph: Graph,
+    judge_rows: RowJudge | None = None,
+    precision: Precision = AS_COMPUTED,
+    in_place: bool = True,
+    prologues: frozenset[str] = frozenset(),
+) -> LaidOut:
     """The graph's regions with types and layouts of the values that they store. Without a judge, row reductions never join a contraction. `in_place`:
-    values that are concatenated are slices of one buffer.
+    values that are concatenated are slices of one buffer. `prologues`: results of maps that contractions compute where they read them.
 
     Raises:
         InvalidModel: if a constant index is out of range.
@@ -299,7 +329,7 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precisi
     def is_view(node: Node) -> bool:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
-    parts = partition(graph, steps, is_view, judge_rows, in_place)
+    parts = partition(graph, steps, is_view, judge_rows, in_place, prologues)
     return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)), precision, in_place)
 
 

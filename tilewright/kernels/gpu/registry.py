@@ -24,4 +24,4 @@ SCHEMAS: tuple[AnySchema, ...] = (
     MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH, WINOGRAD,
     WINOGRAD_FUSED, ATTENTION, TENSOR_ATTENTION, RECURRENCE,
 )  # fmt: skip
-LIBRARY = library(("convolution", "matmul"), (MAP, ROW_REDUCTION))
+LIBRARY = library(("convolution", "fft_convolution", "matmul"), (MAP, ROW_REDUCTION))

@@ -32,7 +32,8 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
     widened = facts.element_bytes < size_of(DEFAULT_FLOAT)  # each vector of B is converted, on the ports of multiply-adds
 
     def cycles(pixels: np.ndarray) -> np.ndarray:
-        multiply_adds = (pixels + widened) * vectors / machine.fma_ports
+        # an element of A that is not stored is computed again for each panel, on the ports of multiply-adds
+        multiply_adds = ((pixels + widened) * vectors + pixels * facts.a_instructions) / machine.fma_ports
         loads = (pixels + vectors) / machine.load_ports
         return overlapping(machine, multiply_adds, loads, np.full_like(multiply_adds, machine.fma_latency_cycles))
 

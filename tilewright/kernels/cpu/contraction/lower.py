@@ -21,6 +21,7 @@ from math import prod
 
 from tilewright.codegen.access import merge_axes
 from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.common import expression_flops, guarded_load
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware.machine import Machine
@@ -69,6 +70,8 @@ def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
         coefficient(nest.offset, nest.n) != 1,
         element,
         size_of(values[region.outputs[0]].dtype),
+        # arithmetic, loads of the other operands, and the broadcast from a register
+        0.0 if guarded_load(nest.found.a) is not None else expression_flops(nest.found.a) + len({*loads(nest.found.a)}),
     )
 
 

@@ -22,7 +22,7 @@ class CpuContractionFacts:
     arithmetic and that of the maps between them. `images`: number of images if a sum over the pixels of each image follows (a thread then owns one
     panel of one image), otherwise 0. `b`: how the second factor is stored; CONSTANT is packed at compile time, ALONG_N is read in place if panels
     divide N and copied otherwise, ACROSS_N is copied. `epilogue_bytes`: everything else that is read; `single_stores`: results are not contiguous
-    along N."""
+    along N. `a_instructions`: those that compute an element of the first factor, besides the load that broadcasts one; 0 if it is stored."""
 
     outer: int
     rows: int
@@ -39,6 +39,7 @@ class CpuContractionFacts:
     single_stores: bool = False
     element_bytes: int = size_of(DEFAULT_FLOAT)
     result_bytes: int = size_of(DEFAULT_FLOAT)
+    a_instructions: float = 0.0
 
 
 @dataclass(frozen=True)

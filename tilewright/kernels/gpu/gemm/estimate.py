@@ -53,6 +53,8 @@ def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: T
         address = instructions.address + operand.taps * instructions.division / 2 + (8 if operand.guarded else 0)
         pieces = np.where(copies, 0, operand.vector_width if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
+        # a computed factor: an address is that of the first load plus a distance, or that of a vector along r
+        fetch = fetch + vectors * (operand.others * (1 + instructions.address) + operand.arithmetic * fetched_width(operand, candidates))
         if facts.is_narrow(operand):  # copies leave the conversion to every thread that reads the tile
             fetch = fetch + np.where(copies, bk * own, vectors * operand.vector_width)
         # a transposed store is scalar

@@ -197,7 +197,9 @@ def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, .
     plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None and lanes * size in COPIED_BYTES
     streamed = widest(expr, fastest[along], problem.layouts, most=WIDEST_BYTES // size) if lanes > 1 else 1
     touched = bytes_touched([expr], (*own, *r, *axes), problem.values)
-    return Operand(along, lanes, touched, divisions, guarded, plain, size, offsets_along(expr, r) is not None, streamed)
+    others = max(len({*loads(expr)}) - 1, 0)
+    arithmetic = 0.0 if guarded_load(expr) is not None else expression_flops(expr)
+    return Operand(along, lanes, touched, divisions, guarded, plain, size, offsets_along(expr, r) is not None, streamed, arithmetic, others)
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:

@@ -31,7 +31,8 @@ class Operand:
     `taps` counts index divisions per load; `guarded`: zero padding is checked at each load. `plain`: the factor is a load without arithmetic, so it
     can be copied to shared memory without registers. `element_bytes`: bytes of an element in memory. `tabled`: its address is a sum of a part without
     r and a part of r alone that takes divisions, which a table can hold. `streamed`: the widest vectors in which a thread can load it without tiles,
-    up to 16 bytes; at least `vector_width`."""
+    up to 16 bytes; at least `vector_width`. `arithmetic`: operations that compute an element from what is loaded; `others`: loads besides the
+    first."""
 
     along: str
     vector_width: int
@@ -42,6 +43,8 @@ class Operand:
     element_bytes: int = size_of(DEFAULT_FLOAT)
     tabled: bool = False
     streamed: int = 0
+    arithmetic: float = 0.0
+    others: int = 0
 
     @property
     def stream_width(self) -> int:

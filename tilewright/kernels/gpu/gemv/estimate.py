@@ -32,7 +32,8 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     phases = 1.0 * (along > 1) + (along > GATHERED)
     added = meeting_sums(facts, candidates)
     widened = lanes * (facts.is_narrow(facts.b) + facts.m * facts.is_narrow(facts.a))
-    instructions = turns * (1 + factor_loads(facts) + 4 + facts.m * lanes + widened) + (along > 1) * sums + added
+    computed = facts.m * (facts.a.others + lanes * facts.a.arithmetic)
+    instructions = turns * (1 + factor_loads(facts) + 4 + facts.m * lanes + widened + computed) + (along > 1) * sums + added
     issue = issue_seconds(machine, blocks * threads * instructions / machine.warp_size)
     cache1 = machine.cache(1)
     assert cache1 is not None

@@ -1,0 +1,84 @@
+"""Prologues: maps that a contraction computes where it reads their result, instead of reading what a kernel of their own has stored.
+
+The normalisation and activation before each product of a dense block, or the scale of squeeze-and-excitation, cannot join the region before it:
+others read that region's result, or it is stored in a larger buffer. Computed by the contraction that reads it, the map is computed again for each
+tile of output channels, and its result, which then is no stored value, can be neither copied to shared memory asynchronously nor multiplied by
+Winograd's algorithm or on tensor cores. Against that stand a kernel and a stored value less, so both ways are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from tilewright.ir.expr import loads
+from tilewright.ir.region import MergeDecision, Region
+from tilewright.partition.siblings import LEAST_GAIN, Predicted
+from tilewright.text import seconds_text
+
+Predict = Callable[[frozenset[str], Callable[[Region], bool]], Predicted]
+"""Predicts those regions for which the function says true, where contractions compute the given results of maps."""
+
+
+@dataclass(frozen=True)
+class Prologues:
+    """Results of maps that the contractions which read them compute, and the decisions by the last node of each map."""
+
+    values: frozenset[str] = frozenset()
+    decisions: Mapping[str, MergeDecision] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def find_prologues(regions: Sequence[Region], results: Sequence[str]) -> dict[str, list[Region]]:
+    """By the result of each contraction the maps that it could compute: those whose result its sum reads, and nothing else. `results`: those of the
+    model."""
+    readers: dict[str, list[Region]] = {}
+    for region in regions:
+        for name in region.inputs:
+            readers.setdefault(name, []).append(region)
+    found: dict[str, list[Region]] = {}
+    for region in regions:
+        if region.kind != "map" or not region.nodes or region.checks or len(region.outputs) != 1 or region.outputs[0] in results:
+            continue
+        reading = readers.get(region.outputs[0], [])
+        if (
+            len(reading) == 1
+            and reading[0].kind == "contraction"
+            and any(load.buffer == region.outputs[0] for load in loads(*reading[0].steps[0].bodies))
+        ):
+            found.setdefault(reading[0].outputs[0], []).append(region)
+    return found
+
+
+def choose_prologues(
+    regions: Sequence[Region], results: Sequence[str], predict: Predict, kept: MutableMapping[tuple[str, ...], bool] | None = None
+) -> Prologues:
+    """The maps that contractions compute since one kernel is predicted faster than all of them. Graphs without such maps cost nothing. `kept`: what
+    was decided for another size of the model, by the results of the maps of each contraction, decides without a prediction if it is about all of
+    them; otherwise what is decided here is added."""
+    found = find_prologues(regions, results)
+    kept = {} if kept is None else kept
+    names = {reader: tuple(region.outputs[0] for region in maps) for reader, maps in found.items()}
+    if all(own in kept for own in names.values()):
+        return Prologues(frozenset(name for own in names.values() if kept[own] for name in own))
+    every = frozenset(name for own in names.values() for name in own)
+    before = {region.outputs[0]: (region, seconds) for region, seconds in predict(frozenset(), lambda region: region.outputs[0] in {*every, *found})}
+    after = {region.outputs[0]: (region, seconds) for region, seconds in predict(every, lambda region: region.outputs[0] in found)}
+    taken: set[str] = set()
+    decisions: dict[str, MergeDecision] = {}
+    for reader, maps in found.items():
+        own = names[reader]
+        kept[own] = False
+        if reader not in after or not {*own, reader} <= before.keys():
+            continue
+        members = {node.name for region in (*maps, before[reader][0]) for node in region.nodes}
+        if not members <= {node.name for node in after[reader][0].nodes}:
+            continue  # refused for another reason, which the region states
+        apart, together = sum(before[name][1] for name in (*own, reader)), after[reader][1]
+        kept[own] = together < (1 - LEAST_GAIN) * apart
+        times = f"{seconds_text(together)} predicted, {seconds_text(apart)} with a kernel of its own"
+        told = "is computed where its product reads it" if kept[own] else "would be slower where its product reads it"
+        taken.update(own if kept[own] else ())
+        for region in maps:
+            decisions[region.nodes[-1].name] = MergeDecision((*own, reader), kept[own], f"{region.outputs[0]} {told}: {times}")
+    return Prologues(frozenset(taken), MappingProxyType(decisions))
