@@ -95,9 +95,8 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     """Predicted seconds of a network's regions, and the most that chains of `chains.LONGEST` regions could save of them."""
     native = machine("native")
     graph = simplify(read(*zoo.build(network, batch)).graph)[0]
-    laid_out = plan._laid_out(graph, native, threads, AS_COMPUTED, USUAL, {})
-    context = plan._Context(graph, laid_out.values, laid_out.layouts, native, threads)
     predictions = plan._Predictions(choose, native, threads, USUAL, Stages())
+    laid_out, context = predictions.laid_out(graph, AS_COMPUTED), predictions.context(graph, AS_COMPUTED)
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains
     for path in paths(graph, laid_out):

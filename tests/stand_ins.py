@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from tilewright.ir.library import OPERATORS
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import Numerics
+from tilewright.partition.merges import Compared, Timed, compared
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation
 from tilewright.tuning.measurement import Measurement
@@ -75,6 +76,22 @@ def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, 
                 continue
             offered = [choice.schedule.operator for choice in rank(problem, target, 1, Numerics(vendor=True)).library]
             records.add([library_record(problem, name, target) for name in offered if name in operators])
+
+
+def deciding(whether: bool) -> Callable[[Sequence[Timed], Sequence[Timed]], Compared]:
+    """A stand-in for `partition.merges.compared` by which every merge is taken, or none, whatever the times are."""
+
+    @dataclass(frozen=True)
+    class Decided(Compared):
+        @property
+        def taken(self) -> bool:
+            return whether
+
+    def decided(together: Sequence[Timed], apart: Sequence[Timed]) -> Compared:
+        both = compared(together, apart)
+        return Decided(both.together, both.apart, both.measured)
+
+    return decided
 
 
 FAILURE: dict[str, Any] = {"status": "failed", "reason": "hangs", "median": None, "lower": None, "upper": None, "count": 0}

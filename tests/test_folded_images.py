@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.stand_ins import deciding
 from tests.test_gpu_half import any_schedule, check
 from tests.test_gpu_half import planned as planned_in_half
 from tests.test_gpu_precision import ERRORS, computed, planned, products_of
@@ -33,6 +34,7 @@ from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.schema import AnySchema
 from tilewright.partition import folded_images
 from tilewright.partition.folded_images import FOLDED, fold_images
+from tilewright.partition.merges import Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.siblings import Merged
 from tilewright.selection.choice import choose
@@ -79,9 +81,9 @@ def folded_by(graph: Graph, seconds: Callable[[bool], float], lanes: int = 8) ->
         steps = (computation(node, graph.values).steps for node in graph.nodes)
         return [Region(node.name, "map", (node,), each, node.inputs, node.outputs) for node, each in zip(graph.nodes, steps, strict=True)]
 
-    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[Timed]:
         one = seconds(any(name.endswith(FOLDED) for name in graph.values))
-        return [(region, one) for region in regions(graph) if concerns(region)]
+        return [Timed(region, one) for region in regions(graph) if concerns(region)]
 
     return fold_images(graph, regions, predict, lambda graph, region: lanes)
 
@@ -93,7 +95,7 @@ def is_folded(program: Program) -> bool:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every image is folded that can be."""
-    monkeypatch.setattr(folded_images, "LEAST_GAIN", -1e9)
+    monkeypatch.setattr(folded_images, "compared", deciding(True))
 
 
 @given(seed=st.integers(0, 2**31), lanes=st.sampled_from([4, 8]))
@@ -119,7 +121,7 @@ def test_folded_images_mean_the_same(seed: int, lanes: int) -> None:
 def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, target: Machine) -> None:
     random = Random(seed)
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
-        patch.setattr(folded_images, "LEAST_GAIN", -1e9)
+        patch.setattr(folded_images, "compared", deciding(True))
         torch.manual_seed(seed)
         module, inputs = drawn(random, 7)
         module, inputs = module.to(dtype), in_type(inputs, dtype)  # type: ignore[assignment]
@@ -220,7 +222,7 @@ def test_windows_of_a_row_end_inside_of_it(zeros: int) -> None:
         return choose(problem, machine, threads)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folded_images, "LEAST_GAIN", 1)
+        patch.setattr(folded_images, "compared", deciding(False))
         program = planned_in_half(module, inputs, H200, chooser)
     assert len(found) == (1 if zeros else 0) and not is_folded(program)
     check(module, inputs, program)
@@ -236,11 +238,9 @@ def test_it_is_decided_by_prediction() -> None:
     taken = folded_by(graph, lambda folded: 1e-6 if folded else 1e-3)
     refused = folded_by(graph, lambda folded: 1e-3 if folded else 1e-6)
     (told,), (other,) = taken.decisions.values(), refused.decisions.values()
-    assert told.taken and told.text == "blocks of 2x1 pixels of input as channels: 2 us predicted with the map that folds them, 1 ms without"
-    assert (
-        not other.taken
-        and other.text == "blocks of 2x1 pixels of input as channels are predicted slower: 2 ms with the map that folds them, 1 us without"
-    )
+    blocks, with_map = "blocks of 2x1 pixels of input", "predicted with the map that folds them"
+    assert told.taken and told.text == f"{blocks} are channels: 2 us {with_map}, 1 ms without"
+    assert not other.taken and other.text == f"{blocks} would be slower as channels: 2 ms {with_map}, 1 us without"
     assert refused.graph is graph and taken.graph is not graph
     assert folded_by(graph, lambda folded: 1.0, lanes=0).decisions == {}  # no tensor cores
 
@@ -254,10 +254,10 @@ def test_both_times_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason == decision.text and decision.taken and "predicted with the map that folds them" in reason
     stated = sum(lowered.predicted_seconds for lowered in program.regions)
     assert f": {1e6 * stated:.3g} us predicted" in reason
-    monkeypatch.setattr(folded_images, "LEAST_GAIN", 1)
+    monkeypatch.setattr(folded_images, "compared", deciding(False))
     plain = planned_in_half(module, inputs, H200)
     ((reason,), (decision,)) = reasons_of(plain), plain.search
-    assert not is_folded(plain) and not decision.taken and "are predicted slower" in reason
+    assert not is_folded(plain) and not decision.taken and "would be slower as channels" in reason
     apart = sum(lowered.predicted_seconds for lowered in plain.regions)
     assert reason.endswith(f"{1e6 * apart:.3g} us without") and stated < 0.8 * apart
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import randomised
+from tests.stand_ins import deciding
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import Program, Region
 from tilewright.partition import prologues
-from tilewright.partition.merges import Memory
+from tilewright.partition.merges import Memory, Timed
 from tilewright.partition.plan import lay_out, plan_program
 from tilewright.partition.prologues import choose_prologues, find_prologues
 
@@ -80,9 +81,9 @@ def graph_of(module: nn.Module, *inputs: Tensor) -> Graph:
 def predicting(graph: Graph, together: float, apart: float) -> prologues.Predict:
     """Predictions of `together` seconds for each contraction that computes a map, and of `apart` for every other region."""
 
-    def predict(values: frozenset[str], concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+    def predict(values: frozenset[str], concerns: Callable[[Region], bool]) -> list[Timed]:
         regions = lay_out(graph, prologues=values).regions
-        return [(region, together if values else apart) for region in regions if concerns(region)]
+        return [Timed(region, together if values else apart) for region in regions if concerns(region)]
 
     return predict
 
@@ -94,7 +95,7 @@ def never(*_: object) -> Any:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contractions compute every map that they can."""
-    monkeypatch.setattr(prologues, "LEAST_GAIN", -1e9)
+    monkeypatch.setattr(prologues, "compared", deciding(True))
 
 
 def stored_maps(program: Program) -> list[str]:
@@ -186,7 +187,8 @@ def test_random_dense_blocks_are_right(always: None, seed: int) -> None:
     random = Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = Dense(random.randint(1, 20), random.randint(1, 9), random.randint(1, 2), random.choice([1, 3]), random.randint(1, 2))
-        image = torch.randn(random.randint(1, 3), module.norms[0].num_features, random.randint(2, 9), random.randint(2, 9))
+        channels = random.randint(1, 20)
+        module = Dense(channels, random.randint(1, 9), random.randint(1, 2), random.choice([1, 3]), random.randint(1, 2))
+        image = torch.randn(random.randint(1, 3), channels, random.randint(2, 9), random.randint(2, 9))
         case = Case("dense", randomised(module).eval(), (image,))
     check_interpreted([case], H200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import tilewright
 from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Function, randomised
+from tests.stand_ins import deciding
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.graph.reference import evaluate
@@ -24,7 +26,7 @@ from tilewright.hardware import machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import Region
 from tilewright.partition import siblings
-from tilewright.partition.merges import Memory
+from tilewright.partition.merges import Memory, Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.siblings import find_siblings, merge_siblings
 
@@ -72,10 +74,10 @@ def always(graph: Graph) -> Graph:
 def predicting(together: float, apart: float) -> siblings.Predict:
     """Predictions of `together` seconds for each region with merged nodes and of `apart` seconds for each other one."""
 
-    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[Timed]:
         regions = [Region(node.name, "map", (node,), (), node.inputs, node.outputs) for node in graph.nodes]
         is_merged = any(node.name.endswith(siblings.PART) for node in graph.nodes)
-        return [(region, together if is_merged else apart) for region in regions if concerns(region)]
+        return [Timed(region, together if is_merged else apart) for region in regions if concerns(region)]
 
     return predict
 
@@ -164,17 +166,17 @@ def test_predictions_decide_and_are_told() -> None:
     (note,) = (decision.text for decision in faster.decisions.values())
     assert note.startswith("linear, linear_1, linear_2 read the same value: ") and "predicted in one product" in note and note.endswith("apart")
     (note,) = (decision.text for decision in slower.decisions.values())
-    assert "are predicted faster apart" in note
+    assert "but stay apart: " in note and "predicted in one product" in note
 
 
 def test_those_that_are_concatenated_may_stay_apart() -> None:
     """A slice of a merged result would have to be copied into the concatenation."""
     graph = graph_of(Heads(), IMAGE)
 
-    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+    def predict(graph: Graph, concerns: Callable[[Region], bool]) -> list[Timed]:
         sliced = {node.outputs[0] for node in graph.nodes if node.name.endswith(siblings.PART)}
         copies = any(node.operator == "concatenate" and sliced.intersection(node.inputs) for node in graph.nodes)
-        return [(region, seconds + 10 * copies) for region, seconds in predicting(1.0, 2.0)(graph, concerns)]
+        return [replace(timed, predicted=timed.predicted + 10 * copies) for timed in predicting(1.0, 2.0)(graph, concerns)]
 
     found = merge_siblings(graph, predict)
     extents = [found.graph.values[node.outputs[0]].shape[1] for node in found.graph.nodes if node.operator == "convolution"]
@@ -235,7 +237,7 @@ CASES: Sequence[tuple[str, nn.Module, Tensor]] = [
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every merge is predicted to be faster."""
-    monkeypatch.setattr(siblings, "LEAST_GAIN", -1e9)
+    monkeypatch.setattr(siblings, "compared", deciding(True))
 
 
 def cases() -> list[Case]:

@@ -22,8 +22,8 @@ from tilewright.graph.operators.shape import SPACE_TO_DEPTH
 from tilewright.graph.passes import rebuilt
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import MergeDecision, Region
-from tilewright.partition.siblings import LEAST_GAIN, Merged, Predict
-from tilewright.text import seconds_text
+from tilewright.partition.merges import Timed, compared
+from tilewright.partition.siblings import Merged, Predict
 
 FOLDED = ".folded"
 """Suffix of what folding adds to the graph: images and filters."""
@@ -55,27 +55,24 @@ def fold_images(graph: Graph, regions: Regions, predict: Predict, lanes: Lanes) 
     stored = {name for region in regions(whole) for name in region.outputs}
     before = predict(graph, lambda region: not stored.issuperset(region.outputs) or _has(region, widths))
     after = predict(whole, lambda region: _has(region, {*widths, *(name + FOLDED for name in widths)}))
-    plain = dict.fromkeys(widths, 0.0)
-    for region, seconds in before:
-        own = [name for name in widths if _has(region, {name})]
+    plain: dict[str, list[Timed]] = {name: [] for name in widths}
+    for timed in before:
+        own = [name for name in widths if _has(timed.region, {name})]
         # what is not stored any more is shared by the convolutions that read it
-        sharing = own or [name for name in widths if not {*holding[name].inputs}.isdisjoint(region.outputs)]
+        sharing = own or [name for name in widths if not {*holding[name].inputs}.isdisjoint(timed.region.outputs)]
         for name in sharing:
-            plain[name] += seconds / len(sharing)
+            plain[name].append(replace(timed, share=1 / len(sharing)))
     taken: dict[str, int] = {}
     decisions: dict[str, MergeDecision] = {}
     for node in candidates:
         if node.name not in widths:
             continue
-        unfolded = plain[node.name]
-        folded = sum(seconds for region, seconds in after if _has(region, {node.name, node.name + FOLDED}))
-        told = f"blocks of {'x'.join(map(str, node.attributes['stride']))} pixels of {node.inputs[0]} as channels"
-        if folded < (1 - LEAST_GAIN) * unfolded:
+        both = compared([timed for timed in after if _has(timed.region, {node.name, node.name + FOLDED})], plain[node.name])
+        told = f"blocks of {'x'.join(map(str, node.attributes['stride']))} pixels of {node.inputs[0]}"
+        if both.taken:
             taken[node.name] = widths[node.name]
-            text = f"{told}: {seconds_text(folded)} predicted with the map that folds them, {seconds_text(unfolded)} without"
-        else:
-            text = f"{told} are predicted slower: {seconds_text(folded)} with the map that folds them, {seconds_text(unfolded)} without"
-        decisions[node.name] = MergeDecision(node.outputs, node.name in taken, text)
+        text = f"{told} {'are' if both.taken else 'would be slower as'} channels: {both.text('with the map that folds them', 'without')}"
+        decisions[node.name] = MergeDecision(node.outputs, both.taken, text)
     return Merged(whole if taken == widths else _folded(graph, taken) if taken else graph, MappingProxyType(decisions))
 
 

@@ -7,7 +7,7 @@ pixels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -23,6 +23,7 @@ from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
 from tilewright.partition.canonical import canonical, key_of
+from tilewright.partition.merges import Timed, compared
 from tilewright.partition.precision import AS_COMPUTED, Precision
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Choice, Ranking
@@ -124,6 +125,8 @@ class RowJudge:
     precision: Precision = AS_COMPUTED
     known: dict[object, float] = field(default_factory=dict)
     """Predicted seconds by canonical problem: networks repeat layers."""
+    measured: Callable[[Problem], float | None] = lambda problem: None
+    """Seconds that trials measured of a canonical problem; they decide where predictions are close."""
 
     def __call__(self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]) -> JoinDecision:
         """Whether the joined `steps` are faster than `host` and `rows` as separate kernels. `steps` is the result of `with_rows` or `with_pixels`.
@@ -150,34 +153,32 @@ class RowJudge:
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
             return JoinDecision(False, "there is nothing to compute")
         try:
-            whole, *apart = (self._seconds(kind, part, values) for kind, part in (("attention", steps), *parts))
+            whole, *apart = (self._timed(kind, part, values) for kind, part in (("attention", steps), *parts))
         except Unsuitable as reason:
             return JoinDecision(False, f"one kernel does not compute the attention: {reason}")
-        compared = f"{1e6 * whole:.1f} us in one kernel, with stored scores {' + '.join(f'{1e6 * part:.1f}' for part in apart)} us"
-        return JoinDecision(whole < sum(apart), f"attention takes {compared}")
+        both = compared([whole], apart)
+        return JoinDecision(both.taken, f"attention takes {both.text('in one kernel', 'with stored scores')}")
 
-    def _seconds(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> float:
-        """Predicted seconds of steps as a separate region, by formulas: the learned models do not know all kinds of region."""
+    def _timed(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Timed:
+        """Steps as a separate region, predicted by formulas: the learned models do not know all kinds of region."""
         problem = self._problem(kind, steps, values)
-        key = key_of(canonical(problem).problem)
+        same = canonical(problem).problem
+        key = key_of(same)
         if key not in self.known:
             self.known[key] = rank(problem, self.machine, self.threads, self.numerics, learned=False).first().seconds
-        return self.known[key]
+        return Timed(problem.region, self.known[key], partial(self.measured, same))
 
     def _compared(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int
     ) -> JoinDecision:
         parts = (("contraction", steps), ("contraction", host), ("row reduction", rows))
-        problems = (self._problem(kind, part, values) for kind, part in parts)
         try:
-            # learned models were not trained on row reductions, so both sides are compared by formulas
-            whole, product, stored = (rank(problem, self.machine, numerics=self.numerics, learned=False).first().seconds for problem in problems)
+            whole, *apart = (self._timed(kind, part, values) for kind, part in parts)
         except Unsuitable as reason:
             return JoinDecision(False, f"a row of {length} is not reduced in a block: {reason}")
-        compared = f"{1e6 * whole:.1f} us, with a stored result {1e6 * product:.1f} + {1e6 * stored:.1f} us"
-        if whole > product + stored:
-            return JoinDecision(False, f"a row of {length} fits one block, but that costs {compared}")
-        return JoinDecision(True, f"one block owns the row of {length}: {compared}")
+        both = compared([whole], apart)
+        told = f"one block owns the row of {length}" if both.taken else f"a row of {length} fits one block, but that is slower"
+        return JoinDecision(both.taken, f"{told}: {both.text('in one kernel', 'with a stored result')}")
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
         """The steps as a separate region, with all values that it reads and stores in row-major order, and factors and results in the types that it

@@ -1,23 +1,74 @@
-"""Merges of successive regions: what is predicted and measured of one, what planning remembers of them, and how a machine's chains are predicted."""
+"""Merges: what is predicted and measured of both ways, what planning remembers of them, and how a machine's chains are predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered
+from tilewright.ir.region import Lowered, Region
 from tilewright.ir.space import Candidate, Comparison
 from tilewright.text import seconds_text
 
 LEAST_GAIN = 0.01
-"""Share of the time that a chain must gain: its kernel takes longer to compile."""
+"""Share of the time that a merge must gain: a larger kernel takes longer to compile."""
 MEASURED_LOSS = 0.1
-"""Share of the time that a chain may lose by prediction and still be measured by trials, or decided by what they measured."""
+"""Share of the time that a merge may lose by prediction and still be measured by trials, or decided by what they measured; regions that are no chain
+are measured both ways if that loses or gains at most as much."""
 KEPT = 0.05
 """Share of the time by which what was chosen for another size may be slower than the best and be chosen again, since its kernels may be compiled
 already: predictions that differ by less do not order candidates (`tuning.code_choice.CLOSE`)."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A region by itself, and its predicted seconds. `measure` finds the seconds that trials measured, or asks trials for them: None if there are
+    none yet. `share`: the part of both that counts."""
+
+    region: Region
+    predicted: float
+    measure: Callable[[], float | None] = lambda: None
+    share: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """The predicted seconds that count."""
+        return self.share * self.predicted
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Predicted seconds of a merge, together and apart, and the measured ones of both if their predictions are close and trials measured all."""
+
+    together: float
+    apart: float
+    measured: tuple[float, float] | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the merge gains enough, measured or predicted."""
+        together, apart = self.measured or (self.together, self.apart)
+        return together < (1 - LEAST_GAIN) * apart
+
+    def text(self, one: str, other: str) -> str:
+        """Both times, of which the words name the ways."""
+        said = f"{seconds_text(self.together)} predicted {one}, {seconds_text(self.apart)} {other}"
+        if self.measured is not None:
+            said += f"; measured {seconds_text(self.measured[0])} and {seconds_text(self.measured[1])}"
+        return said
+
+
+def compared(together: Sequence[Timed], apart: Sequence[Timed]) -> Compared:
+    """The times of the regions of both ways."""
+    one, other = (sum(timed.seconds for timed in way) for way in (together, apart))
+    if abs(one - other) > MEASURED_LOSS * other:
+        return Compared(one, other)
+    found = [[(timed.share, timed.measure()) for timed in way] for way in (together, apart)]  # all are asked for, so that trials measure all
+    if any(seconds is None for way in found for _, seconds in way):
+        return Compared(one, other)
+    first, second = (sum(share * (seconds or 0.0) for share, seconds in way) for way in found)
+    return Compared(one, other, (first, second))
 
 
 class ChainSchedule(Protocol):

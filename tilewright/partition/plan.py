@@ -31,7 +31,7 @@ from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layouts import LaidOut, assign_layouts
-from tilewright.partition.merges import KEPT, Measured, Memory, Merge
+from tilewright.partition.merges import KEPT, Measured, Memory, Merge, Timed
 from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.prologues import Prologues, choose_prologues
@@ -65,6 +65,8 @@ class _Predictions:
     threads: int
     numerics: Numerics
     stages: Stages
+    measured: Chooser | None = None
+    """Chooses what trials measured, where that decides: between ways whose predictions are close."""
     known: dict[object, float] = field(default_factory=dict)
     graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
     rows: dict[object, float] = field(default_factory=dict)
@@ -73,7 +75,12 @@ class _Predictions:
         """The graph's regions, where contractions compute these results of maps; those of a graph that was predicted are planned."""
         key = id(graph), prologues
         if key not in self.graphs:
-            self.graphs[key] = (graph, _laid_out(graph, self.machine, self.threads, precision, self.numerics, self.rows, prologues))
+            judge = RowJudge(
+                self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds
+            )  # fmt: skip
+            laid_out = lay_out(graph, judge if precision.whole_rows or precision.attention else None, precision, prologues=prologues)
+            gpu = self.machine.is_gpu
+            self.graphs[key] = (graph, with_narrow_functions(laid_out) if gpu else with_cache_padding(graph, laid_out, self.machine))
         return self.graphs[key][1]
 
     def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> _Context:
@@ -83,17 +90,21 @@ class _Predictions:
 
     def of_regions(
         self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
-    ) -> list[tuple[Region, float]]:
+    ) -> list[Timed]:
         """The graph's regions for which the function says true, with their seconds."""
         context = self.context(graph, precision, prologues)
         return [
-            (region, self.seconds(region, context))
+            Timed(region, self.seconds(region, context), partial(self._measured_seconds, _canonical(region, context)[0]))
             for region in self.laid_out(graph, precision, prologues).regions
             if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
 
+    def _measured_seconds(self, problem: Problem) -> float | None:
+        """Seconds that trials measured of a canonical problem; None without them."""
+        return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
+
     def seconds(self, region: Region, context: _Context, winograd: bool = True) -> float:
-        """Seconds of the region by itself, with or without Winograd's algorithm."""
+        """Predicted seconds of the region by itself, with or without Winograd's algorithm."""
         problem, key, _ = _canonical(region, context)
         transforms = self.numerics.winograd and any(schema.transforms for schema in schemas(self.machine, region.kind))
         winograd = winograd or not transforms  # the same ranking where no schema transforms
@@ -149,9 +160,10 @@ def plan_program(
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     `numerics`: allowed rounding when it is decided what runs together; the chooser observes it separately. `models`: chooses by predictions alone
-    where siblings may be merged (`selection.choice.choose`, or what remembers its choices), so that records do not change what runs together.
+    when it is decided what runs together (`selection.choice.choose`, or what remembers its choices).
     `chains`: whether successive regions may become one kernel (`partition.chains`); by default on a GPU only those that were measured, since
-    networks were slower with those predicted faster for an H200 (docs/models.md). `recorded`: what was measured of chains, which decides about them.
+    networks were slower with those predicted faster for an H200 (docs/models.md). `recorded`: what was measured of chains, which decides about them;
+    if it is given, the chooser's measured seconds decide about all other merges of which the predictions are close, where it has them.
     `stages`: learns what took how long. `persistent`: whether all steps of a recurrent layer may be one kernel; by default on CPUs, and on GPUs where
     its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the outputs that replace inputs after a
     call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans for other sizes, whose schedules and
@@ -164,7 +176,8 @@ def plan_program(
     if isinstance(precision, str):
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
-    predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages)
+    measured = deciding_once(chooser) if recorded is not None else None
+    predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured)
     memory = memory or Memory()
     stages.report("partition")
     with stages.stage("partition"):
@@ -253,7 +266,7 @@ def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
 def _prologues(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory) -> Prologues:
     """The maps that contractions compute where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
 
-    def predict(values: frozenset[str], concerns: Callable[[Region], bool]) -> list[tuple[Region, float]]:
+    def predict(values: frozenset[str], concerns: Callable[[Region], bool]) -> list[Timed]:
         return predictions.of_regions(precision, graph, concerns, values)
 
     regions = predictions.laid_out(graph, precision).regions
@@ -281,21 +294,6 @@ def _chained(
 
     search = Search(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready)
     return search.chained(), tuple(search.considered)
-
-
-def _laid_out(
-    graph: Graph,
-    machine: Machine,
-    threads: int,
-    precision: Precision,
-    numerics: Numerics,
-    known: dict[object, float],
-    prologues: frozenset[str] = frozenset(),
-) -> LaidOut:
-    judged = precision.whole_rows or precision.attention
-    judge = RowJudge(machine, threads, frozenset(graph.constants), numerics, precision, known) if judged else None
-    laid_out = lay_out(graph, judge, precision, prologues=prologues)
-    return with_narrow_functions(laid_out) if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 
 
 def _lowered(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered] | str:

@@ -14,10 +14,9 @@ from types import MappingProxyType
 
 from tilewright.ir.expr import loads
 from tilewright.ir.region import MergeDecision, Region
-from tilewright.partition.siblings import LEAST_GAIN, Predicted
-from tilewright.text import seconds_text
+from tilewright.partition.merges import Timed, compared
 
-Predict = Callable[[frozenset[str], Callable[[Region], bool]], Predicted]
+Predict = Callable[[frozenset[str], Callable[[Region], bool]], Sequence[Timed]]
 """Predicts those regions for which the function says true, where contractions compute the given results of maps."""
 
 
@@ -53,17 +52,17 @@ def find_prologues(regions: Sequence[Region], results: Sequence[str]) -> dict[st
 def choose_prologues(
     regions: Sequence[Region], results: Sequence[str], predict: Predict, kept: MutableMapping[tuple[str, ...], bool] | None = None
 ) -> Prologues:
-    """The maps that contractions compute since one kernel is predicted faster than all of them. Graphs without such maps cost nothing. `kept`: what
-    was decided for another size of the model, by the results of the maps of each contraction, decides without a prediction if it is about all of
-    them; otherwise what is decided here is added."""
+    """The maps that contractions compute since one kernel is predicted, or was measured, to be faster than all of them. Graphs without such maps cost
+    nothing. `kept`: what was decided for another size of the model, by the results of the maps of each contraction, decides without a prediction if
+    it is about all of them; otherwise what is decided here is added."""
     found = find_prologues(regions, results)
     kept = {} if kept is None else kept
     names = {reader: tuple(region.outputs[0] for region in maps) for reader, maps in found.items()}
     if all(own in kept for own in names.values()):
         return Prologues(frozenset(name for own in names.values() if kept[own] for name in own))
     every = frozenset(name for own in names.values() for name in own)
-    before = {region.outputs[0]: (region, seconds) for region, seconds in predict(frozenset(), lambda region: region.outputs[0] in {*every, *found})}
-    after = {region.outputs[0]: (region, seconds) for region, seconds in predict(every, lambda region: region.outputs[0] in found)}
+    before = {timed.region.outputs[0]: timed for timed in predict(frozenset(), lambda region: region.outputs[0] in {*every, *found})}
+    after = {timed.region.outputs[0]: timed for timed in predict(every, lambda region: region.outputs[0] in found)}
     taken: set[str] = set()
     decisions: dict[str, MergeDecision] = {}
     for reader, maps in found.items():
@@ -71,14 +70,14 @@ def choose_prologues(
         kept[own] = False
         if reader not in after or not {*own, reader} <= before.keys():
             continue
-        members = {node.name for region in (*maps, before[reader][0]) for node in region.nodes}
-        if not members <= {node.name for node in after[reader][0].nodes}:
+        members = {node.name for region in (*maps, before[reader].region) for node in region.nodes}
+        if not members <= {node.name for node in after[reader].region.nodes}:
             continue  # refused for another reason, which the region states
-        apart, together = sum(before[name][1] for name in (*own, reader)), after[reader][1]
-        kept[own] = together < (1 - LEAST_GAIN) * apart
-        times = f"{seconds_text(together)} predicted, {seconds_text(apart)} with a kernel of its own"
-        told = "is computed where its product reads it" if kept[own] else "would be slower where its product reads it"
-        taken.update(own if kept[own] else ())
+        both = compared([after[reader]], [before[name] for name in (*own, reader)])
+        kept[own] = both.taken
+        told = "is computed where its product reads it" if both.taken else "would be slower where its product reads it"
+        taken.update(own if both.taken else ())
         for region in maps:
-            decisions[region.nodes[-1].name] = MergeDecision((*own, reader), kept[own], f"{region.outputs[0]} {told}: {times}")
+            text = f"{region.outputs[0]} {told}: {both.text('in one kernel', 'with a kernel of its own')}"
+            decisions[region.nodes[-1].name] = MergeDecision((*own, reader), both.taken, text)
     return Prologues(frozenset(taken), MappingProxyType(decisions))

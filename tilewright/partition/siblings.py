@@ -21,7 +21,7 @@ from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.ir.expr import Const, Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import MergeDecision, Region
-from tilewright.text import seconds_text
+from tilewright.partition.merges import Timed, compared
 
 TOGETHER, PART = ".together", ".part"
 """Suffixes of what a merge adds to the graph: merged nodes, and slices of their results."""
@@ -59,19 +59,15 @@ class Merged:
     decisions: Mapping[str, MergeDecision] = field(default_factory=lambda: MappingProxyType({}))
 
 
-Predicted = Sequence[tuple[Region, float]]
-"""Regions of a graph and their predicted seconds."""
-Predict = Callable[[Graph, Callable[[Region], bool]], Predicted]
+Predict = Callable[[Graph, Callable[[Region], bool]], Sequence[Timed]]
 """Predicts the regions of a graph for which the function says true."""
-LEAST_GAIN = 0.01
-"""Share of the time that a merge must gain by prediction."""
 
 
 def merge_siblings(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, ...], frozenset[str]] | None = None) -> Merged:
-    """Merges the siblings of a graph wherever the regions concerned are predicted faster: those that compute the siblings or read their results.
-    A second way leaves out the siblings whose results are concatenated: these can be stored in place, slices of a merged product are copied. Graphs
-    without siblings cost nothing. `kept`: by the results of each group those that are merged for another size of the model, which decide without any
-    prediction if they decide about all groups; otherwise what is decided here is added."""
+    """Merges the siblings of a graph wherever the regions concerned are predicted, or were measured, to be faster: those that compute the siblings or
+    read their results. A second way leaves out the siblings whose results are concatenated: these can be stored in place, slices of a merged product
+    are copied. Graphs without siblings cost nothing. `kept`: by the results of each group those that are merged for another size of the model, which
+    decide without any prediction if they decide about all groups; otherwise what is decided here is added."""
     groups = find_siblings(graph)
     if not groups:
         return Merged(graph)
@@ -92,20 +88,22 @@ def merge_siblings(graph: Graph, predict: Predict, kept: MutableMapping[tuple[st
     chosen: list[Siblings] = []
     decisions: dict[str, MergeDecision] = {}
     for number, group in enumerate(groups):
-        apart = _seconds(before, group.nodes, frozenset(group.results))
-        found = [(_seconds(after, _names(merged), frozenset()) + _rest(before, group, merged), merged)
-                 for way, after in predictions if (merged := way[number]) is not None]  # fmt: skip
-        seconds, best = min(found, key=lambda entry: entry[0])
+        apart = _concerned(before, group.nodes, frozenset(group.results))
+        ways_of_group = [
+            ([*_concerned(after, _names(merged), frozenset()), *_rest(before, group, merged)], merged)
+            for way, after in predictions
+            if (merged := way[number]) is not None
+        ]
+        together, best = min(ways_of_group, key=lambda entry: sum(timed.seconds for timed in entry[0]))
+        both = compared(together, apart)
         told = f"{', '.join(chain[0].name for chain in best.chains)} read the same value"
-        if seconds < (1 - LEAST_GAIN) * apart:
+        times = both.text("in one product", "apart")
+        kept[group.results] = frozenset(best.results) if both.taken else frozenset()
+        if both.taken:
             chosen.append(best)
-            kept[group.results] = frozenset(best.results)
-            text = f"{told}: {seconds_text(seconds)} predicted in one product, {seconds_text(apart)} apart"
-            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(best.results, True, text)
+            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(best.results, True, f"{told}: {times}")
         else:
-            kept[group.results] = frozenset()
-            text = f"{told}, but are predicted faster apart: {seconds_text(apart)}, {seconds_text(seconds)} in one product"
-            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, text)
+            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart: {times}")
     known = next((merged for groups, merged in predicted if groups == chosen), None)
     return Merged(known or _with(graph, chosen), MappingProxyType(decisions))
 
@@ -130,9 +128,9 @@ def _names(group: Siblings) -> frozenset[str]:
     return frozenset((*(node.name + TOGETHER for node in group.chains[0]), *(name + PART for name in group.results)))
 
 
-def _seconds(regions: Predicted, nodes: frozenset[str], values: frozenset[str]) -> float:
-    """Of the regions with one of the nodes, or that read one of the values."""
-    return sum(seconds for region, seconds in regions if _concerns(nodes, values, region))
+def _concerned(regions: Sequence[Timed], nodes: frozenset[str], values: frozenset[str]) -> list[Timed]:
+    """The regions with one of the nodes, or that read one of the values."""
+    return [timed for timed in regions if _concerns(nodes, values, timed.region)]
 
 
 def _concerns(nodes: frozenset[str], values: frozenset[str], region: Region) -> bool:
@@ -143,13 +141,10 @@ def _union(groups: Sequence[Siblings], names: Callable[[Siblings], Iterable[str]
     return frozenset(name for group in groups for name in names(group))
 
 
-def _rest(before: Predicted, group: Siblings, merged: Siblings) -> float:
-    """What the siblings take that a smaller merge leaves apart."""
-    left = [chain for chain in group.chains if chain not in merged.chains]
-    if not left:
-        return 0.0
-    mine = _seconds(before, merged.nodes, frozenset(merged.results))
-    return _seconds(before, group.nodes, frozenset(group.results)) - mine
+def _rest(before: Sequence[Timed], group: Siblings, merged: Siblings) -> list[Timed]:
+    """The regions of siblings that a smaller merge leaves apart."""
+    mine = _concerned(before, merged.nodes, frozenset(merged.results))
+    return [timed for timed in _concerned(before, group.nodes, frozenset(group.results)) if timed not in mine]
 
 
 def find_siblings(graph: Graph) -> list[Siblings]:
