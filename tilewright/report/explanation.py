@@ -11,6 +11,7 @@ from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.space import Candidate, SpaceCounts
+from tilewright.ir.stage import MEMORY, TILE
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
@@ -22,6 +23,7 @@ from tilewright.text import WIDTH, aligned, number_of, scaled, seconds_text
 LABEL = 9
 """Characters of the labels before the lines of a region, which are indented by three."""
 LONGEST_TERMS = 3
+THROUGH = {TILE: "tiles on the chip", MEMORY: "memory"}
 DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
@@ -66,11 +68,12 @@ def region_lines(program: LoadableProgram, row: PlanRow, width: int | None = Non
 
 
 def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str, Sequence[str]]]:
-    """What is said of a region, by labels: its nodes and their places in the model, its schedule, the candidates it was chosen from and compared
+    """What is said of a region, by labels: its nodes and their places in the model, its stages, its schedule, the candidates it was chosen from and compared
     with, predicted time with its terms, bounds, work, layouts, reasons. Entries without lines have nothing to say."""
     region = program.regions[row.number - 1]
     return (
         ("nodes", _nodes(row)),
+        ("stages", list(stage_lines(row))),
         ("schedule", [region.schedule] if region.schedule else []),
         ("space", _space(region.space)),
         ("time", _time(row)),
@@ -85,6 +88,17 @@ def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str
         ("because", region.reasons),
         ("apart", [text for text in row.separate if not any(text in reason for reason in region.reasons)]),
     )
+
+
+def stage_lines(row: PlanRow) -> Iterator[str]:
+    """What the region computes one after another: operators of a stage pass each other elements in registers, a stage the next a tile or memory.
+    Nothing for a single operator."""
+    if len(row.stages) == 1 and len(row.stages[0].what) == 1:
+        return
+    for stage in row.stages:
+        within = " in registers" if len(stage.what) > 1 else ""
+        passed = f", then {scaled(stage.bytes, 'B')} through {THROUGH[stage.passes]}" if stage.passes else ""
+        yield f"{' > '.join(stage.what)}{within}{passed}"
 
 
 def candidate_lines(row: PlanRow, width: int = WIDTH - LABEL - 3) -> Iterator[str]:

@@ -23,6 +23,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, LibraryCall, View
 from tilewright.ir.region import KINDS, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
+from tilewright.ir.stage import LEVELS, Stage
 from tilewright.ir.tensor_map import MOST_PIXELS, MOST_STEP, TensorMap
 from tilewright.runtime.fields import CONTROL, Field
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
@@ -220,6 +221,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "bounds": {name: float(seconds) for name, seconds in region.bounds.items()},
                 "library": None if region.library is None else asdict(region.library),
                 "comparison": _encode_comparison(region.comparison),
+                "stages": [[list(stage.what), stage.passes, stage.bytes] for stage in region.stages],
             }
             for region in program.regions
         ],
@@ -268,6 +270,11 @@ def _decode_decision(data: Field) -> MergeDecision:
     return MergeDecision(results.names(), taken.flag(), text.prose())
 
 
+def _decode_stage(data: Field) -> Stage:
+    what, passes, count = data.exactly(3)
+    return Stage(what.names(), passes.choice("", *LEVELS), count.integer(0, 1 << 62))
+
+
 def _decode_space(data: Field) -> SpaceCounts:
     rejected = {reason: count.integer(0, 1 << 62) for reason, count in data.only("feasible", "rejected")["rejected"].entries()}
     return SpaceCounts(data["feasible"].integer(0, 1 << 62), MappingProxyType(rejected))
@@ -311,6 +318,7 @@ def _decode_region(data: Field) -> LoadableRegion:
         MappingProxyType({name: seconds.number() for name, seconds in data["bounds"].entries()}),
         None if library is None else _decode_library_call(library),
         _decode_comparison(data["comparison"]),
+        tuple(map(_decode_stage, data["stages"].items())),
     )
 
 

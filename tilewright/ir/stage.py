@@ -1,0 +1,63 @@
+"""Stages of a lowered region: what it computes one after another, and where each stage leaves its result for the next.
+
+Operators of one stage pass each element, row or sum in registers. A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in the
+shared memory of a block or cluster, or in the cache of a thread. Where several kernels compute a region (Winograd's transforms and products, the parts
+of a split sum, a factor that is copied first), their stages pass workspaces in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.region import Lowered, Region
+
+TILE, MEMORY = LEVELS = ("tile", "memory")
+"""Where a stage leaves its result for the next."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`what` the stage computes: its operators, which pass each other elements in registers, or its kernel's name without the digest. `passes`: where
+    the next stage finds the result, one of `LEVELS`; empty for the last. `bytes`: those of the whole result."""
+
+    what: tuple[str, ...]
+    passes: str = ""
+    bytes: int = 0
+
+
+def stages_of(lowered: Lowered) -> tuple[Stage, ...]:
+    """The stages of a region in order; none for what PyTorch runs, for loops, and where nothing is computed."""
+    region = lowered.region
+    if region.kind in ("torch", "loop") or not (lowered.calls or lowered.library):
+        return ()
+    if region.stages:
+        *before, last = region.stages
+        return (*(Stage(_operators(stage), TILE, _result_bytes(stage)) for stage in before), Stage(_operators(last)))
+    kernels = {kernel.name: kernel for kernel in lowered.kernels}
+    parts = [] if lowered.library is None else [(lowered.library.operator, {lowered.library.out.name})]
+    for call in lowered.calls:
+        parameters = zip(call.arguments, kernels[call.kernel].parameters, strict=True)
+        parts.append((call.kernel.rpartition("_")[0], {name for name, parameter in parameters if parameter.writable}))
+    if len(parts) == 1:
+        return (Stage(_operators(region)),)
+    *first, (last_kernel, _) = parts
+    passing = (Stage((kernel,), MEMORY, sum(_stored_bytes(lowered, name) for name in written)) for kernel, written in first)
+    return (*passing, Stage((last_kernel,)))
+
+
+def _operators(region: Region) -> tuple[str, ...]:
+    return tuple(node.operator_name for node in region.nodes) or ("copy",)
+
+
+def _result_bytes(region: Region) -> int:
+    """Of the region's one result, whose tiles a chain passes on."""
+    last = region.steps[-1]
+    return prod(last.shape) * size_of(last.dtypes[0])
+
+
+def _stored_bytes(lowered: Lowered, name: str) -> int:
+    """Of a workspace; 0 for a result of the region, which an earlier kernel prepares."""
+    workspace = lowered.storage.get(name)
+    return 0 if workspace is None else workspace.layout.own_size * size_of(workspace.value.dtype)
