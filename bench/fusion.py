@@ -39,7 +39,8 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.kernels.schema import USUAL
-from tilewright.partition import chains, fusion, plan
+from tilewright.partition import chains, plan
+from tilewright.partition.fusion import partition
 from tilewright.partition.paths import paths
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
@@ -62,9 +63,7 @@ def fusing(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(plan, "choose_prologues", lambda *_: Prologues()))
         stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
-            for rule in ("_refuse_reader", "_refuse_epilogue", "_refuse_absorbing"):
-                stack.enter_context(mock.patch.object(fusion._Partitioner, rule, lambda *_: "nothing is fused"))
-            stack.enter_context(mock.patch.object(fusion._Partitioner, "_join_softmax", lambda *_: None))
+            stack.enter_context(mock.patch.object(plan, "partition", lambda *given, **_: partition(*given, fused=False)))
             stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, *_: Merged(graph)))
         yield
 

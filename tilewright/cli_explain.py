@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewright.cli_model import MODEL_HELP, check_subjects, image_of, runnable
+from tilewright.cli_options import numerics_of
 from tilewright.cli_output import progress_bar, quiet
 from tilewright.errors import UnsupportedOption
 from tilewright.files import check_output, written
@@ -49,7 +51,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     width = console.width if console.is_terminal else None
     if options.fusion:
-        text = "\n".join(search_lines(subject.image, options.model))
+        from tilewright.partition.plan import operators_apart
+
+        image, precision = subject.image, options.precision
+        numerics = replace(numerics_of(options), tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
+        with progress_bar("ranking operators by themselves"), quiet(options.debug):
+            apart = operators_apart(image.program.graph, image.machine, subject.threads, precision, numerics)
+        text = "\n".join(search_lines(image, options.model, apart))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)
     else:

@@ -1,8 +1,8 @@
 """Stages of a lowered region: what it computes one after another, and where each stage leaves its result for the next.
 
-Operators of one stage pass each element, row or sum in registers. A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in the
-shared memory of a block or cluster, or in the cache of a thread. Where several kernels compute a region (Winograd's transforms and products, the parts
-of a split sum, a factor that is copied first), their stages pass workspaces in memory.
+Operators of one stage pass each element, row or sum in registers. A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in
+shared memory of a block or a cluster, or in the cache of a thread. Where several kernels compute a region (Winograd's transforms and products, the
+parts of a split sum, a factor that is copied first), the stages pass workspaces in memory.
 """
 
 from __future__ import annotations

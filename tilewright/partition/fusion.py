@@ -43,6 +43,7 @@ from tilewright.partition.thin_contractions import read_in_parts, summing, thin_
 WINDOW_POINTS = 64
 # Maximum arithmetic operations, per element not stored and read back, for which a map is recomputed inside its reader.
 RECOMPUTED_FLOPS = 8
+NOT_FUSED = "nothing is fused"
 
 
 @dataclass
@@ -71,11 +72,13 @@ def partition(
     judge_rows: RowJudge | None = None,
     in_place: bool = True,
     prologues: frozenset[str] = frozenset(),
+    fused: bool = True,
 ) -> Partition:
     """Groups the graph's nodes into regions. `computation` returns a node's steps (None for loops and nodes that run through PyTorch). `judge_rows`
     decides whether row reductions join a contraction where they can, and contractions the softmax before them (None: never). `in_place`:
-    concatenations need no copies (`partition.concatenation`). `prologues`: results of maps that the contractions which read them compute."""
-    return _Partitioner(graph, computation, is_view, judge_rows, in_place, prologues).run()
+    concatenations need no copies (`partition.concatenation`). `prologues`: results of maps that the contractions which read them compute.
+    `fused`: whether any operators share a kernel; otherwise only views are read through."""
+    return _Partitioner(graph, computation, is_view, judge_rows, in_place, prologues, fused).run()
 
 
 class _Partitioner:
@@ -87,8 +90,10 @@ class _Partitioner:
         judge_rows: RowJudge | None,
         in_place: bool,
         prologues: frozenset[str],
+        fused: bool,
     ) -> None:
         self.graph = graph
+        self.fused = fused
         self.prologues = prologues
         self.judge_rows = judge_rows
         self.in_place = in_place
@@ -199,6 +204,8 @@ class _Partitioner:
 
     def _refuse_reader(self, name: str, node: Node) -> str:
         """Why the node is not the only reader of the value; empty if it is."""
+        if not self.fused:
+            return NOT_FUSED
         if name in self.pinned:
             return f"{name} is also a result or read by PyTorch"
         others = self.readers[name] - {node.name}
@@ -265,7 +272,7 @@ class _Partitioner:
 
         for name in buffers(group.steps):
             joined = with_softmax(group.steps[0], name, self.groups, read_within)
-            if self.judge_rows is None or joined is None:
+            if self.judge_rows is None or joined is None or not self.fused:
                 continue
             if isinstance(joined, str):
                 group.reasons.append(f"not joined to {name}: {joined}")
@@ -308,6 +315,8 @@ class _Partitioner:
                 changed = True
 
     def _refuse_absorbing(self, name: str, node: Node, group: _Group, producer: _Group) -> str:
+        if not self.fused:
+            return NOT_FUSED
         if name in self.pinned:
             return "it is also a result or read by PyTorch"
         others = self.readers[name] - {node.name}

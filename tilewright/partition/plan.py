@@ -312,9 +312,11 @@ def lay_out(
     precision: Precision = AS_COMPUTED,
     in_place: bool = True,
     prologues: frozenset[str] = frozenset(),
+    fused: bool = True,
 ) -> LaidOut:
     """The graph's regions with types and layouts of the values that they store. Without a judge, row reductions never join a contraction. `in_place`:
-    values that are concatenated are slices of one buffer. `prologues`: results of maps that contractions compute where they read them.
+    values that are concatenated are slices of one buffer. `prologues`: results of maps that contractions compute where they read them. `fused`:
+    whether any operators share a kernel.
 
     Raises:
         InvalidModel: if a constant index is out of range.
@@ -327,8 +329,21 @@ def lay_out(
     def is_view(node: Node) -> bool:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
-    parts = partition(graph, steps, is_view, judge_rows, in_place, prologues)
+    parts = partition(graph, steps, is_view, judge_rows, in_place, prologues, fused=fused)
     return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)), precision, in_place)
+
+
+def operators_apart(graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL) -> dict[str, float]:
+    """Predicted seconds of operators if each had kernels of its own, by the names of their nodes. Views and what PyTorch runs have none."""
+    laid_out = lay_out(graph, None, precision_of(precision, graph, machine), fused=False)
+    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
+    predictions = _Predictions(partial(choose, numerics=numerics), machine, threads, numerics, Stages())
+    seconds: dict[str, float] = {}
+    for region in laid_out.regions:
+        if region.nodes and region.kind not in ("torch", "loop") and all(laid_out.values[name].elements for name in region.outputs):
+            name = region.nodes[-1].name
+            seconds[name] = seconds.get(name, 0.0) + predictions.seconds(region, context)
+    return seconds
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:

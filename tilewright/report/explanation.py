@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from tilewright.frontend.imported import through, unsupported
@@ -38,14 +38,21 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
     return "\n".join(lines)
 
 
-def search_lines(image: Image, name: str = "model") -> Iterator[str]:
-    """The merges of operators that were considered, in order, with the predicted times of both ways."""
+def search_lines(image: Image, name: str, apart: Mapping[str, float]) -> Iterator[str]:
+    """The merges of regions that were considered, in order, with the predicted times of both ways; then the regions of several operators, with their
+    times and those of kernels for each operator. `apart`: the latter's seconds by node (`partition.plan.operators_apart`)."""
     search = image.program.search
     taken = sum(decision.taken for decision in search)
     yield f"{name} for {image.machine.name}: {number_of(len(search), 'merge')} of regions considered, {taken} taken"
     for number, decision in enumerate(search, 1):
         yield f"{number:>5}. {decision}"
-    yield "what joins an operator as part of its kernel (element by element, rows, attention) is among the reasons of each region"
+    yield "operators in one region, as planned, and each by itself:"
+    for row in plan_of(image.program, image.machine).rows:
+        alone = [apart[node] for node, _, _ in row.nodes if node in apart]
+        if len(alone) > 1 and row.predicted_seconds:
+            operators = " > ".join(operator for _, operator, _ in row.nodes)
+            times = f"{seconds_text(row.predicted_seconds)} predicted, {seconds_text(sum(alone))} apart"
+            yield f"{row.number:>5}. {operators}: {times}"
 
 
 def _calibrated(image: Image) -> Iterator[str]:
@@ -68,8 +75,8 @@ def region_lines(program: LoadableProgram, row: PlanRow, width: int | None = Non
 
 
 def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str, Sequence[str]]]:
-    """What is said of a region, by labels: its nodes and their places in the model, its stages, its schedule, the candidates it was chosen from and compared
-    with, predicted time with its terms, bounds, work, layouts, reasons. Entries without lines have nothing to say."""
+    """What is said of a region, by labels: its nodes and their places in the model, its stages, its schedule, the candidates it was chosen from and
+    compared with, predicted time with its terms, bounds, work, layouts, reasons. Entries without lines have nothing to say."""
     region = program.regions[row.number - 1]
     return (
         ("nodes", _nodes(row)),

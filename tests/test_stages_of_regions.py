@@ -1,0 +1,80 @@
+"""What regions say of their stages, and what operators are predicted to take in one region and by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tests.operator_cases import Applied, randomised
+from tests.test_siblings import graph_of
+from tilewright.cli import main
+from tilewright.hardware import machine
+from tilewright.ir.stage import MEMORY, TILE, Stage
+from tilewright.partition.plan import operators_apart, plan_program
+from tilewright.report.explanation import stage_lines
+from tilewright.runtime import artifact
+from tilewright.runtime.plan import PlanRow
+
+SEPARABLE = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(), nn.Conv2d(16, 24, 1), nn.ReLU(), nn.Conv2d(24, 16, 3, padding=1))
+IMAGE = torch.randn(1, 16, 56, 56)
+
+
+def rows_of(module: nn.Module, image: torch.Tensor, target: str) -> tuple[PlanRow, ...]:
+    return tilewright.compile(randomised(module).eval(), (image,), target, threads=1).plan.rows
+
+
+def test_operators_of_one_kernel_are_one_stage() -> None:
+    (row,) = [row for row in rows_of(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), torch.randn(8, 64), "h200") if row.kernels]
+    assert row.stages == (Stage(("linear", "add", "relu")),)
+    assert list(stage_lines(row)) == ["linear > add > relu in registers"]
+
+
+def test_chains_pass_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.partition.merges.LEAST_GAIN", -1e9)
+    chain = next(row for row in rows_of(SEPARABLE, IMAGE, "x86-avx512") if row.kind == "chain")
+    *before, last = chain.stages
+    assert before and all(stage.passes == TILE and stage.bytes >= 4 * 16 * 56 * 56 for stage in before) and last.passes == ""
+    assert list(stage_lines(chain))[0].endswith("through tiles on the chip")
+    assert sum(len(stage.what) for stage in chain.stages) == len(chain.nodes)
+
+
+def test_kernels_of_one_region_pass_workspaces(tmp_path: Path) -> None:
+    """Winograd's transforms; also in an artifact."""
+    module, image = nn.Conv2d(256, 256, 3, padding=1), torch.randn(1, 256, 56, 56)
+    executable = tilewright.compile(module, (image,), "h200")
+    row = next(row for row in executable.plan.rows if len(row.kernels) == 3)
+    assert [stage.what for stage in row.stages] == [("winograd_input",), ("contraction",), ("winograd_output",)]
+    assert [stage.passes for stage in row.stages] == [MEMORY, MEMORY, ""]
+    assert all(stage.bytes > 4 * image.numel() for stage in row.stages[:2]) and row.stages[2].bytes == 0
+    executable.save(tmp_path / "one.tw")
+    loaded = artifact.read(tmp_path / "one.tw")
+    assert [region.stages for region in loaded.program.regions] == [row.stages for row in executable.plan.rows]
+
+
+def test_what_pytorch_runs_has_no_stages() -> None:
+    with pytest.warns(UserWarning, match="through PyTorch"):
+        rows = rows_of(Applied(lambda x: torch.sort(x, 0)[0] + 1), torch.randn(4, 4), "h200")
+    assert any(row.kind == "torch" and not row.stages for row in rows)
+
+
+def test_operators_by_themselves_take_longer() -> None:
+    graph, target = graph_of(SEPARABLE, IMAGE), machine("h200")
+    apart = operators_apart(graph, target, 1)
+    program = plan_program(graph, target, 1)
+    regions = [lowered for lowered in program.regions if len(lowered.region.nodes) > 1]
+    assert len(regions) == 3
+    for lowered in regions:
+        alone = [apart[node.name] for node in lowered.region.nodes]
+        assert len(alone) > 1 and min(alone) > 0 and lowered.predicted_seconds < sum(alone)
+
+
+def test_both_times_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tilewright.compile(randomised(SEPARABLE).eval(), (IMAGE,), "h200").save(tmp_path / "one.tw")
+    assert main(["explain", str(tmp_path / "one.tw"), "--fusion"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("operators in one region, as planned, and each by itself:")
+    assert len(lines[start + 1 :]) == 3 and all(" us predicted, " in line and line.endswith(" us apart") for line in lines[start + 1 :])
