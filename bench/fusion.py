@@ -40,7 +40,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import chains, plan
-from tilewright.partition.fusion import partition
+from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.paths import paths
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
@@ -55,6 +55,11 @@ NETWORKS = ("mobilenet_v2", "resnet18", "resnet50", "inception_v3", "densenet121
 WAYS = ("none", "registers", "chains", "libraries")
 
 
+def _apart(*given: Any, **named: Any) -> Partition:
+    """The partition in which no operators share a kernel."""
+    return partition(*given, **{**named, "fused": False})
+
+
 @contextmanager
 def fusing(way: str) -> Iterator[None]:
     """Inside the context regions are made in one of `WAYS`, or `stored`: as in registers, but no contraction computes a map that it reads."""
@@ -63,7 +68,7 @@ def fusing(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(plan, "choose_prologues", lambda *_: Prologues()))
         stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
-            stack.enter_context(mock.patch.object(plan, "partition", lambda *given, **_: partition(*given, fused=False)))
+            stack.enter_context(mock.patch.object(plan, "partition", _apart))
             stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, *_: Merged(graph)))
         yield
 
