@@ -1,6 +1,6 @@
 """Zoo networks on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs, in one process.
 
-    python -m bench.gpu_networks --seconds 540 --resume --name gpu_workloads_h200     the 32 workloads of FIGURE, by what is fused
+    python -m bench.gpu_networks --seconds 540 --resume --name gpu_workloads_h100_1   the 32 workloads of FIGURE, by what is fused
     python -m bench.gpu_networks resnet18 resnet50 --batch 1 --against eager,eager_cl,inductor
     python -m bench.gpu_networks mobilenet_v2 --against tuned_apart,tuned         chains where trials measured them to be faster
 

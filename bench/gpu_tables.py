@@ -282,7 +282,8 @@ def gpu_recurrent() -> Rows:
     return rows
 
 
-WORKLOADS = "gpu_workloads_h200"
+WORKLOADS = "gpu_workloads_h100_*.json"
+"""Files with workloads, each of one or several runs."""
 CONTENDERS = {
     "eager_cl": "eager, channels last", "inductor": "Inductor", "none": "ours, nothing fused", "tilewright": "ours, fused in registers",
     "chains": "ours, chains too", "vendor": "ours or a library, by trials",
@@ -293,8 +294,8 @@ CONTENDERS = {
 def workload_times() -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
     """By workload (network, batch) the measured rows of its contenders, each with its speed-up over eager in the same run (`over_eager`). Of several
     runs the last one counts. Empty if nothing was measured."""
-    rows = results_of(WORKLOADS) if (RESULTS / f"{WORKLOADS}.json").exists() else []
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {(row["network"], row["batch"]): {} for row in rows}
+    rows = [{**row, "run": (path.stem, row["run"])} for path in sorted(RESULTS.glob(WORKLOADS)) for row in results_of(path.stem)]
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {key: {} for key in sorted({(row["network"], row["batch"]) for row in rows})}
     eager = {row["run"]: row["median_seconds"] for row in rows if row["contender"] == "eager" and row["median_seconds"]}
     for row in rows:
         if row["median_seconds"] and row["run"] in eager:
@@ -303,19 +304,31 @@ def workload_times() -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
     return found
 
 
+PEERS = ("eager", "eager_cl", "inductor")
+
+
+def leading(workloads: Iterable[Mapping[str, Mapping[str, Any]]], contender: str) -> int:
+    """Workloads in which the contender is at least as fast as every peer."""
+    return sum(
+        found[contender]["median_seconds"] <= min(found[peer]["median_seconds"] for peer in PEERS if peer in found)
+        for found in workloads
+        if contender in found
+    )
+
+
 def workloads() -> Rows:
     """The workloads of DeepCuts' figures 5 to 7: how much faster than eager PyTorch each contender is, beside bounds and what libraries compute."""
     times = workload_times()
-    rows = [["network", "batch", "eager, ms", *CONTENDERS.values(), "fastest", "bound / ours", "operations by libraries"]]
-    fastest = {key: max(found, key=lambda name: found[name]["over_eager"]) for key, found in times.items() if found}
+    rows = [["network", "batch", "eager, ms", *CONTENDERS.values(), "fastest peer / ours or a library", "bound / ours", "operations by libraries"]]
     for (network, batch), found in times.items():
         ratios = (f"{found[name]['over_eager']:.2f}" if name in found else "–" for name in CONTENDERS)
         own, mixed = found.get("tilewright"), found.get("vendor")
         eager = f"{1e3 * found['eager']['median_seconds']:.3g}" if found else "–"
-        first = CONTENDERS.get(fastest.get((network, batch), ""), "eager")
+        peers = min(found[name]["median_seconds"] for name in PEERS if name in found)
+        against = f"{peers / mixed['median_seconds']:.2f}" if mixed else "–"
         bound = f"{percent(own['bound_seconds'] / own['median_seconds'], 0)} %" if own else "–"
         share = f"{percent(mixed['library_flops'] / max(mixed['flops'], 1), 0)} %" if mixed else "–"
-        rows.append([network, str(batch), eager, *ratios, first, bound, share])
+        rows.append([network, str(batch), eager, *ratios, against, bound, share])
     for words, least, most in (("batch 1", 1, 1), ("batch 64 and more", 64, 1 << 31)):
         known = [found for (_, batch), found in times.items() if least <= batch <= most]
         ratios_of = ([found[name]["over_eager"] for found in known if name in found] for name in CONTENDERS)
@@ -325,7 +338,17 @@ def workloads() -> Rows:
     ready = ([found[name]["prepare_seconds"] for found in times.values() if name in found] for name in CONTENDERS)
     if times:
         rows.append(["**mean time to prepare, s**", "", "", *(f"{statistics.fmean(found):.1f}" if found else "–" for found in ready), "", "", ""])
-        rows.append(["**fastest in**", "", "", *(str(list(fastest.values()).count(name)) for name in CONTENDERS), "", "", ""])
+        rows.append(
+            [
+                "**no peer is faster, of**",
+                str(len(times)),
+                "",
+                *(str(leading(times.values(), name)) if name not in PEERS else "" for name in CONTENDERS),
+                "",
+                "",
+                "",
+            ]
+        )
     return rows
 
 
@@ -351,13 +374,11 @@ def means_and_least(ratios: Iterable[Sequence[float]]) -> list[str]:
 
 
 def tensor_networks() -> Rows:
-    """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch. The later measurement counts."""
+    """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
     rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
-    files = [f"gpu_half_figure_{dtype}_h100{run}" for run in ("", "_2") for dtype in TENSOR_TYPES]
-    measured = [(file, entry) for file in files for entry in results_of(file)]
-    latest = {entry["network"]: file for file, entry in measured}
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for file, entry in measured if latest[entry["network"]] == file}
-    names = list(dict.fromkeys(entry["network"].split()[0] for _, entry in measured))
+    measured = [entry for dtype in TENSOR_TYPES for entry in results_of(f"gpu_half_figure_{dtype}_h100")]
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
+    names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
     cells: dict[str, list[str]] = {name: [] for name in names}
     ratios: list[list[float]] = []
     for dtype in TENSOR_TYPES:
@@ -369,7 +390,7 @@ def tensor_networks() -> Rows:
                 own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
                 if own and peers:
                     ratios[-1].append(min(peers) / own)
-                    cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}{'' if latest[network].endswith('_2') else ' (before)'}")
+                    cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
                 else:
                     cells[name].append("")
     rows += [[name, *own] for name, own in cells.items()]
