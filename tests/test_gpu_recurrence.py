@@ -149,8 +149,8 @@ def cycles_of_step(hidden: int, weights: int, **schedule: int) -> tuple[int, ...
 
 def test_worked_examples() -> None:
     """The cycles of one step that `kernels.gpu.recurrence.estimate` states."""
-    assert cycles_of_step(512, 32, units=4, groups=1, threads=256, rows=1, shared=0, cluster=0) == (263 + 93, 64, 447, 497, 2376)
-    assert cycles_of_step(128, 64, units=4, groups=4, threads=128, rows=1, shared=0, cluster=8) == (180 + 57, 64, 355, 497, 495)
+    assert cycles_of_step(512, 32, units=4, groups=1, threads=256, rows=1, shared=0, cluster=0) == (263 + 93, 64, 543, 497, 2376)
+    assert cycles_of_step(128, 64, units=4, groups=4, threads=128, rows=1, shared=0, cluster=8) == (180 + 57, 64, 403, 497, 495)
 
 
 def test_one_block_needs_no_barrier_of_the_grid() -> None:

@@ -9,11 +9,11 @@ cluster are the constants to be measured (`hardware.calibration.GpuRecurrence`);
 
 Worked example, an LSTM of 512 units and one sequence in blocks of 4 units and 256 threads on an H200: a thread holds 4 gates * 4 units * 2 elements =
 32 weights. Level 2 answers in 263 cycles and passes the states to all blocks in 93; 8 warps multiply for 64 cycles on 4 schedulers; exchanges and the
-meeting in shared memory take 447, the gates 497, and the barrier of 1.2 us 2376 at 1.98 GHz. A step takes 1.9 us, two thirds of it for the barrier.
+meeting in shared memory take 543, the gates 497, and the barrier of 1.2 us 2376 at 1.98 GHz. A step takes 1.9 us, two thirds of it for the barrier.
 
 An LSTM of 128 units in a cluster of 8 blocks of 4 warps with 4 units each: a lane holds 4 * 4 * 4 = 64 weights. States arrive 180 cycles after they
-are sent, and the warps read them in 57; products take 64 cycles, exchanges and the meeting 355, the gates 497, and the barrier of 0.25 us 495. A step
-takes 0.83 us.
+are sent, and the warps read them in 57; products take 64 cycles, exchanges and the meeting 403, the gates 497, and the barrier of 0.25 us 495. A step
+takes 0.85 us.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth, latency_second
 from tilewright.kernels.gpu.recurrence.space import blocks_of, padded, registers_of, shared_bytes_of, slices, sums_of, thread_weights
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 
-EXCHANGE_INSTRUCTIONS = 4
-"""Of one exchange: two selections, the exchange and an addition."""
+ADDING_INSTRUCTIONS = 3
+"""Of one exchange, besides it: two selections and an addition."""
+EXCHANGED_LANES = 32
+"""Lanes of exchanges that a processor completes in a cycle (CUDA C++ Programming Guide, throughput of native arithmetic instructions: warp shuffles,
+compute capability 7.0 to 9.0)."""
 CLUSTER_LATENCY = 180
 """Cycles until a block sees what another of its cluster stored in its shared memory (Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU
 Architecture via Microbenchmarking, 2024: the latency of the network between processors)."""
@@ -58,11 +61,14 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     tiles = ceil_divided(facts.rows, candidates["rows"])
     clock = machine.clock_hz
     weights = thread_weights(facts, candidates)
-    multiplied = tiles * candidates["rows"] * weights * scheduled * fma_cycles(machine)
+    # a weight in shared memory is loaded once for the rows of a tile, by the scheduler that then issues its multiply-adds
+    loaded = np.where(candidates["shared"] > 0, tiles * weights * scheduled, 0.0)
+    multiplied = tiles * candidates["rows"] * weights * scheduled * fma_cycles(machine) + loaded
     fetched = np.where(candidates["shared"] > 0, tiles * weights * candidates["threads"] * WORD / machine.shared_bytes_per_cycle, 0.0)
     sums = padded(sums_of(facts, candidates))
     distances = np.log2(machine.warp_size)
-    exchanged = tiles * (EXCHANGE_INSTRUCTIONS * np.maximum(sums, distances) * scheduled + distances * level1.latency_cycles)
+    issued = np.maximum(sums, distances) * (ADDING_INSTRUCTIONS * scheduled + warps * machine.warp_size / EXCHANGED_LANES)
+    exchanged = tiles * (issued + distances * level1.latency_cycles)
     turns = ceil_divided(facts.rows * candidates["units"] * groups, candidates["threads"])
     met = 2 * level1.latency_cycles + turns * facts.gates * warps / groups
     gates = turns * (facts.flops * machine.fma_latency_cycles + level1.latency_cycles)
