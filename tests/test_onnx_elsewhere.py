@@ -18,14 +18,13 @@ from tilewright.errors import NotCompiled, UnsupportedOperator
 from tilewright.graph import onnx_call
 
 pytestmark = pytest.mark.filterwarnings("ignore::tilewright.errors.NotCompiled")
-SHAPES = {"x": [1, 2, 4, 4], "w": [3, 2, 2, 2], "o": [1, 8, 3, 3]}
+SHAPES = {"x": [3, 12, 1]}
 
 
 def model() -> Any:
-    """A deformable convolution between two maps."""
+    """A Fourier transform between two maps."""
     nodes = [
-        helper.make_node("Relu", ["x"], ["r"]), helper.make_node("DeformConv", ["r", "w", "o"], ["d"], name="bend", kernel_shape=[2, 2]),
-        helper.make_node("Mul", ["d", "d"], ["y"]),
+        helper.make_node("Relu", ["x"], ["r"]), helper.make_node("DFT", ["r"], ["d"], name="spectrum", axis=1), helper.make_node("Mul", ["d", "d"], ["y"])
     ]  # fmt: skip
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in SHAPES.items()]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
@@ -44,17 +43,17 @@ def wanted(*tensors: torch.Tensor) -> np.ndarray:
 
 def test_the_node_runs_and_is_listed() -> None:
     with pytest.warns(
-        NotCompiled, match="1 operator runs through ONNX's runtimes:\n.*onnx.DeformConv of 1x3x3x3 at bend: no definition in the operator table"
+        NotCompiled, match="1 operator runs through ONNX's runtimes:\n.*onnx.DFT of 3x12x2 at spectrum: no definition in the operator table"
     ):
         executable = tilewright.compile(model(), inputs(), "native")
     np.testing.assert_allclose(executable(*inputs()), wanted(*inputs()), rtol=1e-4, atol=1e-5)
     assert [region.kind for region in executable.image.program.regions] == ["map", "torch", "map"]
-    assert "onnx.DeformConv" in str(executable.plan)
+    assert "onnx.DFT" in str(executable.plan)
     assert executable.verify(*inputs()).passed
 
 
 def test_it_may_be_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="onnx.DeformConv of 1x3x3x3 at bend") as caught:
+    with pytest.raises(UnsupportedOperator, match="onnx.DFT of 3x12x2 at spectrum") as caught:
         tilewright.compile(model(), inputs(), "native", unsupported="error")
     assert "ONNX's runtimes" in caught.value.remedy
 
@@ -85,7 +84,7 @@ def single(operator: str, **changes: Any) -> str:
 
 BAD = {
     "no text": "%%%", "no model": base64.b64encode(b"\xff\xff").decode(), "nothing": "", "another operator": single("Relu"),
-    "a random operator": single("RandomUniformLike"), "a domain of others": single("DeformConv", domain="own"),
+    "a random operator": single("RandomUniformLike"), "a domain of others": single("DFT", domain="own"),
     "two nodes": single("", nodes=[helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]),
 }  # fmt: skip
 
@@ -94,9 +93,9 @@ BAD = {
 def test_an_artifact_cannot_name_other_models(what: str) -> None:
     (node,) = (n for n in tilewright.compile(model(), inputs(), "native").image.program.graph.nodes if n.operator == "torch")
     (kind, operands), _ = node.attributes["call"][0]
-    onnx_call.check_call("onnx.DeformConv", node.attributes["call"][0])
+    onnx_call.check_call("onnx.DFT", node.attributes["call"][0])
     with pytest.raises(ValueError, match="is no ONNX model|no model of one node|model of another operator"):
-        onnx_call.check_call("onnx.DeformConv", [(kind, operands), ("value", BAD[what])])
+        onnx_call.check_call("onnx.DFT", [(kind, operands), ("value", BAD[what])])
 
 
 def test_results_of_unknown_shape_are_refused() -> None:

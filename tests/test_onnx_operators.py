@@ -257,7 +257,18 @@ def test_caches_are_written(mode: str, size: int, count: int, data: st.DataObjec
     check("TensorScatter", [normal(2, 3, size, 4), normal(2, 3, count, 4) + 9, first], opset=24, mode=mode)
 
 
-@pytest.mark.parametrize("types", [("int8", "uint8"), ("uint16", "int16"), ("float32", "int32"), ("int64", "float64"), ("bool", "uint8")])
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("int8", "uint8"),
+        ("uint16", "int16"),
+        ("float32", "int32"),
+        ("uint32", "float32"),
+        ("int64", "float64"),
+        ("bool", "uint8"),
+        ("float16", "int16"),
+    ],
+)
 def test_bits_in_another_type(types: tuple[str, str]) -> None:
     source, target = types
     x = (normal(40) * 100).astype(source)

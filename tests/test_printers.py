@@ -53,7 +53,7 @@ from tilewright.ir.kernel import (
     block_variable,
     thread_variable,
 )
-from tilewright.ir.scalar import NARROW, OPERATIONS
+from tilewright.ir.scalar import NARROW, OPERATIONS, REINTERPRETED
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNT = 4096
@@ -63,6 +63,7 @@ FLOAT_ONLY = frozenset(
     """div atan2 sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh
     erf isnan isinf""".split()
 )
+EXACT = frozenset("floordiv mod fmod truncdiv min max reinterpret".split())
 INTEGER_ONLY = frozenset("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split())
 INEXACT_ULP = {"pow": 4, "tan": 4, "sinh": 4, "cosh": 4, "log1p": 5, "log2": 5, "log10": 5, "erf": 5, "tanh": 5, "expm1": 4, "log": 4}
 
@@ -104,12 +105,14 @@ def cases() -> list[tuple[str, str]]:
             types = INTEGERS
         elif name in ("and", "or", "not"):
             types = ("bool", "f32")
+        elif name == "reinterpret":
+            types = tuple(REINTERPRETED)
         chosen += [(name, dtype) for dtype in types]
     return chosen
 
 
 def result_type(name: str, dtype: str) -> str:
-    return "bool" if OPERATIONS[name].boolean else dtype
+    return "bool" if OPERATIONS[name].boolean else REINTERPRETED[dtype] if name == "reinterpret" else dtype
 
 
 def operation_kernel(name: str, dtype: str, lanes: int) -> Kernel:
@@ -161,7 +164,7 @@ def operands(name: str, dtype: str, generator: np.random.Generator) -> list[np.n
     reach = min(limits.max, 10**6)
     low = max(limits.min, -reach)
     columns = [generator.integers(low, reach, COUNT, endpoint=True).astype(numpy_type) for _ in range(arity)]
-    if name in ("add", "sub", "mul", "neg"):  # wrap around
+    if name in ("add", "sub", "mul", "neg", "reinterpret"):  # wrap around, or are infinite or NaN
         columns = [generator.integers(limits.min, limits.max, COUNT, endpoint=True, dtype=numpy_type) for _ in range(arity)]
     if name in ("floordiv", "mod", "fmod", "truncdiv"):
         columns[1][columns[1] == 0] = 3
@@ -177,7 +180,7 @@ def operands(name: str, dtype: str, generator: np.random.Generator) -> list[np.n
 
 def expected(name: str, dtype: str, arrays: list[np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
-        if is_float(dtype) and not OPERATIONS[name].boolean and name not in ("floordiv", "mod", "fmod", "truncdiv", "min", "max"):
+        if is_float(dtype) and not OPERATIONS[name].boolean and name not in EXACT:
             arrays = [a.astype(np.float64) if a.dtype != bool else a for a in arrays]
         if name == "truncdiv" and not is_float(dtype):
             return (np.sign(arrays[0]) * np.sign(arrays[1]) * (abs(arrays[0].astype(np.int64)) // abs(arrays[1].astype(np.int64)))).astype(
@@ -206,7 +209,7 @@ def test_c_operation(name: str, dtype: str, form: str) -> None:
     out = np.zeros(COUNT, ELEMENT_TYPES[result_type(name, dtype)].numpy)
     call(operations_library(), f"{name}_{dtype}_x{lanes}", [*arrays, out])
     want = expected(name, dtype, arrays)
-    if not is_float(dtype) or OPERATIONS[name].boolean:
+    if not is_float(result_type(name, dtype)) or name == "reinterpret":
         np.testing.assert_array_equal(out, want)
         return
     if name in ("sin", "cos", "tan"):  # for larger arguments, range reduction in double precision loses accuracy

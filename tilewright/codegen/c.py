@@ -263,6 +263,8 @@ class CPrinter(Printer):
             operation = {"eq": "bitwise_xor", "ne": "bitwise_xor"}.get(operation, operation)
         if operation in ("and", "or", "not", "bitwise_and", "bitwise_or", "bitwise_xor") and node.dtype == "bool":
             return self.vector_logic(operation, node)
+        if operation == "reinterpret":
+            return Code(f"({self.type_name(node.dtype, lanes)}){self.text(args[0], UNARY)}", UNARY)
         if operation == "neg":
             return Code("-" + self._operand_of_minus(args[0]), UNARY)
         if operation == "bitwise_not":

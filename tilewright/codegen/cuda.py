@@ -24,6 +24,7 @@ from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
 from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, is_own_part, statements
+from tilewright.ir.scalar import REINTERPRETED
 from tilewright.ir.tensor_map import MAP_BYTES
 
 STATIC_SHARED_LIMIT = 48 * 1024
@@ -31,8 +32,7 @@ STATIC_SHARED_LIMIT = 48 * 1024
 
 _ALIGNMENT = 16
 _COMPONENTS = "xyzwabcd"
-_OF_BITS = {4: ("__int_as_float", ""), 8: ("__longlong_as_double", "LL")}
-"""By bytes: the function that reinterprets an integer as a float, and the suffix of the integer literal."""
+_REINTERPRET = {"f32": "__float_as_int", "i32": "__int_as_float", "f64": "__double_as_longlong", "i64": "__longlong_as_double"}
 
 
 def shared_offsets(kernel: Kernel) -> dict[str, int]:
@@ -281,14 +281,13 @@ class CudaPrinter(Printer):
         if isinstance(value, Apply):
             if _is_checked(value):
                 return False
-            return value.operation == "cast" or _outgrows(value) or any(self.needs_wide(a) for a in value.args if a.dtype == INDEX)
+            return value.operation in ("cast", "reinterpret") or _outgrows(value) or any(self.needs_wide(a) for a in value.args if a.dtype == INDEX)
         return False
 
     def special_float(self, value: float, dtype: str) -> str:
         element = ELEMENT_TYPES[dtype]
-        function, suffix = _OF_BITS[element.bytes]
         bits = np.array(np.nan if value != value else value, element.numpy).view(f"uint{8 * element.bytes}")
-        return f"{function}({int(bits):#x}{suffix})"
+        return f"{_REINTERPRET[REINTERPRETED[dtype]]}({int(bits):#x}{'LL' if element.bytes == 8 else ''})"
 
     # --- memory ---
 
@@ -496,6 +495,8 @@ class CudaPrinter(Printer):
         return Code(f"make_{self.type_name(dtype, len(lanes))}({', '.join(lanes)})")
 
     def call(self, operation: str, dtype: str, args: Sequence[Expr], lanes: int, result: str) -> Code:
+        if operation == "reinterpret":
+            return Code(f"{_REINTERPRET[dtype]}({self.text(args[0])})")
         if dtype == INDEX and not self.wide_index and not self.widen and not any(self.needs_wide(a) for a in args):
             dtype = "i32"
         if dtype == "bool":

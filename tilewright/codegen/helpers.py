@@ -23,6 +23,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, is_float, size_of
+from tilewright.ir.scalar import REINTERPRETED
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,9 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str) -> Helper 
         return Helper(f"{one} {{ return ({t})((a > 0) - (a < 0)); }}")
     if operation == "abs" and not is_float(dtype):
         return Helper(f"{one} {{ return ({t})(a < 0 ? -a : a); }}")
+    if operation == "reinterpret" and dtype in REINTERPRETED:
+        other = types[REINTERPRETED[dtype]]
+        return Helper(f"{qualifier} {other} {name}({t} a) {{ return ((union {{ {t} a; {other} b; }}){{a}}).b; }}")
     if operation == "rsqrt":
         return Helper(f"{one} {{ return 1 / sqrt{f}(a); }}")
     if operation == "isnan":

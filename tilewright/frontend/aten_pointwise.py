@@ -235,6 +235,11 @@ def to(g: GraphBuilder, x: Value, *_: Any) -> Value:
     return g.cast(x, g.expected[0][1])
 
 
+@HANDLERS.handles("view.dtype")
+def bits(g: GraphBuilder, x: Value, *_: Any) -> Value:
+    return g.op("bit_cast", x, dtype=g.expected[0][1])
+
+
 @HANDLERS.handles(
     "clone.default", "alias.default", "detach.default", "contiguous.default", "lift_fresh_copy.default", "lift.default", "positive.default"
 )

@@ -21,7 +21,17 @@ from onnx import numpy_helper
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
-from tilewright.frontend import onnx_neural, onnx_pointwise, onnx_pooling, onnx_quantised, onnx_recurrent, onnx_reduction, onnx_resize, onnx_shape
+from tilewright.frontend import (
+    onnx_neural,
+    onnx_pointwise,
+    onnx_pooling,
+    onnx_quantised,
+    onnx_recurrent,
+    onnx_reduction,
+    onnx_resize,
+    onnx_sampling,
+    onnx_shape,
+)
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
 from tilewright.frontend.onnx_control import CONTROL, Environment, control
@@ -39,7 +49,17 @@ from tilewright.ir.graph import Value
 HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
     {
         name: handler
-        for family in (onnx_pointwise, onnx_shape, onnx_resize, onnx_reduction, onnx_neural, onnx_pooling, onnx_quantised, onnx_recurrent)
+        for family in (
+            onnx_pointwise,
+            onnx_shape,
+            onnx_resize,
+            onnx_reduction,
+            onnx_neural,
+            onnx_pooling,
+            onnx_quantised,
+            onnx_recurrent,
+            onnx_sampling,
+        )
         for name, handler in family.HANDLERS.table.items()
     }
 )

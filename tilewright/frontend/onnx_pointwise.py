@@ -11,7 +11,7 @@ from onnx import helper
 from tilewright.frontend.handlers import Unsupported, torch_dtype
 from tilewright.frontend.onnx_node import NodeCall, NodeHandler, NodeHandlers, dtype_of, dtype_of_numpy, numpy_dtype, through_torch
 from tilewright.graph.builder import GraphBuilder, Operand
-from tilewright.ir.dtypes import is_float, size_of
+from tilewright.ir.dtypes import NARROW_FLOATS, is_float, size_of
 from tilewright.ir.graph import Value
 
 HANDLERS = NodeHandlers()
@@ -205,13 +205,12 @@ def _converted(call: NodeCall, dtype: str) -> Value:
 
 @HANDLERS.handles("BitCast")
 def bit_cast(call: NodeCall) -> Value:
-    """The same bits in another type; integers of equal size convert by wrapping."""
     g, x, dtype = call.g, call.value(0), element_type(call.attribute("to"))
-    if size_of(dtype) != size_of(x.dtype) or "bool" == dtype != x.dtype:
-        raise Unsupported(f"the bits of {x.dtype} as {dtype}")
-    if is_float(dtype) == is_float(x.dtype):
-        return g.cast(x, dtype)
-    return through_torch(g, "aten.view.dtype", (x, torch_dtype(dtype)))[0]
+    if dtype == x.dtype:
+        return x
+    if NARROW_FLOATS & {dtype, x.dtype} and size_of(dtype) == size_of(x.dtype):
+        return through_torch(g, "aten.view.dtype", (x, torch_dtype(dtype)))[0]
+    return g.op("bit_cast", g.cast(x, "u8") if x.dtype == "bool" else x, dtype=dtype)
 
 
 def element_type(code: int) -> str:

@@ -29,7 +29,7 @@ VIEWS = frozenset(
 
 @cache
 def resolve_operator(target: str) -> Callable[..., Any]:
-    """The operator of a name such as "aten.sort.default"; for all of ONNX's ("onnx.DeformConv") one that runs nodes (`graph.onnx_call`).
+    """The operator of a name such as "aten.sort.default"; for all of ONNX's ("onnx.DFT") one that runs nodes (`graph.onnx_call`).
 
     Raises:
         InvalidArtifact: for a name outside ATen, an operator that this PyTorch does not have, or one that changes its

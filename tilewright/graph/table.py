@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, scatter, shape
+from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, sampling, scatter, shape
 from tilewright.graph.operators.definition import Operator
 from tilewright.graph.widening import widened
 from tilewright.ir.computation import Computation, Step, StepBuilder, Tensor
@@ -18,7 +18,7 @@ __all__ = ["OPERATORS", "STRUCTURAL", "Operator", "computation", "infer"]
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         operator.name: operator
-        for family in (pointwise, shape, indexing, scatter, reduction, normalisation, convolution, matmul, pooling, resample)
+        for family in (pointwise, shape, indexing, scatter, reduction, normalisation, convolution, matmul, pooling, resample, sampling)
         for operator in family.OPERATORS
     }
 )

@@ -57,6 +57,10 @@ def _checked(index: np.ndarray, least: np.ndarray, extent: np.ndarray, _: np.nda
     return np.where(inside, np.where(index < 0, index + extent, index), 0)
 
 
+def _reinterpreted(a: np.ndarray) -> np.ndarray:
+    return a.view(f"{'i' if a.dtype.kind == 'f' else 'f'}{a.itemsize}")
+
+
 _vector_erf = np.vectorize(_erf, otypes=[float])
 
 _TABLE = (
@@ -124,6 +128,7 @@ _TABLE = (
     ScalarOperation("select", 3, np.where, 1),
     ScalarOperation("checked", 4, _checked),  # see ir.expr.checked: an index out of range becomes 0, and is reported
     ScalarOperation("cast", 1, lambda a: a, 1),
+    ScalarOperation("reinterpret", 1, _reinterpreted, 0),  # the bits of a float as a signed integer, or back; see REINTERPRETED
     ScalarOperation("broadcast", 1, lambda a: a, 0),  # one element to every lane of a vector
     # interleaves the lanes of two vectors, lower halves: a0 b0 a1 b1...
     ScalarOperation("zip_low", 2, lambda a, b: _zipped(a, b)[..., : a.shape[-1]], 0),
@@ -131,6 +136,8 @@ _TABLE = (
     ScalarOperation("join", 2, lambda a, b: np.concatenate((a, b), -1), 0),  # the lanes of two vectors, one after the other
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
+REINTERPRETED: Mapping[str, str] = MappingProxyType({"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"})
+"""The type whose numbers have the bits of this one's, for the operation `reinterpret`."""
 NARROW = frozenset({"narrow_gelu", "narrow_sigmoid"})
 """Functions of float32 for results that are rounded to 16 bits."""
 REAL = NARROW | {*"sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()}

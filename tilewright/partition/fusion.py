@@ -329,7 +329,8 @@ class _Partitioner:
         if self.in_place and avoids_copies(producer.steps[0], self.values, self.groups.keys() - self.pinned):
             return "the results of which it is the concatenation are stored in place"
         body = producer.steps[0].bodies[0]
-        if _index_only(body):
+        free = _index_only(body)
+        if free and (isinstance(body, Load) or not _read_at_data(name, group.steps)):
             return ""
         arithmetic = sum(OPERATIONS[n.operation].flops for n in walk(body) if isinstance(n, Apply) and n.dtype != INDEX)
         reads = 0
@@ -339,6 +340,8 @@ class _Partitioner:
                 return "" if name in self.prologues else "a contraction would recompute it for every tile"
             reads += sites * prod(axis.extent or 0 for axis in (*step.axes, *step.reduction))
         again = reads / max(self.values[name].elements, 1) - 1
+        if free and again > 0:
+            return "its bounds would be compared at positions that are data"
         if again * arithmetic > RECOMPUTED_FLOPS * 4:
             return f"its {arithmetic} operations an element would be repeated {again + 1:.1f} times"
         return ""
@@ -427,6 +430,11 @@ def _overlaps(step: Step) -> bool:
         if steps and 0 < min(steps) <= max(taps, default=0):
             return True
     return False
+
+
+def _read_at_data(name: str, steps: Sequence[Step]) -> bool:
+    """Whether the value is read at positions that are data, for which no bounds are known."""
+    return any(load.buffer == name and any(map(loads, load.index)) for step in steps for load in loads(*step.bodies))
 
 
 def _elementwise(load: Load, axes: tuple[Var, ...]) -> bool:

@@ -1,10 +1,11 @@
 """Layouts of stored values: channels innermost for convolutions, zeroed halos that avoid padding checks, and copies where needed.
 
 Rules, in execution order: inputs and outputs of the model are row-major, as PyTorch passes them; a contraction stores its N axis (output channels)
-innermost; everything else is stored in the order in which it reads the largest input of its rank. A value that sums read with zero padding gets a
-halo as wide as they need; a graph input or other value that cannot have one is copied once into a padded buffer, channels last unless all its
-readers are windows with row-major results. Folded images (`partition.folded_images`) are row-major. Values that are concatenated are stored
-as slices of one buffer (`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
+innermost; what maps read in vectors of channels, at positions that are data, is stored channels last; everything else is stored in the order in which
+it reads the largest input of its rank. A value that sums read with zero padding gets a halo as wide as they need; a graph input or other value that
+cannot have one is copied once into a padded buffer, channels last unless all its readers are windows with row-major results. Folded images
+(`partition.folded_images`) are row-major. Values that are concatenated are stored as slices of one buffer (`partition.concatenation`). Types of
+values are decided earlier (`partition.precision`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
     padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
     regions, values, converted = with_types(padded, values, fixed, constants, precision)
     joined = concatenations(regions, values) if slices else {}
+    sampled = {name for region in regions for name in _sampled(region)}
     folded = {node.outputs[0] for node in graph.nodes if node.operator == SPACE_TO_DEPTH}
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
@@ -61,6 +63,8 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
                 layouts[output] = row_major(shape) if _along_rows(output, regions, fixed) else channels_last(shape)
             elif output in joined and (order := order_of(joined[output], layouts, fixed)) is not None:
                 layouts[output] = Layout(shape, order)
+            elif output in sampled and region.kind != "contraction":
+                layouts[output] = channels_last(shape)
             else:
                 layouts[output] = _preferred(region, values[output], layouts, graph)
     for name, halo in _halos(regions, values).items():
@@ -109,6 +113,18 @@ def _in_pairs(layout: Layout, load: Load, reduced: Sequence[Var]) -> Layout:
     if factor or layout.shape[dim] % 2 == 0 or layout.halo[dim] != (0, 0) or load.index[dim] not in reduced:
         return layout
     return layout.with_halo([(0, 1) if at == dim else pair for at, pair in enumerate(layout.halo)])
+
+
+def _sampled(region: Region) -> set[str]:
+    """Values of which a map reads the second dimension alone along its innermost axis, at positions of later dimensions that are data."""
+    if region.kind != "map" or not region.steps[0].axes:
+        return set()
+
+    def in_vectors(load: Load) -> bool:
+        moving = [dim for dim, position in enumerate(load.index) if region.steps[0].axes[-1] in variables(position)]
+        return moving == [1] and any(loads(position) for position in load.index[2:])
+
+    return {load.buffer for load in loads(*region.steps[0].bodies) if in_vectors(load)}
 
 
 def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:

@@ -6,8 +6,8 @@ import math
 
 from tilewright.graph.operators.definition import Operator, convert, pointwise
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum
-from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import Apply, Const, Expr, add, binary, compare, const, select, unary
+from tilewright.ir.dtypes import ELEMENT_TYPES, is_float
+from tilewright.ir.expr import Apply, Const, Expr, add, binary, cast, compare, const, select, unary
 
 
 def _is(value: Expr, number: float) -> bool:
@@ -83,6 +83,24 @@ def _nan_to_num(x: Expr, nan: Expr, above: Expr, below: Expr) -> Expr:
 
 def _cast(b: StepBuilder, x: Tensor, *, dtype: str) -> Tensor:
     return b.map(x.shape, lambda *index: convert(x(*index), dtype))
+
+
+def _bit_cast(b: StepBuilder, x: Tensor, *, dtype: str) -> Tensor:
+    """The bits of x as another type of its size. Kernels widen 16-bit floats, which does not keep the bits of every NaN."""
+    source, target = ELEMENT_TYPES[x.dtype], ELEMENT_TYPES[dtype]
+    known = all(t.kind == "int" or t.kind == "float" and not t.is_narrow for t in (source, target))
+    if source.bytes != target.bytes or not known:
+        raise ValueError(f"the bits of {x.dtype} as {dtype}")
+    whole = f"i{8 * source.bytes}"
+
+    def body(*index: Expr) -> Expr:
+        if source.kind == target.kind:
+            return cast(x(*index), dtype)  # integers wrap
+        if source.kind == "float":
+            return cast(unary("reinterpret", x(*index), whole), dtype)
+        return unary("reinterpret", cast(x(*index), whole), dtype)
+
+    return b.map(x.shape, body)
 
 
 _UNARY_FLOAT = "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()
@@ -162,5 +180,6 @@ OPERATORS: tuple[Operator, ...] = (
     pointwise("hardshrink", lambda x, limit: select(compare("le", unary("abs", x), limit), const(0, x.dtype), x)),
     pointwise("softshrink", lambda x, limit: select(compare("gt", x, limit), x - limit, select(compare("lt", x, -limit), x + limit, x * 0.0))),
     Operator("cast", _cast),
+    Operator("bit_cast", _bit_cast),
     Operator("copy", lambda b, x: b.map(x.shape, x)),
 )
