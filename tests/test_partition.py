@@ -10,16 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.operator_cases import Dense, Function, Inverted, Residual, SharedHalo, normal, randomised
+from tests.compiled import Case, check_native
+from tests.operator_cases import Applied, Dense, Function, Inverted, Residual, SharedHalo, normal, randomised
 from tilewright import zoo
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
 from tilewright.ir.expr import loads
 from tilewright.ir.graph import Graph
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Region
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.plan import lay_out
+from tilewright.partition.plan import lay_out, plan_program
 
 
 def laid_out(model: nn.Module | Callable[..., Any], *inputs: Tensor) -> tuple[Graph, LaidOut]:
@@ -189,3 +191,13 @@ def test_every_input_of_a_region_is_ready_when_it_runs() -> None:
             assert {load.buffer for step in region.steps for load in loads(*step.bodies)} - inner <= set(region.inputs)
             ready |= set(region.outputs)
         assert set(graph.outputs) <= ready
+
+
+@pytest.mark.parametrize("read", [lambda x: F.max_pool2d(x.exp() * 2, 2, return_indices=True), lambda x: torch.max(x.exp() * 2, 1)])
+def test_each_result_of_an_operator_reads_a_map_that_is_stored(read: Callable[[Tensor], Any]) -> None:
+    """The kernel of one result must not take the map from that of the other."""
+    module = Applied(read)
+    graph, _ = simplify(import_module(module, (torch.randn(2, 3, 8, 8),)).graph)
+    program = plan_program(graph, machine("x86-avx2"), 1)
+    assert [lowered.region.kind for lowered in program.regions] == ["map", "window", "window"]
+    check_native([Case("results", module, (torch.randn(2, 3, 8, 8),))])

@@ -202,14 +202,21 @@ class _Partitioner:
         group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins as epilogue: reads {host.output} element for element"]
         group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
 
+    def _read_elsewhere(self, name: str, node: Node) -> str:
+        """By what the value is read besides a region of the node; empty if by nothing. Results of a node have a region each."""
+        if name in self.pinned:
+            return "also a result or read by PyTorch"
+        if others := self.readers[name] - {node.name}:
+            return f"also read by {', '.join(sorted(others))}"
+        results = [output for output in node.outputs if self.readers[output] or output in self.pinned]
+        return f"read by the kernels of {len(results)} results" if len(results) > 1 else ""
+
     def _refuse_reader(self, name: str, node: Node) -> str:
-        """Why the node is not the only reader of the value; empty if it is."""
+        """Why the node does not join what stores the value; empty if it is the only reader."""
         if not self.fused:
             return NOT_FUSED
-        if name in self.pinned:
-            return f"{name} is also a result or read by PyTorch"
-        others = self.readers[name] - {node.name}
-        return f"{name} is also read by {', '.join(sorted(others))}" if others else ""
+        elsewhere = self._read_elsewhere(name, node)
+        return f"{name} is {elsewhere}" if elsewhere else ""
 
     def _refuse_epilogue(self, name: str, node: Node, step: Step) -> str:
         refusal = self._refuse_reader(name, node)
@@ -317,11 +324,8 @@ class _Partitioner:
     def _refuse_absorbing(self, name: str, node: Node, group: _Group, producer: _Group) -> str:
         if not self.fused:
             return NOT_FUSED
-        if name in self.pinned:
-            return "it is also a result or read by PyTorch"
-        others = self.readers[name] - {node.name}
-        if others:
-            return f"also read by {', '.join(sorted(others))}"
+        if elsewhere := self._read_elsewhere(name, node):
+            return elsewhere
         if producer.nodes[-1].operator == SPACE_TO_DEPTH:
             return "a contraction reads it in vectors"
         if refusal := too_long(group.steps, producer.steps):
