@@ -154,6 +154,34 @@ def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: 
         check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine(target))
 
 
+DIVIDED = ("plain", "odd sizes", "other size of values", "boolean mask", "additive mask of minus infinities", "grouped queries", "one query",
+           "no batch", "epilogue", "large logits", "not finite values, masked")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_keys_give_the_same(name: str) -> None:
+    """Parts of one, two or three tiles, also where all keys of a part are masked."""
+    case = attention_case(*CASES[name])
+    ranking = rank(case.problem, H200)
+    schedules = (ranking.choice(place).schedule for place in range(ranking.candidates))
+    divided = sorted({schedule.split: schedule for schedule in schedules if schedule.split > 1}.values(), key=lambda schedule: schedule.split)
+    assert len(divided) >= 1
+    for schedule in divided:
+        assert len(lower(case.problem, schedule, H200).kernels) == 2
+        check_case(case, schedule, H200)
+
+
+def test_few_queries_divide_the_keys() -> None:
+    """A query for each of 16 heads would leave most processors idle; a causal mask, and as many queries as keys, divide nothing."""
+    few, many, causal = (
+        rank(attention_case(partial(attend, is_causal=mask), operands(m, 2048, 64, 16, 16)).problem, H200)
+        for m, mask in ((1, False), (2048, False), (2048, True))
+    )
+    assert few.first().schedule.split >= 4
+    assert many.first().schedule.split == 1
+    assert all(causal.choice(place).schedule.split == 1 for place in range(causal.candidates))
+
+
 @pytest.mark.parametrize("name", ["plain", "odd sizes", "causal", "one query"])
 def test_counts_are_those_of_the_kernel(name: str) -> None:
     """Blocks, threads and shared memory; and with a causal mask the tiles of keys over which the blocks pass."""
@@ -161,7 +189,7 @@ def test_counts_are_those_of_the_kernel(name: str) -> None:
     ranking = rank(case.problem, H200)
     (part,) = ranking.parts
     for position in Random(name).sample(range(ranking.candidates), 8):
-        (kernel,) = lower(case.problem, ranking.choice(position).schedule, H200).kernels
+        kernel, *_ = lower(case.problem, ranking.choice(position).schedule, H200).kernels
         assert isinstance(part.counts, TileCounts) and kernel.launch is not None
         assert part.counts.blocks[position] == kernel.launch.grid[0]
         assert part.counts.threads[position] == kernel.launch.block[0]
@@ -225,8 +253,8 @@ def test_a_fault_in_the_judgement_keeps_regions_apart(monkeypatch: pytest.Monkey
 
 
 def test_slower_attention_stays_apart() -> None:
-    """One query has no tile of queries to reuse keys for, and the reason has both times."""
-    regions = planned(Applied(attend), *operands(1, 4096, 128, 1, 1), target="h200")
+    """A query and few long keys leave most of a tile empty, and the reason has both times."""
+    regions = planned(Applied(attend), *operands(1, 64, 256, 1, 1), target="h200")
     assert not any(region.kind == "attention" for region in regions)
     assert any("predicted in one kernel" in reason and "with stored scores" in reason for region in regions for reason in region.reasons)
 

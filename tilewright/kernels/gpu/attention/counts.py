@@ -54,14 +54,27 @@ def reads_of(facts: AttentionFacts, candidates: Columns, machine: Machine) -> Re
     return Reads(loads, wavefronts)
 
 
+def steps_of_part(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
+    """Tiles of keys that a block passes over: the mean with a causal mask, the most if the keys are divided."""
+    steps = facts.passes(candidates["block_m"], candidates["block_n"])
+    return np.where(candidates["split"] > 1, ceil_div(steps, candidates["split"]), steps)
+
+
+def parts_bytes(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
+    """Bytes of the sums, greatest logits and totals of all parts; 0 for undivided keys."""
+    stored: np.ndarray = facts.batch * facts.m * (facts.d + 2.0) * facts.element_bytes * np.where(candidates["split"] > 1, candidates["split"], 0)
+    return stored
+
+
 def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machine) -> TileCounts:
     """Counts of `AttentionSchedule` candidates."""
     bm, bn, tm, tn = (np.asarray(candidates[axis], dtype=np.float64) for axis in ("block_m", "block_n", "thread_m", "thread_n"))
     one = np.ones(len(bm))
     threads, columns = threads_of(candidates) * one, columns_of(facts, candidates)
     warps = threads / machine.warp_size
-    blocks = ceil_div(facts.m * one, bm) * facts.batch
-    steps = facts.passes(candidates["block_m"], candidates["block_n"])
+    split = candidates["split"] * one
+    blocks = ceil_div(facts.m * one, bm) * facts.batch * split
+    steps = steps_of_part(facts, candidates)
     registers, shared_bytes = registers_of(facts, candidates), shared_bytes_of(facts, candidates)
     pair = facts.r / facts.k_vector + facts.d / facts.v_vector
     sectors = bn * (np.maximum(facts.r * facts.stored_bytes / SECTOR_BYTES, 1) + np.maximum(facts.d * facts.stored_bytes / SECTOR_BYTES, 1))
@@ -92,8 +105,8 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
         store_instructions=warps * tm * columns / stored,
         store_sectors=bm * np.maximum(facts.bytes_written / (facts.batch * facts.m) / SECTOR_BYTES, 1),
         distinct_bytes=facts.read_bytes * one,
-        written_bytes=facts.bytes_written * one,
-        split=one,
+        written_bytes=facts.bytes_written * one + parts_bytes(facts, candidates),
+        split=split,
         stages=np.maximum(candidates["stages"], 1) * one,
         reuse_bytes=queries + steps * sectors * SECTOR_BYTES,
     )

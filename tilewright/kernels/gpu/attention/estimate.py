@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.attention.counts import reads_of
 from tilewright.kernels.gpu.attention.space import columns_of, is_converted, sharing_of
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
-from tilewright.kernels.gpu.steps import BlockStep, on_processors
+from tilewright.kernels.gpu.steps import BlockStep, Work, on_processors, split_seconds
 
 BARRIERS = 3
 """Barriers of a block for each tile of keys with one buffer; with two there is one fewer."""
@@ -75,5 +75,12 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
         "compute": work.compute_seconds,
         "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
+        "parts": parts_seconds(facts, candidates, counts, work, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
+
+
+def parts_seconds(facts: AttentionFacts, candidates: Columns, counts: TileCounts, work: Work, machine: Machine) -> np.ndarray:
+    """Seconds of the kernel that puts parts of the keys together, and of their traffic; 0 for undivided keys."""
+    none, results = np.zeros(len(counts)), facts.batch * facts.m * (facts.d + 2)
+    return split_seconds(candidates["split"], none, none, results, facts.element_bytes, none, work, counts.resident, machine)

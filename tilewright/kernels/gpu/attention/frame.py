@@ -1,5 +1,5 @@
 """What both schemas of attention on a GPU share: a block's tile of queries, the tiles of keys that it passes over, fills of shared memory, and stores
-of the result."""
+of the result, or of its part if the keys are divided (`parts`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.shuffle import exchange
 from tilewright.ir.computation import lowest
 from tilewright.ir.expr import Const, Expr, Load, Var, as_lanes, binary, compare, index_const, range_of, replace_loads, select, substitute
-from tilewright.ir.kernel import Allocate, Buffer, For, Launch, Let, Place, Statement, Store, block_variable, thread_variable
-from tilewright.kernels.attention_form import SCORE, SUM, AttentionForm, inverse
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Launch, Let, Place, Statement, Store, block_variable, thread_variable
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.attention_form import SCORE, AttentionForm, inverse
+from tilewright.kernels.gpu.attention.parts import Parts, stored
 
 UNROLLED_TURNS = 8
 """Maximum turns of an unrolled loop that fills shared memory."""
@@ -25,8 +27,9 @@ Put = Callable[[Expr, Expr, Expr], Statement]
 
 @dataclass(frozen=True)
 class AttentionFrame:
-    """A block with the `block_m` queries from `first` on, which passes over `passes` of `key_tiles` tiles of `block_n` keys. `statements` come first
-    in its body; `form` has the values of the batch's axes."""
+    """A block with the `block_m` queries from `first` on, which passes over `passes`, at most `most_passes`, of `key_tiles` tiles of `block_n` keys,
+    from tile `begin` on. `statements` come first in its body; `form` has the values of the batch's axes. `batch`: the block's place in the batch.
+    `parts`: of the keys, of which the block has number `part`."""
 
     form: AttentionForm
     block_m: int
@@ -36,7 +39,12 @@ class AttentionFrame:
     statements: tuple[Statement, ...]
     first: Expr
     passes: Expr
+    most_passes: int
     key_tiles: int
+    begin: Expr
+    batch: Expr
+    parts: Parts
+    part: Expr
 
     @property
     def threads(self) -> int:
@@ -46,6 +54,10 @@ class AttentionFrame:
         """The query at a row of the tile; past the end, the last one."""
         position = self.first + row
         return position if range_of(position)[1] < self.form.facts.m else binary("min", position, index_const(self.form.facts.m - 1))
+
+    def position(self, tile: Expr, row: Expr) -> Expr:
+        """The key at a row of the block's tile with this number."""
+        return (self.begin + tile) * self.block_n + row
 
     def turns(self, points: int, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
         """The body for each point, which the threads share."""
@@ -78,7 +90,7 @@ class AttentionFrame:
 
         def one(place: Var) -> list[Statement]:
             row, first = place // vectors, place % vectors * lanes
-            key = tile * self.block_n + row
+            key = self.position(tile, row)
             key = key if facts.n % self.block_n == 0 else binary("min", key, last)
             lets, axes = named({form.n: key, **decode(first, form.r)})
             return [*lets, put(row, first, substitute(Load(form.k.buffer, form.k.index, dtype, lanes), axes))]
@@ -92,7 +104,7 @@ class AttentionFrame:
 
         def one(place: Var) -> list[Statement]:
             row, first = place // vectors, place % vectors * lanes
-            key = tile * self.block_n + row
+            key = self.position(tile, row)
             lets, axes = named({form.n: key, **decode(first, form.d)})
             load = substitute(Load(form.v.buffer, form.v.index, dtype, lanes), axes)
             return [*lets, put(row, first, select(compare("lt", key, index_const(facts.n)), load, as_lanes(Const(0.0, dtype), lanes)))]
@@ -129,51 +141,71 @@ class AttentionFrame:
         register: Callable[[Expr, Expr], Expr],
         distances: Sequence[int],
     ) -> list[Statement]:
-        """Stores the thread's rows x columns elements, the sums (in `register` of `sums`) over the totals of their rows, in vectors of `wide`."""
-        form, facts, dtype = self.form, self.form.facts, self.form.dtype
-        element = vectors_fit(form.element, form.d[-1], wide, form.layouts)
-        assert element is not None
+        """Stores the thread's rows x columns elements, the sums (in `register` of `sums`) over the totals of their rows, in vectors of `wide`. Of a
+        part of the keys it stores the sums, the greatest logits and the totals."""
+        form, facts, dtype, parts = self.form, self.form.facts, self.form.dtype, self.parts
+        wide = wide if parts.count == 1 or facts.d % wide == 0 else 1
         i, j = Var("i", rows), Var("j", columns // wide)
-        scale, held = Var("scale", None, dtype), Var("result", None, dtype, wide)
-        value = Load("sums", (register(i, j * wide),), dtype, wide) * as_lanes(scale, wide)
+        scale, zero = Var("scale", None, dtype), index_const(0)
+        sums, whole = Load("sums", (register(i, j * wide),), dtype, wide), Load("whole", (zero,), dtype)
 
         def at(m: Var) -> list[Statement]:
             lets, query = named(decode(m, form.m))
+            part = parts.row(form, self.batch, m, self.part)
 
             def vector(d: Var) -> list[Statement]:
-                inner, axes = named(decode(d, form.d))
-                both = {**query, **axes}
-                result = replace_loads(substitute(as_lanes(element, wide), both), {SUM: held})
-                shared, (offset, result) = bind_shared([substitute(form.offset, both), result])
-                return [*inner, Let(held, value), *shared, Store(form.output, offset, result)]
+                if parts.count > 1:
+                    return [Store(parts.sums, part * facts.d + d, sums)]
+                return stored(form, query, d, sums * as_lanes(scale, wide), wide)
 
-            return [*lets, For(j, index_const(columns // wide), block(below(column(j * wide), facts.d, "d", vector)), "unroll")]
+            vectors = For(j, index_const(columns // wide), block(below(column(j * wide), facts.d, "d", vector)), "unroll")
+            if parts.count == 1:
+                return [*lets, vectors]
+            row_of_part = [Store(parts.rows, part * 2, Load("greatest", (i,), dtype)), Store(parts.rows, part * 2 + 1, whole)]
+            return [If(compare("eq", column(zero), zero), block(row_of_part)), vectors]
 
-        whole = [
+        total = [
             Allocate(Buffer("whole", dtype, 1, "register")),
-            Store("whole", index_const(0), Load("total", (i,), dtype)),
+            Store("whole", zero, Load("total", (i,), dtype)),
             *self.combined("whole", "add", distances),
-            Let(scale, inverse(Load("whole", (index_const(0),), dtype), form.zeroed)),
+            *([Let(scale, inverse(whole, form.zeroed))] if parts.count == 1 else []),
         ]
-        return [For(i, index_const(rows), block(whole, below(self.first + row(i), facts.m, "m", at)), "unroll")]
+        return [For(i, index_const(rows), block(total, below(self.first + row(i), facts.m, "m", at)), "unroll")]
 
 
-def attention_frame(form: AttentionForm, block_m: int, block_n: int, threads: int) -> AttentionFrame:
-    """The frame of blocks of `threads` threads. With a causal mask later queries see more keys: their blocks start first."""
+def attention_frame(form: AttentionForm, block_m: int, block_n: int, threads: int, split: int = 1) -> AttentionFrame:
+    """The frame of blocks of `threads` threads, of which `split` share the keys of the same queries, or fewer if there are fewer tiles. With a causal
+    mask later queries see more keys: their blocks start first.
+
+    Raises:
+        Unsuitable: if the keys are divided that a causal mask hides from some queries.
+    """
     facts = form.facts
-    counts = facts.batch, -(-facts.m // block_m)
-    key_tiles = -(-facts.n // block_n)
-    launch = Launch((prod(counts), 1, 1), (threads, 1, 1))
-    batch, tile_m = Var("batch", counts[0]), Var("tile_m", counts[1])
     causal = facts.shift is not None
-    lets, where = named(decode(block_variable(launch), (tile_m, batch) if causal else (batch, tile_m)))
+    if causal and split > 1:
+        raise Unsuitable("with a causal mask the keys of a query are not divided evenly")
+    key_tiles = -(-facts.n // block_n)
+    each = -(-key_tiles // split)
+    parts = Parts(form.output, -(-key_tiles // each))
+    counts = facts.batch, -(-facts.m // block_m)
+    launch = Launch((prod(counts) * parts.count, 1, 1), (threads, 1, 1))
+    batch, tile_m, part = Var("batch", counts[0]), Var("tile_m", counts[1]), Var("part", parts.count)
+    order = (tile_m, batch) if causal else (batch, tile_m)
+    lets, where = named(decode(block_variable(launch), (*order, part)))
     more, axes = named(decode(where.get(batch, batch), form.batch))
     statements: list[Statement] = [*lets, *more]
     place = where.get(tile_m, tile_m)
     first = (counts[1] - 1 - place if causal else place) * block_m
-    passes: Expr = index_const(key_tiles)
+    begin = where.get(part, part) * each
+    passes: Expr = index_const(each)
     if facts.shift is not None:
         passes = Var("passes", key_tiles + 1)
         needed = (first + (block_m - 1 + facts.shift)) // block_n + 1
         statements.append(Let(passes, binary("min", needed, index_const(key_tiles))))
-    return AttentionFrame(form.bound(axes), block_m, block_n, launch, thread_variable(launch), tuple(statements), first, passes, key_tiles)
+    elif key_tiles % each:
+        passes = Var("passes", each + 1)
+        statements.append(Let(passes, binary("min", index_const(key_tiles) - begin, index_const(each))))
+    return AttentionFrame(
+        form.bound(axes), block_m, block_n, launch, thread_variable(launch), tuple(statements), first, passes, each, key_tiles, begin,
+        where.get(batch, batch), parts, where.get(part, part),
+    )  # fmt: skip

@@ -11,7 +11,7 @@
 With one stage keys and values have one buffer each: the next keys are copied while weights and sums are computed, the next values during the next
 scores. With two stages they have two, and the next tile is copied during all of a turn.
 Keys stay as they are in memory, [n][r], with an odd pitch in vectors. Rows past the end repeat the last query and are not stored; keys past the end
-have logits of minus infinity and values of 0.
+have logits of minus infinity and values of 0. With `split` the keys of a query are divided among blocks (`parts`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Statement, Store
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered
+from tilewright.ir.region import Lowered
 from tilewright.kernels.attention_form import AttentionForm, finite
 from tilewright.kernels.gpu.attention.frame import attention_frame
+from tilewright.kernels.gpu.attention.parts import with_parts
 from tilewright.kernels.gpu.attention.space import PADDING, AttentionSchedule, blocks_to_ask_for, key_pitch, key_vector
 
 QUERIES, KEYS, VALUES, WEIGHTS = "queries", "keys", "values", "weights"
@@ -50,19 +51,21 @@ UNROLLED_PRODUCTS = 512
 
 
 def lower_attention(problem: Problem, form: AttentionForm, schedule: AttentionSchedule, machine: Machine) -> Lowered:
-    """One kernel."""
-    body, launch = _Tiles(form, schedule).emit()
+    """One kernel, and a second one if the keys are divided."""
+    tiles = _Tiles(form, schedule)
+    body, launch = tiles.emit()
+    parts = tiles.frame.parts
     kernel, arguments = assemble(
         "attention",
         body,
-        problem,
-        (form.output,),
+        problem.with_storage(parts.storage(form)),
+        parts.written(),
         header=f"{described(problem)}\n{schedule}",
         roles={**{load.buffer: "queries" for load in loads(form.q)}, form.k.buffer: "keys", form.v.buffer: "values"},
         launch=launch,
         blocks_per_processor=blocks_to_ask_for(schedule, form.facts, machine),
     )
-    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
+    return with_parts(problem, form, parts, kernel, arguments, str(schedule), 1.0)
 
 
 def _wide(count: int) -> int:
@@ -74,20 +77,20 @@ class _Tiles:
     """Emits the program of one thread."""
 
     def __init__(self, form: AttentionForm, schedule: AttentionSchedule) -> None:
-        self.frame = frame = attention_frame(form, schedule.block_m, schedule.block_n, schedule.threads)
+        self.frame = frame = attention_frame(form, schedule.block_m, schedule.block_n, schedule.threads, schedule.split)
         self.form, self.facts, self.dtype = frame.form, form.facts, form.dtype
         self.bm, self.bn, self.tm, self.tn = schedule.block_m, schedule.block_n, schedule.thread_m, schedule.thread_n
         self.copies, self.buffers = schedule.stages > 0, max(schedule.stages, 1)
         self.sharing = schedule.sharing
         self.columns = -(-form.facts.d // self.sharing)
         self.pitch, self.key_pitch, self.value_pitch = self.bm + PADDING, key_pitch(form.facts), self.columns * self.sharing
-        self.key_tiles, self.passes = frame.key_tiles, frame.passes
+        self.most_passes, self.passes = frame.most_passes, frame.passes
         self.thread_m, self.thread_n = Var("thread_m", self.bm // self.tm), Var("thread_n", self.sharing)
         neighbours = 1 if self.sharing == WARP else 2
         self.distances = [neighbours << bit for bit in reversed(range(self.sharing.bit_length() - 1))]
 
     def emit(self) -> tuple[Block, Launch]:
-        tile = Var("tile", self.key_tiles)
+        tile = Var("tile", self.most_passes)
         root = block(
             self.frame.statements,
             self._places(),
@@ -103,7 +106,7 @@ class _Tiles:
 
     def _turn(self, tile: Var) -> Block:
         """A tile of keys, with one buffer each: keys are replaced after the scores, values after the sums."""
-        following, several = tile + 1, self.key_tiles > 1
+        following, several = tile + 1, self.most_passes > 1
         more = compare("lt", following, self.passes)
         return block(
             self._scores(tile),
@@ -289,11 +292,11 @@ class _Tiles:
 
     def _logits(self, tile: Expr, i: Var, j: Var, score: Load, best: Load) -> list[Statement]:
         """The logits of one row of the thread in place of its scores, and the greatest of them."""
-        key = Var("key", self.key_tiles * self.bn)
+        key = Var("key", self.frame.key_tiles * self.bn)
         query_lets, logit = self.frame.logit(self._row(i), key, score)
         lets, (value,) = bind_shared([logit])
         fresh = Var("logit", None, self.dtype)
-        each: list[Statement] = [Let(key, tile * self.bn + self.thread_n + j * self.sharing), *lets, Let(fresh, value)]
+        each: list[Statement] = [Let(key, self.frame.position(tile, self.thread_n + j * self.sharing)), *lets, Let(fresh, value)]
         each += [Store("scores", score.index[0], fresh), Store("best", index_const(0), binary("max", best, fresh))]
         return [*query_lets, For(j, index_const(self.tn), block(each), "unroll")]
 

@@ -2,7 +2,8 @@
 
 `block_m` queries x `block_n` keys: a thread has thread_m x thread_n scores in registers. `block_n / thread_n` adjacent threads of one warp share
 their rows, and the d columns of the values, so that each also has thread_m x ceil(d / sharing) sums in registers. `stages`: the number of buffers for
-keys and for values, which asynchronous copies fill while the block computes; 0: one, filled through registers.
+keys and for values, which asynchronous copies fill while the block computes; 0: one, filled through registers. `split`: parts of the keys, each with
+blocks of its own, which a second kernel puts together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 PADDING = 8
 """Padding in elements of rows of queries and weights in shared memory: vectors stay aligned, and the stores of eight threads, of two adjacent vectors
 for each of four keys, hit different banks."""
-AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8), "stages": (0, 1, 2)}
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Parts of the keys."""
+AXES = {
+    "block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8), "stages": (0, 1, 2),
+    "split": SPLITS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class AttentionSchedule:
     thread_m: int
     thread_n: int
     stages: int = 1
+    split: int = 1
 
     @property
     def sharing(self) -> int:
@@ -45,7 +52,19 @@ class AttentionSchedule:
 
     def __str__(self) -> str:
         block, thread = f"{self.block_m} queries x {self.block_n} keys", f"{self.thread_m}x{self.thread_n}"
-        return f"attention block={block} thread={thread} stages={self.stages}"
+        return f"attention block={block} thread={thread} stages={self.stages}" + (f" split={self.split}" if self.split > 1 else "")
+
+
+def splits_to_reject(facts: AttentionFacts, candidates: Columns, machine: Machine) -> list[tuple[str, np.ndarray]]:
+    """Divisions of the keys that cannot gain, with the reason: for both schemas of attention."""
+    split = candidates["split"]
+    blocks = facts.batch * ceil_divided(facts.m, candidates["block_m"])
+    tiles = ceil_divided(facts.n, candidates["block_n"])
+    return [
+        ("a causal mask hides keys that would be a part", (split > 1) & (facts.shift is not None)),
+        ("a part of the keys would have no tile", ceil_divided(tiles, ceil_divided(tiles, split)) != split),
+        ("half as many parts fill the processors twice", (split > 1) & (blocks * split >= 4 * machine.processors)),
+    ]
 
 
 def sharing_of(candidates: Columns) -> np.ndarray:
@@ -121,6 +140,7 @@ def attention_space(facts: AttentionFacts, machine: Machine) -> tuple[dict[str, 
             ("threads below two warps, above 512, or not whole warps", (threads < 64) | (threads > 512) | (threads % machine.warp_size != 0)),
             ("more than twice as many queries or keys as there are", ((bm >= 2 * facts.m) & (bm > 16)) | ((bn >= 2 * facts.n) & (bn > 16))),
             ("more threads share a row than values have columns", (sharing >= 2 * facts.d) & (sharing > 4)),
+            *splits_to_reject(facts, candidates, machine),
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("registers exceed a thread's", registers > machine.registers_per_thread_max),
             ("registers exceed a processor's", registers * (-(-threads // quad) * quad) > machine.registers_per_processor),

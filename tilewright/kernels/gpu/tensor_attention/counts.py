@@ -9,6 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.attention_form import SOFTMAX_FLOPS
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.attention.counts import parts_bytes, steps_of_part
 from tilewright.kernels.gpu.counts import TileCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
@@ -32,8 +33,9 @@ def tensor_attention_counts(facts: TensorAttentionFacts, candidates: Columns, ma
     one = np.ones(len(bm))
     threads, rows = threads_of(candidates) * one, rows_of(candidates)
     warps = threads / machine.warp_size
-    blocks = ceil_div(sizes.m * one, bm) * sizes.batch
-    steps = sizes.passes(candidates["block_m"], candidates["block_n"])
+    split = candidates["split"] * one
+    blocks = ceil_div(sizes.m * one, bm) * sizes.batch * split
+    steps = steps_of_part(sizes, candidates)
     registers, shared_bytes = registers_of(facts, candidates), shared_bytes_of(facts, candidates)
     products = rows * (bn / N * (facts.r / depth) + bn / depth * (facts.d / N))
     sectors = bn * sum(np.maximum(length * facts.element_bytes / SECTOR_BYTES, 1) for length in (sizes.r, sizes.d))
@@ -64,8 +66,8 @@ def tensor_attention_counts(facts: TensorAttentionFacts, candidates: Columns, ma
         store_instructions=warps * sums / sizes.store_vector,
         store_sectors=bm * np.maximum(sizes.bytes_written / (sizes.batch * sizes.m) / SECTOR_BYTES, 1),
         distinct_bytes=sizes.read_bytes * one,
-        written_bytes=sizes.bytes_written * one,
-        split=one,
+        written_bytes=sizes.bytes_written * one + parts_bytes(sizes, candidates),
+        split=split,
         stages=candidates["stages"] * one,
         reuse_bytes=queries + steps * sectors * SECTOR_BYTES,
     )

@@ -10,7 +10,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.tensor_cores import TENSOR_CORES, mma_flops
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.attention.estimate import EXCHANGE, ROW_INSTRUCTIONS
+from tilewright.kernels.gpu.attention.estimate import EXCHANGE, ROW_INSTRUCTIONS, parts_seconds
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
@@ -83,5 +83,6 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
         "compute": work.compute_seconds,
         "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
+        "parts": parts_seconds(sizes, candidates, counts, work, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))

@@ -31,9 +31,10 @@ from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, compare, index_const, loads, logical_and
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered, Unsuitable
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.attention_form import finite
 from tilewright.kernels.gpu.attention.frame import attention_frame
+from tilewright.kernels.gpu.attention.parts import with_parts
 from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps
 from tilewright.kernels.gpu.gemm.tile import swizzled
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionForm
@@ -46,20 +47,21 @@ DISTANCES = (1, 2)
 
 
 def lower_tensor_attention(problem: Problem, form: TensorAttentionForm, schedule: TensorAttentionSchedule, machine: Machine) -> Lowered:
-    """One kernel."""
-    body, launch = _Tiles(form, schedule).emit()
-    attention = form.attention
+    """One kernel, and a second one if the keys are divided."""
+    tiles, attention = _Tiles(form, schedule), form.attention
+    body, launch = tiles.emit()
+    parts = tiles.frame.parts
     kernel, arguments = assemble(
         "tensor_attention",
         body,
-        problem,
-        (attention.output,),
+        problem.with_storage(parts.storage(attention)),
+        parts.written(),
         header=f"{described(problem)}\n{schedule}",
         roles={**{load.buffer: "q" for load in loads(attention.q)}, attention.k.buffer: "k", attention.v.buffer: "v"},
         launch=launch,
         blocks_per_processor=blocks_to_ask_for(schedule, form.facts, machine),
     )
-    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
+    return with_parts(problem, attention, parts, kernel, arguments, str(schedule), form.scale)
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,10 @@ class _Tiles:
         if schedule.block_m % (M * schedule.warps) or schedule.block_n % 16:
             raise Unsuitable(f"the tile of a warp of {schedule} has no whole matrices")
         self.scale, self.bare, self.facts, self.shape = form.scale, form.bare, form.facts, form.facts.shape
-        self.frame = attention_frame(form.attention, schedule.block_m, schedule.block_n, schedule.threads)
+        self.frame = attention_frame(form.attention, schedule.block_m, schedule.block_n, schedule.threads, schedule.split)
         self.form, self.sizes, self.dtype, self.stored = self.frame.form, form.attention.facts, form.attention.dtype, self.shape.stored
         self.schedule = schedule
-        self.buffers = buffers_of(schedule.stages, self.frame.key_tiles) if schedule.stages > 1 else 1
+        self.buffers = buffers_of(schedule.stages, self.frame.most_passes) if schedule.stages > 1 else 1
         self.rows, self.score_columns, self.sum_columns = schedule.block_m // (M * schedule.warps), schedule.block_n // N, self.facts.d // N
         self.packed = REGISTER_BYTES // size_of(self.stored)
         self.queries = _Matrix(QUERIES, schedule.block_m, self.facts.r, self.stored)
@@ -107,7 +109,7 @@ class _Tiles:
             Staged(self.keys.elements, self._keys, lambda buffer: []),
             Staged(self.values.elements, self._values, lambda buffer: []),
         )
-        tiles, single = self.frame.key_tiles, self.schedule.stages == 1
+        tiles, single = self.frame.most_passes, self.schedule.stages == 1
         *ahead, loop = staged_steps(staged, self.schedule.stages + self.facts.copies * single, self.frame.passes, tiles, self._tile, plain=single)
         root = block(
             self.frame.statements,
@@ -277,7 +279,7 @@ class _Tiles:
     def _logits(self, tile: Expr) -> list[Statement]:
         """Logits in place of the scores: nothing is done where they are the scores, because every query of the tile sees each of its keys."""
         bn, shift = self.schedule.block_n, self.sizes.shift
-        last = tile * bn + (bn - 1)
+        last = self.frame.position(tile, index_const(bn - 1))
         whole = compare("lt", last, index_const(self.sizes.n))
         if shift is not None:
             whole = logical_and(whole, compare("le", last, self.frame.first + shift))
@@ -294,7 +296,7 @@ class _Tiles:
         score = self._score(i, j)
         row_lets, logit = self.frame.logit(self._row(i), key, score, seen)
         lets, (value,) = bind_shared([logit])
-        each: list[Statement] = [Let(key, tile * self.schedule.block_n + self._key(j)), *lets, Store("scores", score.index[0], value)]
+        each: list[Statement] = [Let(key, self.frame.position(tile, self._key(j))), *lets, Store("scores", score.index[0], value)]
         return For(i, index_const(2 * self.rows), block(row_lets, For(j, index_const(2 * self.score_columns), block(each), "unroll")), "unroll")
 
     def _weights(self) -> list[Statement]:

@@ -13,6 +13,7 @@ from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, M, N
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, product_of, reject
+from tilewright.kernels.gpu.attention.space import SPLITS, splits_to_reject
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
 
 WARP = 32
@@ -22,13 +23,14 @@ WARP = 32
 class TensorAttentionSchedule:
     """One candidate. `stages`: buffers for keys and values, filled by asynchronous copies that run `stages` - 1 tiles ahead; 1: a buffer that is
     filled before it is read, through registers where there are no copies. `held` (0 or 1): queries stay in registers, instead of being loaded from
-    shared memory for each tile of keys."""
+    shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together."""
 
     block_m: int
     block_n: int
     warps: int
     stages: int = 2
     held: int = 0
+    split: int = 1
 
     @property
     def threads(self) -> int:
@@ -36,10 +38,14 @@ class TensorAttentionSchedule:
 
     def __str__(self) -> str:
         block = f"{self.block_m} queries x {self.block_n} keys"
-        return f"tensor attention block={block} warps={self.warps} stages={self.stages}" + " held" * self.held
+        return (
+            f"tensor attention block={block} warps={self.warps} stages={self.stages}"
+            + " held" * self.held
+            + (f" split={self.split}" if self.split > 1 else "")
+        )
 
 
-AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "warps": (1, 2, 4, 8), "stages": (1, 2, 3), "held": (0, 1)}
+AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "warps": (1, 2, 4, 8), "stages": (1, 2, 3), "held": (0, 1), "split": SPLITS}
 MOST_ROWS = 2
 """Matrices of 16 queries that a warp has at most: each has all scores and sums of its rows in registers."""
 
@@ -59,7 +65,8 @@ def tensor_attention_space(facts: TensorAttentionFacts, machine: Machine, tf32: 
             ("a warp has too many queries", rows > MOST_ROWS),
             ("elements are too narrow to be copied asynchronously", (stages > 1) & (not facts.copies)),
             ("more than twice as many queries or keys as there are", ((bm >= 2 * sizes.m) & (bm > M)) | ((bn >= 2 * sizes.n) & (bn > 16))),
-            ("more stages than tiles of keys", (stages > 2) & (stages > -(-sizes.n // bn))),
+            ("more stages than tiles of keys", (stages > 2) & (stages > -(-sizes.n // (bn * candidates["split"])))),
+            *splits_to_reject(sizes, candidates, machine),
             ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("registers exceed a thread's", registers > machine.registers_per_thread_max),
             ("registers exceed a processor's", registers * threads_of(candidates) > machine.registers_per_processor),
@@ -80,11 +87,12 @@ def rows_of(candidates: Columns) -> np.ndarray:
 
 
 def shared_bytes_of(facts: TensorAttentionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: the queries, and keys and values of each stage, but of no more tiles than there are.
+    """Bytes of shared memory per block: the queries, and keys and values of each stage, but of no more tiles than a part has.
 
     For 64 queries x 64 keys of 64 16-bit elements, two stages: 2 * (64 * 64 + 2 * 64 * (64 + 64)) = 40,960."""
     bm, bn = candidates["block_m"], candidates["block_n"]
-    buffers = np.minimum(candidates["stages"], -(-facts.attention.n // bn))
+    tiles = -(-facts.attention.n // bn)
+    buffers = np.minimum(candidates["stages"], -(-tiles // candidates["split"]))
     needed: np.ndarray = facts.element_bytes * (bm * facts.r + buffers * bn * (facts.r + facts.d))
     return needed
 
