@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from random import Random
@@ -17,15 +18,24 @@ from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import randomised
 from tests.stand_ins import deciding
+from tests.test_gpu_half import check
+from tests.test_gpu_half import planned as planned_in_half
+from tests.test_gpu_precision import ERRORS, computed
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
+from tilewright.ir.expr import loads
 from tilewright.ir.graph import Graph
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Region
+from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition import prologues
 from tilewright.partition.merges import Memory, Timed
 from tilewright.partition.plan import lay_out, plan_program
 from tilewright.partition.prologues import choose_prologues, find_prologues
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Choice
 
 H200, CPU = machine("h200"), machine("epyc-9655")
 
@@ -192,3 +202,64 @@ def test_random_dense_blocks_are_right(always: None, seed: int) -> None:
         image = torch.randn(random.randint(1, 3), channels, random.randint(2, 9), random.randint(2, 9))
         case = Case("dense", randomised(module).eval(), (image,))
     check_interpreted([case], H200)
+
+
+def on_tensor_cores(numerics: Numerics, random: Random) -> Any:
+    """Chooses any candidate on tensor cores where there is one."""
+
+    def chooser(problem: Problem, machine: Any, threads: int) -> Choice:
+        ranking = rank(problem, machine, threads, numerics)
+        number = next((number for number, part in enumerate(ranking.parts) if part.schema is TENSOR_CORES), None)
+        if number is None or ranking.starts[number] == ranking.starts[number + 1]:
+            return ranking.first()
+        return ranking.choice(random.randrange(*map(int, ranking.starts[number : number + 2])))
+
+    return chooser
+
+
+def on_tensor_cores_in(program: Program) -> int:
+    """Regions that compute a factor and multiply it on tensor cores."""
+    return sum(lowered.schedule.startswith("tensor cores") and len({*loads(*lowered.region.steps[0].bodies)}) > 2 for lowered in program.regions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_computed_factors_on_tensor_cores(always: None, seed: int, dtype: torch.dtype) -> None:
+    """They are rounded as their maps' results would be."""
+    random = Random(seed)
+    torch.manual_seed(seed)
+    block, scaled = Dense(16 * random.randint(1, 2), 8 * random.randint(1, 3), 1, random.choice([1, 3])), Scaled(8 * random.randint(1, 4), 24)
+    for made in (block, scaled):
+        module = randomised(made).eval().to(dtype)
+        channels = next(x for x in module.parameters() if x.dim() == 4).shape[1 if made is block else 0]
+        inputs = (torch.randn(random.randint(1, 2), channels, random.randint(5, 9), 8).to(dtype),)
+        program = planned_in_half(module, inputs, H200, on_tensor_cores(USUAL, random))
+        assert on_tensor_cores_in(program) >= 1
+        check(module, inputs, program)
+
+
+def test_computed_factors_rounded_to_tf32(always: None) -> None:
+    module, inputs = randomised(Dense(16, 8, 2, 3)).eval(), (torch.randn(2, 16, 8, 9),)
+    numerics = Numerics(tf32=True)
+    program = plan_program(graph_of(module, *inputs), H200, 1, on_tensor_cores(numerics, Random(1)), "tf32", numerics)
+    assert on_tensor_cores_in(program) == 2
+    (found,) = computed(module, inputs, program)
+    exact = copy.deepcopy(module).double()(inputs[0].double())
+    assert float((found.double() - exact).abs().max() / exact.abs().max()) < ERRORS["tf32"]
+
+
+def test_float32_stays_float32_on_16_bit_weights() -> None:
+    """A product of float32 whose weights alone are of 16 bits must not round what it computes."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 32).half())
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 1.5
+            return torch.nn.functional.linear(torch.sigmoid(y.half().float()), self.weight.float()), y
+
+    graph = graph_of(Mixed(), torch.randn(64, 32))
+    program = plan_program(graph, H200, 1)
+    assert not any(lowered.schedule.startswith("tensor cores") for lowered in program.regions)

@@ -3,7 +3,7 @@
 The normalisation and activation before each product of a dense block, or the scale of squeeze-and-excitation, cannot join the region before it:
 others read that region's result, or it is stored in a larger buffer. Computed by the contraction that reads it, the map is computed again for each
 tile of output channels, and its result, which then is no stored value, can be neither copied to shared memory asynchronously nor multiplied by
-Winograd's algorithm or on tensor cores. Against that stand a kernel and a stored value less, so both ways are predicted.
+Winograd's algorithm or by warpgroups. Against that stand a kernel and a stored value less, so both ways are predicted.
 """
 
 from __future__ import annotations

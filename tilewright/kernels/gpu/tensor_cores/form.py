@@ -1,4 +1,5 @@
-"""Sums of products whose factors tensor cores can multiply: loads without arithmetic, of 16-bit floats, or of float32 rounded to TF32."""
+"""Sums of products whose factors tensor cores can multiply: loads of 16-bit floats, or of float32 rounded to TF32. The first factor may be computed
+from such loads, and is rounded to that type on its way to shared memory."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from tilewright.codegen.common import guarded_load
 from tilewright.codegen.intrinsics.mma import SHAPES, Shape
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import loads
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
@@ -60,12 +62,22 @@ def tensor_core_form(problem: Problem, machine: Machine) -> Form[TensorCoreFacts
         raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
     if product.row_stages:
         raise Unsuitable("rows of the result are reduced, which tiles of fragments do not hold")
-    stored = {product.stored(factor) for factor in (product.a, product.b)}
+    stored = {product.stored(product.b), *_first_types(problem, product)}
     kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == stored), None)
-    if kind is None or product.dtype != FLOAT32 or guarded_load(product.a) is None:
-        raise Unsuitable("the factors are not loads of one type, float32 or of 16 bits, without arithmetic")
+    if kind is None or product.dtype != FLOAT32 or guarded_load(product.b) is None:
+        raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
     facts = TensorCoreFacts(with_wide_vectors(product.facts), kind)
     return Form(facts, TensorCoreForm(product, facts))
+
+
+def _first_types(problem: Problem, product: ProductForm) -> set[str]:
+    """The types of what the first factor is loaded from. One that is computed from values of 16 bits, and constants of any type, may be rounded to
+    that type if the result is: the type of the map's result, which is no value of the region, would be no other."""
+    if guarded_load(product.a) is not None:
+        return {product.stored(product.a)}
+    types = {product.types[load.buffer] for load in loads(product.a) if load.buffer not in problem.constants}
+    narrow = types - {FLOAT32}
+    return types | ({product.types[product.output]} if narrow else set())
 
 
 def with_wide_vectors(facts: ContractionFacts) -> ContractionFacts:

@@ -169,7 +169,7 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
     root: list[Statement] = list(frame.statements)
     product, copies = facts.product, schedule.stages > 1
     pair = [
-        Tile(name, substitute(factor, frame.bind), own, operand, extent, schedule.block_k, schedule.threads, copies, form.stored(factor), MATRICES)
+        Tile(name, substitute(factor, frame.bind), own, operand, extent, schedule.block_k, schedule.threads, copies, facts.shape.stored, MATRICES)
         for name, factor, own, operand, extent in (
             ("a", form.a, form.m, product.a, schedule.block_m),
             ("b", form.b, form.b_n, product.b, schedule.block_n),
