@@ -324,8 +324,8 @@ def workloads() -> Rows:
         ratios = (f"{found[name]['over_eager']:.2f}" if name in found else "–" for name in CONTENDERS)
         own, mixed = found.get("tilewright"), found.get("vendor")
         eager = f"{1e3 * found['eager']['median_seconds']:.3g}" if found else "–"
-        peers = min(found[name]["median_seconds"] for name in PEERS if name in found)
-        against = f"{peers / mixed['median_seconds']:.2f}" if mixed else "–"
+        peers = [found[name]["median_seconds"] for name in PEERS if name in found]
+        against = f"{min(peers) / mixed['median_seconds']:.2f}" if mixed and peers else "–"
         bound = f"{percent(own['bound_seconds'] / own['median_seconds'], 0)} %" if own else "–"
         share = f"{percent(mixed['library_flops'] / max(mixed['flops'], 1), 0)} %" if mixed else "–"
         rows.append([network, str(batch), eager, *ratios, against, bound, share])

@@ -259,7 +259,7 @@ def test_stored_results_by_hand() -> None:
 
 def test_attention_by_hand() -> None:
     facts = AttentionFacts(16, 2048, 2048, 64, 64, 4, 4, 4, 4, 0, 0, 0, 0, 16 * 2048 * 256)
-    rows = {name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "thread_m": 4, "thread_n": 4, "stages": 1}.items()}
+    rows = {name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "thread_m": 4, "thread_n": 4, "stages": 1, "split": 1}.items()}
     estimate = lower_bound(ATTENTION, facts, rows, H200)
     # 512 tiles of queries: four on some processor, each 64 * 2048 * 128 multiply-adds on 128 lanes
     assert estimate.terms["fma"] == pytest.approx(4 * 64 * 2048 * 128 / 128 / 1.98e9)

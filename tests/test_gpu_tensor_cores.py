@@ -239,7 +239,7 @@ def test_what_is_no_product_of_stored_values_is_refused() -> None:
         TENSOR_CORES.match(problems[-1], H200)
     with pytest.raises(Unsuitable, match="needs sm_80"):
         TENSOR_CORES.match(problems[-1], V100)
-    with pytest.raises(Unsuitable, match="not loads of one type"):
+    with pytest.raises(Unsuitable, match="not of one type"):
         TENSOR_CORES.match(mixed, H200)
     narrow = planned(nn.Conv2d(3, 16, 3).half(), (torch.zeros(1, 3, 9, 9).half(),), H200, chooser)
     assert narrow.regions

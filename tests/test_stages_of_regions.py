@@ -13,11 +13,15 @@ from tests.operator_cases import Applied, randomised
 from tests.test_siblings import graph_of
 from tilewright.cli import main
 from tilewright.hardware import machine
-from tilewright.ir.stage import MEMORY, TILE, Stage
+from tilewright.ir.stage import MEMORY, TILE, Stage, stages_of
+from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import Numerics
 from tilewright.partition.plan import operators_apart, plan_program
 from tilewright.report.explanation import stage_lines
 from tilewright.runtime import artifact
 from tilewright.runtime.plan import PlanRow
+from tilewright.selection.choice import rank
+from tilewright.tuning.problems import convolution_problem
 
 SEPARABLE = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(), nn.Conv2d(16, 24, 1), nn.ReLU(), nn.Conv2d(24, 16, 3, padding=1))
 IMAGE = torch.randn(1, 16, 56, 56)
@@ -73,8 +77,20 @@ def test_operators_by_themselves_take_longer() -> None:
 
 
 def test_both_times_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tilewright.compile(randomised(SEPARABLE).eval(), (IMAGE,), "h200").save(tmp_path / "one.tw")
-    assert main(["explain", str(tmp_path / "one.tw"), "--fusion"]) == 0
+    """Of a model; an artifact does not know the precision that it was planned for."""
+    assert main(["explain", "zoo:lenet5", "--target", "h200", "--precision", "tf32", "--fusion"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("operators in one region, as planned, and each by itself:")
-    assert len(lines[start + 1 :]) == 3 and all(" us predicted, " in line and line.endswith(" us apart") for line in lines[start + 1 :])
+    assert len(lines[start + 1 :]) >= 4 and all(" us predicted, " in line and line.endswith(" us apart") for line in lines[start + 1 :])
+    tilewright.compile(randomised(SEPARABLE).eval(), (IMAGE,), "h200", precision="tf32").save(tmp_path / "one.tw")
+    assert main(["explain", str(tmp_path / "one.tw"), "--fusion"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("is predicted for models, not for artifacts")
+
+
+def test_a_result_that_another_kernel_prepares_is_passed() -> None:
+    problem = convolution_problem(256, 64, 7, 7, 1)
+    ranking = rank(problem, machine("h200"), numerics=Numerics(atomics=True))
+    schedules = (ranking.choice(place).schedule for place in range(ranking.candidates))
+    schedule = next(schedule for schedule in schedules if getattr(schedule, "atomics", 0) and schedule.split > 1)
+    first, last = stages_of(lower(problem, schedule, machine("h200")))
+    assert first.passes == MEMORY and first.bytes == 4 * 256 * 7 * 7 and not last.passes

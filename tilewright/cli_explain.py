@@ -55,8 +55,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
         image, precision = subject.image, options.precision
         numerics = replace(numerics_of(options), tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
-        with progress_bar("ranking operators by themselves"), quiet(options.debug):
-            apart = operators_apart(image.program.graph, image.machine, subject.threads, precision, numerics)
+        apart = None
+        if image.kernels:  # an artifact, which has none, does not know for which precision it was planned
+            with progress_bar("ranking operators by themselves"), quiet(options.debug):
+                apart = operators_apart(image.program.graph, image.machine, subject.threads, precision, numerics)
         text = "\n".join(search_lines(image, options.model, apart))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)

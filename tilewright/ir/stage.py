@@ -52,12 +52,12 @@ def _operators(region: Region) -> tuple[str, ...]:
 
 
 def _result_bytes(region: Region) -> int:
-    """Of the region's one result, whose tiles a chain passes on."""
+    """Of the region's last result, as its sums or its map compute it."""
     last = region.steps[-1]
     return prod(last.shape) * size_of(last.dtypes[0])
 
 
 def _stored_bytes(lowered: Lowered, name: str) -> int:
-    """Of a workspace; 0 for a result of the region, which an earlier kernel prepares."""
+    """Of a workspace, or of a result of the region, which an earlier kernel prepares."""
     workspace = lowered.storage.get(name)
-    return 0 if workspace is None else workspace.layout.own_size * size_of(workspace.value.dtype)
+    return _result_bytes(lowered.region) if workspace is None else workspace.layout.own_size * size_of(workspace.value.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
@@ -38,17 +39,22 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
     return "\n".join(lines)
 
 
-def search_lines(image: Image, name: str, apart: Mapping[str, float]) -> Iterator[str]:
+def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None) -> Iterator[str]:
     """The merges of regions that were considered, in order, with the predicted times of both ways; then the regions of several operators, with their
-    times and those of kernels for each operator. `apart`: the latter's seconds by node (`partition.plan.operators_apart`)."""
+    times and those of kernels for each operator. `apart`: the latter's seconds by node (`partition.plan.operators_apart`); None: not known."""
     search = image.program.search
     taken = sum(decision.taken for decision in search)
     yield f"{name} for {image.machine.name}: {number_of(len(search), 'merge')} of regions considered, {taken} taken"
     for number, decision in enumerate(search, 1):
         yield f"{number:>5}. {decision}"
+    if apart is None:
+        yield "what the operators of a region would take by themselves is predicted for models, not for artifacts"
+        return
     yield "operators in one region, as planned, and each by itself:"
-    for row in plan_of(image.program, image.machine).rows:
-        alone = [apart[node] for node, _, _ in row.nodes if node in apart]
+    rows = plan_of(image.program, image.machine).rows
+    holding = Counter(node for row in rows for node, _, _ in row.nodes)  # an operator with several results is in a region for each
+    for row in rows:
+        alone = [apart[node] / holding[node] for node, _, _ in row.nodes if node in apart]
         if len(alone) > 1 and row.predicted_seconds:
             operators = " > ".join(operator for _, operator, _ in row.nodes)
             times = f"{seconds_text(row.predicted_seconds)} predicted, {seconds_text(sum(alone))} apart"

@@ -272,7 +272,10 @@ def _decode_decision(data: Field) -> MergeDecision:
 
 def _decode_stage(data: Field) -> Stage:
     what, passes, count = data.exactly(3)
-    return Stage(what.names(), passes.choice("", *LEVELS), count.integer(0, 1 << 62))
+    names = what.names()
+    if not names:
+        raise what.wrong("a list of names")
+    return Stage(names, passes.choice("", *LEVELS), count.integer(0, 1 << 62))
 
 
 def _decode_space(data: Field) -> SpaceCounts:

@@ -61,8 +61,8 @@ def steps_of_part(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
 
 
 def parts_bytes(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of the sums, greatest logits and totals of all parts; 0 for undivided keys."""
-    stored: np.ndarray = facts.batch * facts.m * (facts.d + 2.0) * facts.element_bytes * np.where(candidates["split"] > 1, candidates["split"], 0)
+    """Bytes of the sums, greatest logits and totals of all parts."""
+    stored: np.ndarray = facts.batch * facts.m * (facts.d + 2.0) * facts.element_bytes * candidates["split"]
     return stored
 
 
@@ -105,7 +105,7 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
         store_instructions=warps * tm * columns / stored,
         store_sectors=bm * np.maximum(facts.bytes_written / (facts.batch * facts.m) / SECTOR_BYTES, 1),
         distinct_bytes=facts.read_bytes * one,
-        written_bytes=facts.bytes_written * one + parts_bytes(facts, candidates),
+        written_bytes=np.where(split > 1, parts_bytes(facts, candidates), facts.bytes_written * one),
         split=split,
         stages=np.maximum(candidates["stages"], 1) * one,
         reuse_bytes=queries + steps * sectors * SECTOR_BYTES,

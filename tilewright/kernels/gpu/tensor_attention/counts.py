@@ -66,7 +66,7 @@ def tensor_attention_counts(facts: TensorAttentionFacts, candidates: Columns, ma
         store_instructions=warps * sums / sizes.store_vector,
         store_sectors=bm * np.maximum(sizes.bytes_written / (sizes.batch * sizes.m) / SECTOR_BYTES, 1),
         distinct_bytes=sizes.read_bytes * one,
-        written_bytes=sizes.bytes_written * one + parts_bytes(sizes, candidates),
+        written_bytes=np.where(split > 1, parts_bytes(sizes, candidates), sizes.bytes_written * one),
         split=split,
         stages=candidates["stages"] * one,
         reuse_bytes=queries + steps * sectors * SECTOR_BYTES,
