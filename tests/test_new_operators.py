@@ -71,10 +71,12 @@ def test_regions_of_shifts(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["x86-avx512", "h200"])
 def test_regions_of_uneven_shifts(target: str) -> None:
-    """Groups of different sizes are at no regular distances: a shift is one kernel, the convolution after it another."""
+    """Groups of different sizes are at no regular distances: a shift is one kernel, the convolution after it another, unless it is predicted faster
+    that these read through the shift, as on a GPU."""
     found = regions(ShiftConvolutions(40), (torch.randn(1, 40, 14, 14),), target)
-    assert [region.kind for region in found] == ["map", "contraction"] * 2
-    assert {"pad", "slice", "concatenate"} == {node.operator for region in found[::2] for node in region.nodes}
+    shifts = [{"pad", "slice", "concatenate"} <= {node.operator for node in region.nodes} for region in found]
+    assert [region.kind for region in found] == ["map", "contraction", "contraction"] if target == "h200" else ["map", "contraction"] * 2
+    assert shifts == ([False, True, True] if target == "h200" else [True, False] * 2)
 
 
 @pytest.mark.parametrize("target", ["x86-avx512", "h200"])

@@ -32,7 +32,7 @@ STATIC_SHARED_LIMIT = 48 * 1024
 
 _ALIGNMENT = 16
 _COMPONENTS = "xyzwabcd"
-_REINTERPRET = {"f32": "__float_as_int", "i32": "__int_as_float", "f64": "__double_as_longlong", "i64": "__longlong_as_double"}
+_REINTERPRET = {FLOAT32: "__float_as_int", "i32": "__int_as_float", "f64": "__double_as_longlong", "i64": "__longlong_as_double"}
 
 
 def shared_offsets(kernel: Kernel) -> dict[str, int]:

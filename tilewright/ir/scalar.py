@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tilewright.ir.dtypes import FLOAT32
+
 
 @dataclass(frozen=True)
 class ScalarOperation:
@@ -136,7 +138,7 @@ _TABLE = (
     ScalarOperation("join", 2, lambda a, b: np.concatenate((a, b), -1), 0),  # the lanes of two vectors, one after the other
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
-REINTERPRETED: Mapping[str, str] = MappingProxyType({"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"})
+REINTERPRETED: Mapping[str, str] = MappingProxyType({FLOAT32: "i32", "i32": FLOAT32, "f64": "i64", "i64": "f64"})
 """The type whose numbers have the bits of this one's, for the operation `reinterpret`."""
 NARROW = frozenset({"narrow_gelu", "narrow_sigmoid"})
 """Functions of float32 for results that are rounded to 16 bits."""
