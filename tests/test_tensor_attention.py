@@ -47,8 +47,9 @@ from tilewright.zoo import bert
 H200, A100, V100 = map(machine, ("h200", "a100", "v100"))
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
-ERRORS = {"f16": 2.0**-9, "bf16": 2.0**-6, "tf32": 2.0**-9}
-"""Largest errors relative to the largest value: weights and the result (and in TF32 all factors) are rounded once."""
+ERRORS = {"f16": 2.0**-9, "bf16": 2.0**-6, "tf32": 2.0**-8}
+"""Largest errors relative to the largest value: weights and the result (and in TF32 all factors, of which a score of 10 is off by 2^-8) are rounded
+once."""
 
 
 def case_of(function: Callable[..., Tensor], inputs: Sequence[Tensor], kind: str) -> Case:
