@@ -36,7 +36,7 @@ from bench.layers import LAYERS
 from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.schema import Numerics
+from tilewright.kernels.schema import USUAL
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.tuning import compile_worker, serialisation, trial_worker
@@ -67,7 +67,7 @@ def candidates(ranking: Ranking, first: int) -> dict[str, list[Choice]]:
 
 def ranking_of(problem: Problem, machine: Machine, precision: str, learned: bool = False) -> Ranking:
     """All candidates, ranked by formulas or as a compilation does."""
-    numerics = Numerics(tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
+    numerics = USUAL.at(precision)
     return rank(problem, machine, numerics=numerics, learned=learned)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewright.cli_model import MODEL_HELP, check_subjects, image_of, runnable
@@ -53,12 +52,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.fusion:
         from tilewright.partition.plan import operators_apart
 
-        image, precision = subject.image, options.precision
-        numerics = replace(numerics_of(options), tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
-        apart = None
+        image, apart = subject.image, None
         if image.kernels:  # an artifact, which has none, does not know for which precision it was planned
             with progress_bar("ranking operators by themselves"), quiet(options.debug):
-                apart = operators_apart(image.program.graph, image.machine, subject.threads, precision, numerics)
+                numerics = numerics_of(options).at(options.precision)
+                apart = operators_apart(image.program.graph, image.machine, subject.threads, options.precision, numerics)
         text = "\n".join(search_lines(image, options.model, apart))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)

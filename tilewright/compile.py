@@ -172,7 +172,7 @@ def compile(
     machine = find_machine(default_target(inputs) if target is None else target)
     check_precision(precision, machine)
     stages.report("export")
-    numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor, tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
+    numerics = Numerics(atomics=not deterministic, winograd=winograd, vendor=vendor).at(precision)
     by_code = dynamic is None  # calls wait for the programs of new sizes, and comparing code takes up to half of their time
     request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:

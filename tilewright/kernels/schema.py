@@ -6,7 +6,7 @@ Other stages use only its `Schema`: they depend neither on its schedule's class,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -41,6 +41,10 @@ class Numerics:
     vendor: bool = False
     tf32: bool = False
     tf32_pairs: bool = False
+
+    def at(self, precision: str) -> Numerics:
+        """The same, with what a precision (`partition.precision.PRECISIONS`) allows of float32 factors."""
+        return replace(self, tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
 
 
 USUAL = Numerics()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.region import Region
@@ -23,13 +23,19 @@ def joined(segment: Sequence[Region], reasons: tuple[str, ...] = ()) -> Region:
     return Region(last.name, "chain", nodes, steps, inputs, last.outputs, (*said, *reasons), stages=tuple(segment))
 
 
+def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
+    """The regions that read each value, in order."""
+    readers: dict[str, list[Region]] = {}
+    for region in regions:
+        for name in dict.fromkeys(region.inputs):
+            readers.setdefault(name, []).append(region)
+    return readers
+
+
 def paths(graph: Graph, laid_out: LaidOut) -> list[list[Region]]:
     """The regions that may be chained, as maximal paths of two or more: each is the only reader of the one before, whose result is needed nowhere
     else. Of several before a region the one whose result its first step reads comes first."""
-    readers: dict[str, list[Region]] = {}
-    for region in laid_out.regions:
-        for name in dict.fromkeys(region.inputs):
-            readers.setdefault(name, []).append(region)
+    readers = readers_of(laid_out.regions)
     shared = {*graph.outputs, *laid_out.slices, *(place.buffer for place in laid_out.slices.values())}
     values = laid_out.values
     in_place = {name for name, place in laid_out.slices.items() if values[name].shape == values[place.buffer].shape}  # partition.updates

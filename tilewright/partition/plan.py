@@ -94,7 +94,7 @@ class _Predictions:
         """The graph's regions for which the function says true, with their seconds."""
         context = self.context(graph, precision, prologues)
         return [
-            Timed(region, self.seconds(region, context), partial(self._measured_seconds, _canonical(region, context)[0]))
+            Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
             for region in self.laid_out(graph, precision, prologues).regions
             if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
@@ -102,6 +102,9 @@ class _Predictions:
     def _measured_seconds(self, problem: Problem) -> float | None:
         """Seconds that trials measured of a canonical problem; None without them."""
         return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
+
+    def _measured_by_itself(self, region: Region, context: _Context) -> float | None:
+        return self._measured_seconds(_canonical(region, context)[0])
 
     def seconds(self, region: Region, context: _Context, winograd: bool = True) -> float:
         """Predicted seconds of the region by itself, with or without Winograd's algorithm."""

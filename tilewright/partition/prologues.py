@@ -15,6 +15,7 @@ from types import MappingProxyType
 from tilewright.ir.expr import loads
 from tilewright.ir.region import MergeDecision, Region
 from tilewright.partition.merges import Timed, compared
+from tilewright.partition.paths import readers_of
 
 Predict = Callable[[frozenset[str], Callable[[Region], bool]], Sequence[Timed]]
 """Predicts those regions for which the function says true, where contractions compute the given results of maps."""
@@ -31,10 +32,7 @@ class Prologues:
 def find_prologues(regions: Sequence[Region], results: Sequence[str]) -> dict[str, list[Region]]:
     """By the result of each contraction the maps that it could compute: those whose result its sum reads, and nothing else. `results`: those of the
     model."""
-    readers: dict[str, list[Region]] = {}
-    for region in regions:
-        for name in region.inputs:
-            readers.setdefault(name, []).append(region)
+    readers = readers_of(regions)
     found: dict[str, list[Region]] = {}
     for region in regions:
         if region.kind != "map" or not region.nodes or region.checks or len(region.outputs) != 1 or region.outputs[0] in results:

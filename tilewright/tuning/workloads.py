@@ -22,7 +22,7 @@ from tilewright.graph.passes import simplify
 from tilewright.ir.dtypes import DEFAULT_FLOAT, FLOAT32
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
-from tilewright.kernels.schema import Numerics
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.canonical import canonical
 from tilewright.partition.plan import lay_out
 from tilewright.partition.precision import NARROW, PRECISIONS
@@ -338,7 +338,7 @@ def problem_of(workload: Workload) -> Problem:
 
 def numerics_of(workload: Workload) -> Numerics:
     """The kinds of rounding that the workload's precision allows."""
-    return Numerics(tf32=workload.precision == "tf32", tf32_pairs=workload.precision == "fp32-tensor")
+    return USUAL.at(workload.precision)
 
 
 def _constant(g: GraphBuilder, shape: Sequence[int]) -> Value:

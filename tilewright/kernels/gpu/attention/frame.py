@@ -151,7 +151,7 @@ class AttentionFrame:
 
         def at(m: Var) -> list[Statement]:
             lets, query = named(decode(m, form.m))
-            part = parts.row(form, self.batch, m, self.part)
+            part = parts.place(self.batch * facts.m + m, self.part)
 
             def vector(d: Var) -> list[Statement]:
                 if parts.count > 1:

@@ -25,6 +25,8 @@ from tilewright.kernels.attention_form import SUM, AttentionForm, finite, invers
 
 THREADS = 128
 """Threads of a block that puts parts together."""
+UNROLLED_PARTS = 16
+"""Maximum parts of unrolled loops over them."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Parts:
     def rows(self) -> str:
         return f"{self.output}#rows"
 
-    def row(self, form: AttentionForm, batch: Expr, m: Expr, part: Expr) -> Expr:
-        """The number of a query's row in a part: parts of one query are adjacent."""
-        return (batch * form.facts.m + m) * self.count + part
+    def place(self, row: Expr, part: Expr) -> Expr:
+        """The number of a part of a row, which is that of a query among those of all heads: parts of one row are adjacent."""
+        return row * self.count + part
 
     def storage(self, form: AttentionForm) -> dict[str, Storage]:
         """The workspaces; none for a single part."""
@@ -93,11 +95,13 @@ def _together(problem: Problem, form: AttentionForm, parts: Parts, schedule: str
     part, base, factor = Var("part", parts.count), Var("base", None, dtype), Var("factor", None, dtype)
     best, total, sums = Load("best", (zero,), dtype), Load("total", (zero,), dtype), Load("sums", (zero,), dtype, wide)
 
+    how = "unroll" if parts.count <= UNROLLED_PARTS else "serial"
+
     def one(place: Var) -> list[Statement]:
         row, d = place // vectors, place % vectors * wide
         batch, m = row // facts.m, row % facts.m
         lets, axes = named({**decode(batch, form.batch), **decode(m, form.m)})
-        of_part = row * parts.count + part
+        of_part = parts.place(row, part)
         greatest, weight = (Load(parts.rows, (of_part * 2 + number,), dtype) for number in (0, 1))
         mine = Load(parts.sums, (of_part * facts.d + d,), dtype, wide)
         exponent = (greatest - base) * Const(scale, dtype) if scale != 1 else greatest - base
@@ -110,13 +114,13 @@ def _together(problem: Problem, form: AttentionForm, parts: Parts, schedule: str
             Store("best", zero, lowest(dtype)),
             Store("total", zero, Const(0.0, dtype)),
             Store("sums", zero, as_lanes(Const(0.0, dtype), wide)),
-            For(part, index_const(parts.count), Store("best", zero, binary("max", best, greatest)), "unroll" if parts.count <= 16 else "serial"),
+            For(part, index_const(parts.count), Store("best", zero, binary("max", best, greatest)), how),
             Let(base, finite(best)),
             For(part, index_const(parts.count), block(
                 Let(factor, unary("exp", exponent)),
                 Store("total", zero, total + weight * factor),
                 Store("sums", zero, sums + mine * as_lanes(factor, wide)),
-            ), "unroll" if parts.count <= 16 else "serial"),
+            ), how),
             *stored(bound, axes, d, sums * as_lanes(inverse(total, form.zeroed), wide), wide),
         ]  # fmt: skip
 

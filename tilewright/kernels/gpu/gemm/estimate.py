@@ -54,7 +54,7 @@ def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: T
         pieces = np.where(copies, 0, operand.vector_width if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
         # a computed factor: an address is that of the first load plus a distance, or that of a vector along r
-        fetch = fetch + vectors * (operand.others * (1 + instructions.address) + operand.arithmetic * fetched_width(operand, candidates))
+        fetch = fetch + vectors * operand.computing(fetched_width(operand, candidates), instructions.address)
         if facts.is_narrow(operand):  # copies leave the conversion to every thread that reads the tile
             fetch = fetch + np.where(copies, bk * own, vectors * operand.vector_width)
         # a transposed store is scalar

@@ -50,6 +50,10 @@ class Operand:
     def stream_width(self) -> int:
         return max(self.streamed, self.vector_width)
 
+    def computing(self, width: np.ndarray | int, address: float) -> np.ndarray | float:
+        """Instructions that compute a vector of `width` elements, besides its first load; each further one takes `address` instructions."""
+        return self.others * (1 + address) + self.arithmetic * width
+
 
 @dataclass(frozen=True)
 class ContractionFacts:

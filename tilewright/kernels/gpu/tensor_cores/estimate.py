@@ -68,7 +68,7 @@ def tensor_core_estimate(facts: TensorCoreFacts, candidates: Columns, counts: Ti
         address = instructions.address + (8 if operand.guarded else 0)
         fetch = fetch + vectors * (1 + address) + positions * operand.taps * instructions.division / 2
         fetch = fetch + np.where(candidates["stages"] > 1, 0, vectors)
-        fetch = fetch + vectors * (operand.others * (1 + instructions.address) + operand.arithmetic * operand.vector_width)
+        fetch = fetch + vectors * operand.computing(operand.vector_width, instructions.address)
     issue = warps * (counts.step_multiply_adds + matrices + fetch + instructions.step) / machine.schedulers_per_processor
     shared = warps * counts.step_shared_loads * 128 / machine.shared_bytes_per_cycle + fill_wavefronts(facts, candidates, machine)
     cache1, cache2 = machine.cache(1), machine.cache(2)
