@@ -239,7 +239,7 @@ def test_tiles_of_channels(seed: int) -> None:
     cases = [
         nn.Sequential(conv(16, 64), conv(64, 64, 3, 1, 1, 64)),
         nn.Sequential(conv(8, 32, 3, 1, 1, 8), nn.MaxPool2d(3, 2, 1), conv(32, 32, 3, 1, 1, 32)),
-        nn.Sequential(nn.Linear(20, 600), nn.Softmax(-1), nn.Linear(600, 48)),
+        nn.Sequential(nn.Linear(20, 600), nn.Softmax(-1), nn.ReLU(), nn.Linear(600, 48)),  # attention would join without the third
     ]
     shapes = [(2, 16, 9, 8), (1, 8, 12, 11), (12, 20)]
     with any_tiles(seed) as taken:

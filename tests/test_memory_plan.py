@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from tests.limits import limited
 from tests.runtime_programs import ProgramBuilder, chain
+from tilewright.ir.graph import Value
 from tilewright.ir.layout import channels_last, row_major
+from tilewright.ir.region import Storage
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import Lifetime, assign_places, lifetimes, place, plan_memory
 from tilewright.runtime.soundness import MOST_BUFFERS
@@ -161,11 +163,10 @@ def test_a_repeated_region_keeps_its_workspaces_throughout() -> None:
 
     builder = ProgramBuilder({"x": (4,)})
     builder.kernel("relu", ("x",), "out", (4,), "")
-    builder.value("w1", (4,), source=None)
-    builder.value("w2", (4,), source=None)
+    workspaces = {name: Storage(Value(name, (4,), "f32"), row_major((4,))) for name in ("w1", "w2")}
     kernels = tuple(Kernel(f"k{i}", (Buffer("a", "f32", 4), Buffer("b", "f32", 4, writable=True)), Block(())) for i in range(3))
     calls = (Call("k0", ("x", "w1")), Call("k1", ("w1", "w2")), Call("k2", ("w2", "out")))
-    builder.regions[0] = replace(builder.regions[0], kernels=kernels, calls=calls)
+    builder.regions[0] = replace(builder.regions[0], kernels=kernels, calls=calls, storage=workspaces)
     once = loadable(builder.program(("out",)))
     assert {b.name: (b.first, b.last) for b in lifetimes(once, ("w1", "w2"))} == {"w1": (0, 1), "w2": (1, 2)}
     builder.regions[0] = replace(builder.regions[0], repeat=5)
