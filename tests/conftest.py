@@ -32,6 +32,13 @@ def small_heap() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
+@pytest.fixture(autouse=True)
+def no_better_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs for new sizes keep the schedules of others, except in tests that are about the better ones: these are made on threads, at any time."""
+    if request.node.get_closest_marker("better_programs") is None:
+        monkeypatch.setattr("tilewright.runtime.dynamic.DynamicExecutable._make_better", lambda executable, served: None)
+
+
 @pytest.fixture
 def by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices for CPUs that were not measured are those of the analytical models alone, on which the test relies for the case that it is about."""

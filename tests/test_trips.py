@@ -223,6 +223,37 @@ def test_the_outermost_dimension_is_counted() -> None:
     assert isinstance(loop, For) and loop.extent == index_const(4) and isinstance(loop.body, For) and loop.body.extent == TRIPS
 
 
+def test_the_last_iteration_may_be_told_from_the_others() -> None:
+    """The partial tile of rows that are those of all images."""
+    whole, rest = (For(ROW, index_const(rows), Store("out", IMAGE * 40 + ROW * 10, at(IMAGE * 40 + ROW * 10))) for rows in (4, 2))
+    found = counted(For(IMAGE, index_const(3), If(IMAGE < 2, whole, rest), "parallel"), SIZES, ("out",))
+    assert found is not None and found.trips == 3 and found.growths == {"a": 40, "out": 40}
+    assert isinstance(found.body, Block)
+    (loop,) = found.body.statements[1:]
+    assert isinstance(loop, For) and loop.extent == TRIPS and loop.body == If(IMAGE < TRIPS - 1, whole, rest)
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(24, 40), (100, 24)), (nn.Conv2d(24, 40, 1), (24, 7, 7))], ids=["rows", "pixels"])
+def test_rows_of_all_images_have_a_kernel_for_each_remainder(layer: nn.Module, shape: tuple[int, ...], by_formulas: None) -> None:
+    cpu, memory = machine("x86-avx512"), Memory()
+    model = ModuleModel(layer, (torch.randn(8, *shape),), None, [{0: "batch"}])
+    names: dict[int, set[str]] = {}
+    for batch in range(2, 40):
+        program = plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory, as_before=True)
+        (region,) = [region for region in program.regions if region.region.kind == "contraction"]
+        columns = region_columns(region.schedule)
+        rows = batch * (shape[0] if len(shape) == 2 else shape[1] * shape[2])
+        names.setdefault(rows % columns, set()).update(kernel.name for kernel in region.kernels if kernel.trips)
+    assert len(names) > 1 and all(len(kernels) == 1 for kernels in names.values()), names
+
+
+def region_columns(schedule: str) -> int:
+    """Pixels of a tile in a row."""
+    found = re.match(r"tile 1x(\d+) pixels", schedule)
+    assert found is not None
+    return int(found[1])
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -230,12 +261,13 @@ def test_the_outermost_dimension_is_counted() -> None:
         copied(IMAGE * 40 + ROW * 10, at(IMAGE * 20) + at(IMAGE * 40)),
         copied(IMAGE * 40 + ROW * 10, at(IMAGE * 40) + at(ROW)),
         For(IMAGE, index_const(3), Store("out", index_const(80) - IMAGE * 40, at(IMAGE))),
-        For(IMAGE, index_const(3), If(compare("lt", IMAGE, index_const(2)), Store("out", IMAGE * 40, at(IMAGE)))),
+        For(IMAGE, index_const(3), If(compare("lt", IMAGE, index_const(1)), Store("out", IMAGE * 40, at(IMAGE)))),
+        For(IMAGE, index_const(3), If(compare("lt", IMAGE, index_const(2)), Store("out", IMAGE * 40, at(IMAGE)), Store("out", ROW, at(IMAGE)))),
         For(IMAGE, index_const(3), For(ROW, IMAGE + 1, Store("out", IMAGE * 40 + ROW, at(IMAGE)))),
         For(IMAGE, index_const(3), Store("out", IMAGE * 100, at(IMAGE))),
         Block((Store("out", index_const(0), at(index_const(0))), copied(IMAGE * 40 + ROW * 10, at(IMAGE)))),
     ],
-    ids=["divided", "two strides", "not all of it", "backwards", "guarded", "an extent", "more than there is", "a statement before"],
+    ids=["divided", "two strides", "not all of it", "backwards", "guarded", "elsewhere at last", "an extent", "more than there is", "a statement before"],
 )
 def test_what_is_not_counted(body: Statement) -> None:
     """What n trips access would not be known for every n, or the loop is not all of the kernel."""

@@ -81,6 +81,7 @@ class Options(TypedDict, total=False):
     progress: Progress | None
     wait: float | bool
     programs: int
+    quick: bool
     family: Family | None
 
 
@@ -120,6 +121,7 @@ def compile(
     dynamic: Any = None,
     wait: float | bool = WAIT_SECONDS,
     programs: int = MOST_PROGRAMS,
+    quick: bool = True,
     family: Family | None = None,
 ) -> Executable | DynamicExecutable:
     """Compiles a model for a target, using performance models and earlier measurements.
@@ -153,13 +155,16 @@ def compile(
             leaves free; a file names its own.
         wait: seconds that a call with sizes not seen before waits for its program before it runs eager; True: as long as it takes.
         programs: the most programs that a `DynamicExecutable` keeps, those used last.
+        quick: on CPUs a program for sizes not seen before has the schedules of others at first, which takes a fraction of the time; once no new sizes
+            have come for some seconds, the program that is predicted best for these sizes takes its place, whose results may differ in the last bits.
+            False: there is only the latter.
         family: shared with earlier and later compilations of this model for other sizes, on the same machine with the same options.
 
     Raises:
         UnknownTarget, TargetNotPresent, UnknownModel, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with
         cause and remedy.
     """
-    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, winograd, check, wait, programs)
+    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, winograd, check, wait, programs, quick)
     if torch.get_default_device().type == "meta":
         raise InvalidInput("the default device is 'meta', whose tensors hold no values", 'compile outside of `with torch.device("meta")`')
     stages = Stages(progress)
@@ -195,17 +200,19 @@ def compile(
 
     later = replace(request, trials=0, unsupported="")
 
-    def build(served: Served) -> Built:
+    def build(served: Served, as_before: bool, progress: Progress | None) -> Built:
         key, several = served
         bound, frame = ranges.bind(key) if several and ranges is not None else (model.bind(key), None)
-        return compiled(bound, later, None, family), frame
+        return compiled(bound, later, Stages(progress), family, as_before), frame
 
     served = (key, False) if rounded is None else (rounded, True)
     bound, frame = (imported, None) if ranges is None or rounded is None else ranges.bind(rounded)
-    first = compiled(bound, request, stages, family), frame
+    repeats = quick and not machine.is_gpu  # where sizes share kernels
+    as_before = repeats and not trials and family.memory.knows_schedules
+    first = compiled(bound, request, stages, family, as_before), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
     eager = module if isinstance(module, torch.nn.Module) else None
-    return DynamicExecutable(model, ranges, build, signature, (served, first), eager, wait, programs)
+    return DynamicExecutable(model, ranges, build, signature, (served, first, as_before), eager, wait, programs, repeats)
 
 
 def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any) -> SizedModel:
@@ -244,8 +251,11 @@ class Request:
     by_code: bool
 
 
-def compiled(imported: Imported, request: Request, stages: Stages | None = None, family: Family | None = None) -> Executable:
-    """The executable of a model that was read. `family`: that of its programs for other sizes."""
+def compiled(
+    imported: Imported, request: Request, stages: Stages | None = None, family: Family | None = None, as_before: bool = False
+) -> Executable:
+    """The executable of a model that was read. `family`: that of its programs for other sizes, which it is planned like, without predictions, if
+    `as_before` is true."""
     shared, memory = (family.constants, family.memory) if family is not None else (None, None)
     machine, numerics, module, stages = request.machine, request.numerics, request.module, stages or Stages()
     with stages.stage("simplify"):
@@ -269,7 +279,7 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
             stored = remembered(numerics)
             planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
             with collection_paused():
-                program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory, ready=ready)
+                program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory, ready=ready, as_before=as_before)
         with stages.stage("compile"):
             program, binaries = build(program, machine, stages.report, early)
     live = module if isinstance(module, torch.nn.Module) else None
@@ -421,6 +431,7 @@ def check_options(
     check: bool = False,
     wait: float | bool = WAIT_SECONDS,
     programs: int = MOST_PROGRAMS,
+    quick: bool = True,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
     check_precision(precision)
@@ -438,6 +449,8 @@ def check_options(
         raise UnsupportedOption(f"wait={wait!r} is no time", "use seconds, or True to wait as long as it takes")
     if not isinstance(programs, int) or isinstance(programs, bool) or programs < 1:
         raise UnsupportedOption(f"programs={programs!r} is no number of programs", "keep at least 1")
+    if not isinstance(quick, bool):
+        raise UnsupportedOption(f"quick is {described(quick)}", "use True, or False to have programs for new sizes planned for them at once")
     if not isinstance(vendor, bool):
         raise UnsupportedOption(f"vendor is {described(vendor)}", "use True to consider library kernels, where they were measured, or False")
     if unsupported not in ("warn", "error"):

@@ -35,7 +35,7 @@ from tilewright.runtime.executable import Executable
 LOG = logging.getLogger(__name__)
 
 _OPTIONS = frozenset(
-    {"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check", "wait", "programs"}
+    {"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check", "wait", "programs", "quick"}
 )
 _MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"default": {}, "reduce-overhead": {}, "max-autotune": {"trials": 10}, "max-autotune-no-cudagraphs": {"trials": 10}}
@@ -69,7 +69,7 @@ def backend(
     """Compiles one graph captured by Dynamo; registered with PyTorch under the name "tilewright".
 
     `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
-    check, wait, programs. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), the others change nothing.
+    check, wait, programs, quick. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), the others change nothing.
 
     Raises UnsupportedOption and UnknownTarget for unknown modes and options, and TargetNotPresent for a target that is not this machine. A graph that
     cannot be compiled is returned unchanged, with a warning."""

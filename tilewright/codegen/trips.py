@@ -24,7 +24,8 @@ class Counted:
 
 def counted(body: Statement, sizes: Mapping[str, int], written: Collection[str]) -> Counted | None:
     """The body with TRIPS for the extent of the outer loop that has the largest stride in what is written. `sizes`: scalars of each parameter. None
-    unless the loop's variable occurs in addresses only, with one stride for each buffer: what n trips access then is known for every n."""
+    unless the loop's variable occurs in addresses only, with one stride for each buffer: what n trips access then is known for every n. Its last
+    iteration may be told from the others, as that which computes a partial tile."""
     nest = list(_outer_loops(body))
     uses = _Uses(nest, sizes.keys(), {loop.variable for loop in nest})
     uses.visit(body)
@@ -82,7 +83,27 @@ def _replaced(body: Statement, chosen: For) -> Statement:
         return Block(tuple(_replaced(statement, chosen) for statement in body.statements))
     if not isinstance(body, For):
         return body
-    return replace(body, extent=TRIPS) if body is chosen else replace(body, body=_replaced(body.body, chosen))
+    return replace(body, extent=TRIPS, body=_told(body.body, chosen)) if body is chosen else replace(body, body=_replaced(body.body, chosen))
+
+
+def _told(body: Statement, chosen: For) -> Statement:
+    """What is inside of a loop with TRIPS for its extent, where its last iteration is told from the others."""
+    if isinstance(body, Block):
+        return Block(tuple(_told(statement, chosen) for statement in body.statements))
+    if isinstance(body, For) and body.variable != chosen.variable:
+        return replace(body, body=_told(body.body, chosen))
+    if isinstance(body, With):
+        return replace(body, body=_told(body.body, chosen))
+    if not isinstance(body, If):
+        return body
+    condition = chosen.variable < TRIPS - 1 if body.condition == _all_but_the_last(chosen) else body.condition
+    otherwise = None if body.otherwise is None else _told(body.otherwise, chosen)
+    return If(condition, _told(body.then, chosen), otherwise)
+
+
+def _all_but_the_last(loop: For) -> Expr | None:
+    """The condition that holds in all iterations of a loop but the last."""
+    return loop.variable < int(loop.extent.value) - 1 if isinstance(loop.extent, Const) and loop.extent.value > 1 else None
 
 
 @dataclass
@@ -125,7 +146,9 @@ class _Uses:
             self.variables |= hidden
         elif isinstance(statement, If):
             self.read(statement.condition)
-            self.use(statement.condition)
+            told = (loop for loop in self.loops if loop.variable in self.variables and statement.condition == _all_but_the_last(loop))
+            if next(told, None) is None:
+                self.use(statement.condition)
             self.visit(statement.then)
             if statement.otherwise is not None:
                 self.visit(statement.otherwise)

@@ -16,8 +16,8 @@ from tilewright.errors import contained
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Region
-from tilewright.partition.canonical import canonical
+from tilewright.ir.region import Region, Unsuitable
+from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.merges import KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge
 from tilewright.partition.paths import joined, paths
@@ -43,7 +43,8 @@ Place = tuple[int, int]
 class Search:
     """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains. memory: the
     chains of another size are kept if they are predicted nearly as fast (`KEPT`). only_measured: no prediction decides. ready: is called with the
-    kernels of chains that are taken. considered: the merges that were judged so far."""
+    kernels of chains that are taken. as_before: paths that the memory knows are divided as there without a prediction. considered: the merges that
+    were judged so far."""
 
     graph: Graph
     laid_out: LaidOut
@@ -54,6 +55,7 @@ class Search:
     memory: Memory
     only_measured: bool = False
     ready: Ready = lambda kernels: None
+    as_before: bool = False
     considered: list[Merge] = field(default_factory=list)
 
     def chained(self) -> LaidOut:
@@ -75,6 +77,8 @@ class Search:
 
     def partitioned(self, path: Sequence[Region]) -> list[tuple[Region, ...]]:
         """The fastest partition of a path into segments. Those whose kernel turns out to be impossible are refused, and the others decided again."""
+        if self.as_before and (known := self._remembered(path)):
+            return known
         problems, merges = self._merges(path)
         total = sum(self.predict(region, True) for region in path)
         while True:
@@ -132,16 +136,41 @@ class Search:
 
     def _as_before(self, path: Sequence[Region], merges: Mapping[Place, Merge]) -> list[Place]:
         """The partition of a path that the memory has; empty if it has none, or one that is not possible."""
+        places = self._known_places(path)
+        merged = [place for place in places if place[1] - place[0] > 1]
+        return places if all(place in merges and merges[place].way is not None for place in merged) else []
+
+    def _known_places(self, path: Sequence[Region]) -> list[Place]:
+        """The segments of a path in the memory; empty if it does not know them all."""
         places: list[Place] = []
         end = len(path)
         while end:
             results = self.memory.chains.get(path[end - 1].outputs[0], ())
-            place = (end - len(results), end)
-            if not results or len(results) > 1 and (place not in merges or merges[place].results != results or merges[place].way is None):
+            begin = end - len(results)
+            if begin < 0 or not results or tuple(region.outputs[0] for region in path[begin:end]) != results:
                 return []
-            places.insert(0, place)
-            end = place[0]
+            places.insert(0, (begin, end))
+            end = begin
         return places
+
+    def _remembered(self, path: Sequence[Region]) -> list[tuple[Region, ...]]:
+        """The path divided as in the memory, with its schedules; empty if it does not know all of it, or a kernel is not possible for these sizes."""
+        kernels: list[Kernel] = []
+        segments = [tuple(path[begin:end]) for begin, end in self._known_places(path)]
+        for segment in segments:
+            if len(segment) == 1:
+                continue
+            schedule = self.memory.schedules[tuple(region.outputs[0] for region in segment)]
+            chain = Problem(joined(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
+            problem = canonical(chain).problem
+            try:
+                lowered = self.judge.lower(problem, schedule)
+            except Unsuitable:
+                return []
+            self.judge.kernels[key_of(problem)] = lowered
+            kernels += lowered.kernels
+        self.ready(kernels)
+        return segments
 
 
 def _fastest(count: int, merges: Mapping[Place, Merge]) -> list[Place]:

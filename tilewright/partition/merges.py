@@ -158,13 +158,22 @@ class Memory:
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
+    @property
+    def knows_schedules(self) -> bool:
+        """Whether a model was planned for some sizes."""
+        return bool(self.schedules)
+
 
 class Judging(Protocol):
     """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as
     separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `before`: the chain's schedule for another
-    size. `scales`: whether predictions are made of `alone`, which then is without Winograd's algorithm."""
+    size. `scales`: whether predictions are made of `alone`, which then is without Winograd's algorithm. `lower` makes the kernel under a
+    schedule, and `kernels` has those that a plan takes."""
 
     @property
     def scales(self) -> bool: ...
+    @property
+    def kernels(self) -> dict[object, Lowered | str]: ...
     def best(self, problem: Problem, alone: Sequence[float], before: Any = None) -> Way | str: ...
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...
+    def lower(self, problem: Problem, schedule: Any) -> Lowered: ...

@@ -137,6 +137,8 @@ class _Context:
     """Whether all steps of a recurrent layer may be one kernel."""
     memory: Memory = field(default_factory=Memory)
     ready: Ready = lambda kernels: None
+    as_before: bool = False
+    """Whether regions that the memory knows take their schedules from it."""
 
     @cached_property
     def judge(self) -> StripJudge | TileJudge:
@@ -159,6 +161,7 @@ def plan_program(
     updates: Sequence[tuple[int, int]] = (),
     memory: Memory | None = None,
     ready: Ready = lambda kernels: None,
+    as_before: bool = False,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -171,7 +174,8 @@ def plan_program(
     its barrier was measured (`hardware.calibration.gpu_recurrence`). `updates`: (input, output) numbers of the outputs that replace inputs after a
     call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans for other sizes, whose schedules and
     chains are kept where they are predicted nearly as fast as the best, and on CPUs whose merged siblings are kept; this plan is added. `ready`: is
-    called with kernels as soon as the program is likely to have them.
+    called with kernels as soon as the program is likely to have them. `as_before`: what the memory knows is taken without a prediction, on CPUs: the
+    plan takes a fraction of the time, but nothing says how good it is.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -199,8 +203,9 @@ def plan_program(
         if persistent is None:
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
         context = _Context(
-            graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready
-        )
+            graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready,
+            as_before=as_before and not machine.is_gpu,
+        )  # fmt: skip
         search = tuple(decision for decisions in rewritten for decision in decisions.values())
         only_measured = chains is None and machine.is_gpu
         if chains is not False and (recorded is not None or not only_measured):
@@ -295,7 +300,8 @@ def _chained(
         choice = chosen(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
-    search = Search(context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready)
+    known = context.memory, only_measured, context.ready, context.as_before
+    search = Search(context.graph, laid_out, predict, context.judge, measured, library, *known)
     return search.chained(), tuple(search.considered)
 
 
@@ -375,6 +381,12 @@ def _lower(problem: Problem, context: _Context, results: tuple[str, ...]) -> Low
         assert not isinstance(kernel, str)
         bounds = {ARITHMETIC: arithmetic_seconds(problem.region.flops(), context.machine, context.threads)}
         return replace(kernel, region=replace(problem.region, reasons=()), bounds=MappingProxyType(bounds))
+    if context.as_before and (earlier := context.memory.schedules.get(results)) is not None:
+        try:
+            lowered = lower_for_images(problem, earlier, context.machine)
+            return replace(lowered, region=replace(problem.region, reasons=("has the schedule of other sizes; not predicted for these",)))
+        except Unsuitable:
+            pass
     with context.stages.stage("choice"):
         choice = _as_before(problem, context.choose(problem, context.machine, context.threads), context, results)
         context.stages.ranked(choice.space.generated)

@@ -22,13 +22,22 @@ class Build(Generic[Made]):
         self.error: Exception | None = None
 
 
-class Builds(Generic[Key, Made]):
-    """Makes values by `make`, one after another. At most `most` wait; of more, those that were requested first are given up."""
+class GivenUp(BaseException):
+    """Ends what is being made. No part of it may take this for a fault of its own."""
 
-    def __init__(self, make: Callable[[Key], Made], most: int) -> None:
+
+class Builds(Generic[Key, Made]):
+    """Makes values by `make`, one after another. At most `most` wait; of more, those that were requested first are given up. Nothing is begun before
+    `rest` seconds without requests."""
+
+    def __init__(self, make: Callable[[Key], Made], most: int, rest: float = 0.0) -> None:
         self._make = make
         self._most = most
+        self._rest = rest
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._begins = 0.0
+        self._runs = False
         self._waiting: OrderedDict[Key, Build[Made]] = OrderedDict()
         self._current: tuple[Key, Build[Made]] | None = None
         self._closed = False
@@ -49,31 +58,56 @@ class Builds(Generic[Key, Made]):
                 return build
             while len(self._waiting) > self._most:
                 self._waiting.popitem(last=False)[1].done.set()
-            if self._current is None:
-                self._current = self._waiting.popitem()
+            self._begins = time.monotonic() + self._rest
+            if not self._runs:
+                self._runs = True
                 threading.Thread(target=self._run, name="tilewright builds", daemon=True).start()
             return build
 
+    def _next(self) -> tuple[Key, Build[Made]] | None:
+        """What is to be made now, as soon as nothing was requested for a while; None if nothing is left."""
+        with self._lock:
+            while self._waiting and (left := self._begins - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._current = self._waiting.popitem() if self._waiting else None
+            self._runs = self._current is not None
+            self._changed.notify_all()
+            return self._current
+
     def _run(self) -> None:
-        while self._current is not None:
-            key, build = self._current
+        while (taken := self._next()) is not None:
+            key, build = taken
             start = time.perf_counter()
             try:
                 build.made = self._make(key)
+            except GivenUp:
+                pass
             except Exception as error:
                 build.error = error
             self.seconds = time.perf_counter() - start
             with self._lock:
-                self._current = self._waiting.popitem() if self._waiting else None
+                self._current = None
             build.done.set()
 
+    def check(self, *_: object) -> None:
+        """For what is being made, to call now and then. Raises GivenUp if it was closed."""
+        if self._closed:
+            raise GivenUp
+
     def close(self) -> None:
-        """Gives up what waits; what is being made is finished."""
+        """Gives up what waits; what is being made is finished, unless it checks."""
         with self._lock:
             self._closed = True
             for build in self._waiting.values():
                 build.done.set()
             self._waiting.clear()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Returns when nothing is being made or waits."""
+        with self._lock:
+            while self._runs:
+                self._changed.wait()
 
     def finish(self) -> None:
         """Closes, and returns when nothing is being made."""
@@ -84,6 +118,12 @@ class Builds(Generic[Key, Made]):
 
 
 _EVERY: weakref.WeakSet[Builds[Any, Any]] = weakref.WeakSet()
+
+
+def wait_for_all() -> None:
+    """Returns when nothing is being made in the background of this process."""
+    for builds in list(_EVERY):
+        builds.wait()
 
 
 def _finish_all() -> None:

@@ -2,6 +2,9 @@
 
 A call with sizes that have no program requests one, which a thread makes. Until it is there, such calls run eager, unless it is expected within the
 time that a call may wait. While a sequence that grows nears the end of the range that its program serves, the next one is made.
+
+Where sizes share kernels, the first program of new sizes has the schedules of others, whose kernels exist; that takes a fraction of the time. When no
+new sizes came for a while, the program that is predicted best for these sizes takes its place.
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ from tilewright.runtime.plan import Plan
 from tilewright.runtime.profile import Profile
 from tilewright.runtime.signature import Signature
 from tilewright.runtime.verify import Verification
+from tilewright.stages import Progress
 
 MOST_PROGRAMS = 32
 """Programs that are kept. Each has working memory of its own; weights are shared."""
 WAIT_SECONDS = 1.0
 """How long a call with new sizes waits for its program."""
+REST_SECONDS = 5.0
+"""How long no new sizes must have come before better programs are made, which compete with them for the processor."""
 
 
 Built = tuple[Executable, Frame | None]
@@ -40,11 +46,12 @@ Served = tuple[Key, bool]
 
 class _Program:
     """The executable for one set of sizes, with the number of calls that use it now; one that was evicted is closed after the last of them. `frame`:
-    how it is called with smaller sizes."""
+    how it is called with smaller sizes. `as_before`: whether it has the schedules of other sizes."""
 
-    def __init__(self, executable: Executable, frame: Frame | None) -> None:
+    def __init__(self, executable: Executable, frame: Frame | None, as_before: bool) -> None:
         self.executable = executable
         self.frame = frame
+        self.as_before = as_before
         self.users = 0
         self.evicted = False
 
@@ -62,33 +69,49 @@ class DynamicExecutable:
         self,
         model: SizedModel,
         ranges: Ranges | None,
-        build: Callable[[Served], Built],
+        build: Callable[[Served, bool, Progress | None], Built],
         signature: Signature,
-        first: tuple[Served, Built],
+        first: tuple[Served, Built, bool],
         eager: torch.nn.Module | None = None,
         wait: float | bool = WAIT_SECONDS,
         programs: int = MOST_PROGRAMS,
+        repeats: bool = False,
     ) -> None:
-        """`build` compiles the program for checked sizes, and `first` is one of these programs. `ranges` rounds sizes up to those of programs that
-        serve several. `signature`: how the model is called. `eager` is the module that was compiled; without it calls wait. `wait`: seconds that a
-        call waits before it runs eager; True: as long as it takes. `programs`: the most that are kept."""
+        """`build` compiles the program for checked sizes, and `first` is one of these programs; both say whether it has the schedules of other sizes,
+        and `repeats` whether this is to be done. `ranges` rounds sizes up to those of programs that serve several. `signature`: how the model is
+        called. `eager` is the module that was compiled; without it calls wait. `wait`: seconds that a call waits before it runs eager; True: as long
+        as it takes. `programs`: the most that are kept."""
         self.wait = wait
         self.most_programs = programs
         self._model = model
         self._ranges = ranges
         self._eager = eager
         self._signature = signature
-        served, (self._first, _) = first
+        served, built, as_before = first
+        self._first, _ = built
         self._lock = threading.RLock()
         self._programs: OrderedDict[Served, _Program] = OrderedDict()
         self._failed: dict[Served, Exception] = {}
         self._before: Key | None = None
         self._ahead: set[Served] = set()
         self._closed = False
-        self._builds: Builds[Served, _Program] = Builds(lambda served: self._keep(served, build(served)), programs)
+        self._build = build
+        self._repeats = repeats
+        self._builds: Builds[Served, _Program] = Builds(self._make, programs)
+        self._better: Builds[Served, _Program | None] = Builds(self._make_better, programs, REST_SECONDS)
         # buffers of the module that calls change are the same for all sizes
         self._writing: AbstractContextManager[Any] = threading.RLock() if signature.states else nullcontext()
-        self._keep(served, first[1])
+        self._keep(served, built, as_before)
+
+    def _make(self, served: Served) -> _Program:
+        return self._keep(served, self._build(served, self._repeats, None), self._repeats)
+
+    def _make_better(self, served: Served) -> _Program | None:
+        """The program that is predicted best for these sizes, in the place of the one with the schedules of others, if that is still there."""
+        with self._lock:
+            if served not in self._programs or not self._programs[served].as_before:
+                return None
+        return self._keep(served, self._build(served, False, self._better.check))
 
     # Calling
 
@@ -206,13 +229,19 @@ class DynamicExecutable:
         if not known:
             warn_not_compiled(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}")
 
-    def _keep(self, key: Served, built: Built) -> _Program:
-        """Adds a program; those used longest ago give way to it."""
-        program = _Program(*built)
+    def _keep(self, key: Served, built: Built, as_before: bool = False) -> _Program:
+        """Adds a program, in the place of that for the same sizes; otherwise those used longest ago give way to it. One with the schedules of other
+        sizes gives way to a better one later."""
+        program = _Program(*built, as_before)
         idle = []
         with self._lock:
+            other = self._programs.get(key)
             if self._closed:
                 idle.append(program)
+            elif other is not None:
+                self._programs[key] = program
+                other.evicted = True
+                idle += [] if other.users else [other]
             else:
                 used = next(reversed(self._programs), None)
                 self._programs[key] = program
@@ -225,6 +254,8 @@ class DynamicExecutable:
                     idle += [] if old.users else [old]
         for old in idle:
             old.executable.close()
+        if as_before:
+            self._better.request(key)
         return program
 
     # Everything else
@@ -255,7 +286,12 @@ class DynamicExecutable:
             InvalidInput, TilewrightError: as a call.
         """
         leaves = self._signature.leaves(args, kwargs)
-        program = self._made((self._model.key(leaves), False), leaves)
+        served = (self._model.key(leaves), False)
+        program = self._made(served, leaves)
+        if program.as_before:
+            self._release(program)
+            self._keep(served, self._build(served, False, None))
+            program = self._made(served, leaves)
         try:
             return program.executable.clone()
         finally:
@@ -319,6 +355,7 @@ class DynamicExecutable:
     def close(self) -> None:
         """Releases working memory and kernels once no call uses them; later calls raise. Closing twice is harmless."""
         self._builds.close()
+        self._better.close()
         with self._lock:
             self._closed = True
             programs = list(self._programs.values())

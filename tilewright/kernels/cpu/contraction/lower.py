@@ -133,7 +133,7 @@ def _outer_loops(nest: Nest, schedule: CpuContractionSchedule, panel: Var, tile:
         inside: Statement
         whole = tile.emit(Pixels(ZERO, 1, at * width, width))
         if columns % width:
-            rest = tile.emit(Pixels(ZERO, 1, index_const(columns // width * width), columns % width))
+            rest = tile.emit(Pixels(ZERO, 1, at * width, columns % width))
             inside = If(at < columns // width, whole, rest)
         else:
             inside = whole

@@ -44,7 +44,12 @@ def lower_window(problem: Problem, schedule: LoopSchedule) -> Lowered:
     reduce, final = region.steps[0], region.steps[-1]
     bodies = [flatten(b, layouts) for b in reduce.bodies]
     result = flatten(final.bodies[0], layouts) if final is not reduce else None
-    axes, merged = merge_axes(storage_order(reduce.axes, offset), [*bodies, offset, *([result] if result is not None else [])])
+    images = reduce.axes[0] if reduce.axes else None
+
+    def may_merge(outer: Var, inner: Var) -> bool:
+        return outer != images or (inner.extent or 0) < schedule.lanes  # code for channels should not depend on the number of images
+
+    axes, merged = merge_axes(storage_order(reduce.axes, offset), [*bodies, offset, *([result] if result is not None else [])], may_merge)
     points = prod(axis.extent or 0 for axis in reduce.reduction)
 
     unrolled = points <= (UNROLLED_POINTS if reduce.combiner == "sum" else UNROLLED_COMPARISONS)
