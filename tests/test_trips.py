@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
+from math import prod
 from random import Random
 
 import pytest
@@ -14,13 +16,13 @@ from torch import nn
 
 import tilewright
 from tests.operator_cases import once
-from tilewright.codegen.trips import counted
+from tilewright.codegen.trips import counted, shared
 from tilewright.compile import source_files
 from tilewright.frontend.sized import ModuleModel
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, compare, index_const
-from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
+from tilewright.ir.kernel import SERIAL_WORK, TRIPS, Block, For, If, Let, Statement, Store
 from tilewright.models import resolve
 from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program
@@ -233,7 +235,11 @@ def test_the_last_iteration_may_be_told_from_the_others() -> None:
     assert isinstance(loop, For) and loop.extent == TRIPS and loop.body == If(IMAGE < TRIPS - 1, whole, rest)
 
 
-@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(24, 40), (100, 24)), (nn.Conv2d(24, 40, 1), (24, 7, 7))], ids=["rows", "pixels"])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(24, 40), (100, 24)), (nn.Conv2d(24, 40, 1), (24, 7, 7)), (nn.Linear(200, 90), (200,))],
+    ids=["rows", "pixels", "images"],
+)
 def test_rows_of_all_images_have_a_kernel_for_each_remainder(layer: nn.Module, shape: tuple[int, ...], by_formulas: None) -> None:
     cpu, memory = machine("x86-avx512"), Memory()
     model = ModuleModel(layer, (torch.randn(8, *shape),), None, [{0: "batch"}])
@@ -242,9 +248,29 @@ def test_rows_of_all_images_have_a_kernel_for_each_remainder(layer: nn.Module, s
         program = plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory, as_before=True)
         (region,) = [region for region in program.regions if region.region.kind == "contraction"]
         columns = region_columns(region.schedule)
-        rows = batch * (shape[0] if len(shape) == 2 else shape[1] * shape[2])
+        rows = batch * prod((shape[0], *shape[1:])) // layer.weight.shape[1]
         names.setdefault(rows % columns, set()).update(kernel.name for kernel in region.kernels if kernel.trips)
     assert len(names) > 1 and all(len(kernels) == 1 for kernels in names.values()), names
+
+
+def test_threads_divide_loops_of_many_images_only() -> None:
+    inside = For(ROW, index_const(4), Store("out", IMAGE * 40 + ROW, at(ROW)), "parallel", work=3000)
+    loop = For(IMAGE, index_const(3), inside, "parallel", work=3000)
+    assert shared(loop, 0) == replace(loop, kind="serial", work=0, body=replace(inside, kind="serial", work=0))
+    assert shared(loop, 3) == replace(loop, work=512, body=replace(inside, work=512))
+    assert shared(replace(loop, work=SERIAL_WORK + 1), 0) == replace(loop, work=0, body=replace(inside, kind="serial", work=0))
+    assert shared(replace(loop, work=6 * SERIAL_WORK, body=Block(())), 3) == replace(loop, work=0, body=Block(()))
+
+
+def test_few_images_run_on_one_thread_in_the_kernel_of_many(by_formulas: None) -> None:
+    cpu, memory, layer = machine("x86-avx512"), Memory(), nn.Linear(64, 64)
+    model = ModuleModel(layer, (torch.randn(8, 64),), None, [{0: "batch"}])
+    few, many = (plan_program(simplify(model.bind((n,)).graph)[0], cpu, 2, memory=memory, as_before=True) for n in (30, 150))
+    (name,), (other,) = few.kernels(), many.kernels()
+    assert name == other and re.search(r"#pragma omp parallel .* if\(trips \* \d+ > 16384\)", source_files(few, cpu)[0].text)
+    executable = tilewright.compile(layer, torch.randn(8, 64), dynamic=[{0: "batch"}], wait=True, threads=2)
+    for n in (2, 30, 150, 400, 3):
+        check(layer, executable, torch.randn(n, 64))
 
 
 def region_columns(schedule: str) -> int:
@@ -267,7 +293,17 @@ def region_columns(schedule: str) -> int:
         For(IMAGE, index_const(3), Store("out", IMAGE * 100, at(IMAGE))),
         Block((Store("out", index_const(0), at(index_const(0))), copied(IMAGE * 40 + ROW * 10, at(IMAGE)))),
     ],
-    ids=["divided", "two strides", "not all of it", "backwards", "guarded", "elsewhere at last", "an extent", "more than there is", "a statement before"],
+    ids=[
+        "divided",
+        "two strides",
+        "not all of it",
+        "backwards",
+        "guarded",
+        "elsewhere at last",
+        "an extent",
+        "more than there is",
+        "a statement before",
+    ],
 )
 def test_what_is_not_counted(body: Statement) -> None:
     """What n trips access would not be known for every n, or the loop is not all of the kernel."""

@@ -251,9 +251,7 @@ class Request:
     by_code: bool
 
 
-def compiled(
-    imported: Imported, request: Request, stages: Stages | None = None, family: Family | None = None, as_before: bool = False
-) -> Executable:
+def compiled(imported: Imported, request: Request, stages: Stages | None = None, family: Family | None = None, as_before: bool = False) -> Executable:
     """The executable of a model that was read. `family`: that of its programs for other sizes, which it is planned like, without predictions, if
     `as_before` is true."""
     shared, memory = (family.constants, family.memory) if family is not None else (None, None)

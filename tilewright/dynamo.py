@@ -35,7 +35,21 @@ from tilewright.runtime.executable import Executable
 LOG = logging.getLogger(__name__)
 
 _OPTIONS = frozenset(
-    {"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check", "wait", "programs", "quick"}
+    {
+        "target",
+        "precision",
+        "trials",
+        "vendor",
+        "unsupported",
+        "threads",
+        "records",
+        "deterministic",
+        "winograd",
+        "check",
+        "wait",
+        "programs",
+        "quick",
+    }
 )
 _MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"default": {}, "reduce-overhead": {}, "max-autotune": {"trials": 10}, "max-autotune-no-cudagraphs": {"trials": 10}}

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tilewright.codegen.describe import described, parameter
 from tilewright.codegen.lifting import lift_checks
 from tilewright.codegen.source import source_text
-from tilewright.codegen.trips import counted, given, redefined
+from tilewright.codegen.trips import counted, given, redefined, shared
 from tilewright.ir.expr import INDEX, Expr, Load, checks, constants, loads, rewrite, variables
 from tilewright.ir.kernel import (
     FAULTS,
@@ -55,17 +55,19 @@ def assemble(
     reader, followed by one line per parameter; `roles` says what each value is used for. `maps` describe values that the copy engine reads. A body
     that defines TRIPS comes with the growths of its values; others on a CPU get TRIPS where that is possible (`codegen.trips`)."""
     layouts, dtypes = problem.layouts, problem.dtypes
-    body = lift_checks(body, keep=launch is None)
+    counts = launch is None and (bool(growths) or any(layouts[name].shape[:1] > (1,) for name in written))  # others gain from constant trip counts
+    body = lift_checks(body if counts else shared(body, 0), keep=launch is None)
     read = [*(described.buffer for described in maps), *(load.buffer for load in loads(*expressions(body)))]
     used = [name for name in dict.fromkeys(read) if name in layouts and name not in written]
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}
     names |= {name: "out" if len(written) == 1 else f"out{i}" for i, name in enumerate(written)}
     trips, sizes = 0, {name: layouts[name].size for name in arguments}
-    if launch is None and (growths or any(layouts[name].shape[:1] > (1,) for name in written)):  # other loops gain from constant trip counts
+    if counts:
         found = given(body, growths) if growths else counted(body, sizes, written)
         if found is not None:
             body, trips, growths = found.body, found.trips, found.growths
+        body = shared(body, trips)
     if problem.one is not None:
         trips, spare = trips - trips // 2, trips // 2
         sizes = {name: size - spare * growths.get(name, 0) for name, size in sizes.items()}

@@ -35,7 +35,23 @@ from tilewright.codegen.printer import (
 from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import TRIPS, Allocate, Block, Buffer, Comment, For, If, Kernel, Place, Statement, Store, With, statements, written_by
+from tilewright.ir.kernel import (
+    SERIAL_WORK,
+    TRIPS,
+    Allocate,
+    Block,
+    Buffer,
+    Comment,
+    For,
+    If,
+    Kernel,
+    Place,
+    Statement,
+    Store,
+    With,
+    statements,
+    written_by,
+)
 
 _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
@@ -393,7 +409,9 @@ class CPrinter(Printer):
             depth = perfect_depth(statement)
             self.collapsed = depth - 1
             team = "" if self.in_team else "parallel "
-            self.line(f"#pragma omp {team}for schedule(static)" + (f" collapse({depth})" if depth > 1 else ""))
+            collapse = f" collapse({depth})" if depth > 1 else ""
+            enough = f" if({TRIPS.name} * {statement.work} > {SERIAL_WORK})" if statement.work and team else ""
+            self.line(f"#pragma omp {team}for schedule(static){collapse}{enough}")
         elif statement.kind == "team":
             self.line("#pragma omp parallel")
         elif statement.kind == "simd":

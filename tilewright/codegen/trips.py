@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, children, linear, loads
-from tilewright.ir.kernel import TRIPS, AtomicAdd, Block, Comment, For, If, Invoke, Let, Place, Statement, Store, With
+from tilewright.ir.kernel import SERIAL_WORK, TRIPS, AtomicAdd, Block, Comment, For, If, Invoke, Let, Place, Statement, Store, With
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,18 @@ def counted(body: Statement, sizes: Mapping[str, int], written: Collection[str])
     if not known or not all(0 <= growth * (trips - 1) <= sizes[name] for name, growth in growths.items()):
         return None
     return Counted(defined(_replaced(body, chosen), trips), trips, growths)
+
+
+def shared(body: Statement, trips: int) -> Statement:
+    """A body whose parallel loops have the work of all of it. They get that of one of the kernel's trips, rounded to a power of two, since numbers of
+    trips that differ should not make different code; without trips it is decided here whether threads divide them."""
+    if isinstance(body, Block):
+        return Block(tuple(shared(statement, trips) for statement in body.statements))
+    if not isinstance(body, For) or not body.work:
+        return body
+    each = 1 << (body.work // trips).bit_length() - 1 if body.work >= trips > 0 else 1
+    kind = "parallel" if trips or body.work > SERIAL_WORK else "serial"
+    return replace(body, kind=kind, work=each if trips and each <= SERIAL_WORK else 0, body=shared(body.body, trips))
 
 
 def defined(body: Statement, trips: int) -> Block:

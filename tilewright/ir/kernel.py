@@ -37,6 +37,8 @@ FAULTS = "faults"
 """Name of the parameter where kernels report indices that are out of range."""
 TRIPS = Var("trips")
 """The extent of the loop over the outermost dimension of a CPU kernel's result, such as the images of a batch; an argument of the call."""
+SERIAL_WORK = 1 << 14
+"""Element operations up to which a parallel region costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,16 @@ class Allocate:
 class For:
     """kind: "serial", "unroll" (fully, by the compiler), "simd" (iterations in vector lanes; `reductions` pairs each register scalar that is combined
     across lanes with its combiner), "parallel" (divided among CPU threads) or "team" (one team of CPU threads runs all iterations together: the
-    parallel loops inside divide their iterations in the same way every time and end with a barrier; nothing else inside stores to memory)."""
+    parallel loops inside divide their iterations in the same way every time and end with a barrier; nothing else inside stores to memory).
+    `work`: of parallel loops that may be too small for several threads, the element operations of one of the kernel's trips; threads divide them
+    where all trips have more than SERIAL_WORK. 0: they always do."""
 
     variable: Var
     extent: Expr
     body: Statement
     kind: str = "serial"
     reductions: tuple[tuple[str, str], ...] = ()
+    work: int = 0
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def embedded(kernel: Kernel, places: Mapping[str, tuple[str, Expr]], label: str 
         if isinstance(statement, For):
             kind = "serial" if statement.kind == "parallel" else statement.kind
             reductions = tuple((places.get(name, (name, ZERO))[0], combiner) for name, combiner in statement.reductions)
-            return replace(statement, body=change(statement.body), kind=kind, reductions=reductions)
+            return replace(statement, body=change(statement.body), kind=kind, reductions=reductions, work=0)
         if isinstance(statement, If):
             return replace(statement, then=change(statement.then), otherwise=change(statement.otherwise) if statement.otherwise else None)
         if isinstance(statement, With):

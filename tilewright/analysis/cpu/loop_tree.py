@@ -24,7 +24,7 @@ from tilewright.analysis.cpu.footprints import Strided, strided
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Linear, Load, Var, from_linear, index_const, linear, loads, range_of, substitute, variables
 from tilewright.ir.intrinsic import Operand
-from tilewright.ir.kernel import Block, For, If, Invoke, Kernel, Let, Place, Statement, Store, With, statements
+from tilewright.ir.kernel import SERIAL_WORK, TRIPS, Block, For, If, Invoke, Kernel, Let, Place, Statement, Store, With, statements
 
 MOST_PARTS = 8
 """Maximum number of parts into which a loop is divided."""
@@ -216,7 +216,8 @@ class _Builder:
         extent = int(range_of(substitute(statement.extent, known))[1])
         parts: list[Node] = []
         threads = self.threads
-        if statement.kind == "parallel" and extent > 1:
+        few = statement.work and int(range_of(substitute(TRIPS * statement.work, known))[1]) <= SERIAL_WORK
+        if statement.kind == "parallel" and extent > 1 and not few:
             shares = min(threads, extent)
             extent, self.threads = -(-extent // shares), threads // shares
         for begin, end in _divided(statement, extent, known):

@@ -32,11 +32,9 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, Let, Statement, Store, substitute_in
+from tilewright.ir.kernel import SERIAL_WORK, Allocate, Block, Buffer, For, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 
-SERIAL_WORK = 1 << 14
-"""Element operations below which a parallel region costs more than it saves."""
 CHUNK = 2048
 """Chunk size in elements when a single long axis is divided among threads."""
 MANY = 32
@@ -63,12 +61,13 @@ def wide_epilogue(epilogue: Expr, axis: Var, lanes: int, dtype: str) -> Expr | N
     return None if wide is None else as_lanes(rewrite(wide, lambda x: vector if isinstance(x, Load) and x.buffer == ACCUMULATOR else x), lanes)
 
 
-def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False) -> Statement:
-    """Loops over the axes, outermost first. parallel: all are collapsed and divided among threads; simd: the innermost is vectorised."""
+def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False, work: int = 0) -> Statement:
+    """Loops over the axes, outermost first. parallel: all are collapsed and divided among threads, if there is enough `work` (element operations of
+    all of them; 0: there is); simd: the innermost is vectorised."""
     result = body
     for depth, axis in enumerate(reversed(axes)):
         kind = "parallel" if parallel else "simd" if simd and depth == 0 else "serial"
-        result = For(axis, index_const(axis.extent or 0), result, kind)
+        result = For(axis, index_const(axis.extent or 0), result, kind, work=work if parallel else 0)
     return result
 
 

@@ -30,7 +30,7 @@ from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient,
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered
-from tilewright.kernels.cpu.common import SERIAL_WORK, common_origin
+from tilewright.kernels.cpu.common import common_origin, loops
 from tilewright.kernels.cpu.contraction.nest import Nest
 from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
 from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, CpuContractionSchedule
@@ -155,11 +155,7 @@ def _outer_loops(nest: Nest, schedule: CpuContractionSchedule, panel: Var, tile:
     single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
     if single:
         inside = substitute_in(inside, single)
-    work = nest.found.flops
-    result = inside
-    for axis in reversed(parallel):
-        result = For(axis, index_const(axis.extent or 0), result, "parallel" if work > 8 * SERIAL_WORK else "serial")
-    return result
+    return loops(parallel, inside, True, work=max(nest.found.flops // 8, 1))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, co
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
-from tilewright.kernels.cpu.common import SERIAL_WORK, loops
+from tilewright.kernels.cpu.common import loops
 from tilewright.kernels.cpu.depthwise.space import MOST_PRODUCTS, CpuDepthwiseFacts, CpuDepthwiseSchedule, filters_held
 from tilewright.kernels.cpu.loops.window import packed_along
 
@@ -169,7 +169,7 @@ class _Tiles:
         order = [blocks, tile_row] if s.order == "c" else [tile_row, blocks]
         kept = [axis for axis in order if axis.extent != 1]
         inside = substitute_in(inside, {axis: ZERO for axis in order if axis.extent == 1})
-        return loops([*form.outer, *kept], inside, form.step.flops() > SERIAL_WORK)
+        return loops([*form.outer, *kept], inside, True, work=max(form.step.flops(), 1))
 
     def _row_of_tiles(self, blocks: Var, row: Expr, rows: int) -> Block:
         s = self.schedule

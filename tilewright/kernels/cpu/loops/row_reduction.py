@@ -19,7 +19,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store,
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.ir.scalar import OPERATIONS
-from tilewright.kernels.cpu.common import SERIAL_WORK, combined, halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
+from tilewright.kernels.cpu.common import combined, halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 KEPT, MOST_KEPT = "kept", 4096
@@ -59,7 +59,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         work = sum(step.flops() for step in steps)
         outer = [axis for axis in row_axes if axis is not lane and axis.extent != 1]
         blocks = Var("lane_block", -(-(lane.extent or 1) // LANE_BLOCK))
-        return single(problem, schedule, loops([*outer, blocks], statements, work > SERIAL_WORK))
+        return single(problem, schedule, loops([*outer, blocks], statements, True, work=max(work, 1)))
 
     result: list[Statement] = []
     totals: dict[str, Expr] = {}
@@ -104,7 +104,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
             result.append(loops(inner, block(lets, Store(region.outputs[0], at, value)), False, simd=True))
     work = sum(step.flops() for step in steps)
     rows = [axis for axis in row_axes if axis.extent != 1]
-    return single(problem, schedule, loops(rows, block(result), work > SERIAL_WORK))
+    return single(problem, schedule, loops(rows, block(result), True, work=max(work, 1)))
 
 
 def _kept(reduce: Step, bodies: Sequence[Expr], values: Sequence[Expr], columns: Sequence[Var]) -> Expr | None:

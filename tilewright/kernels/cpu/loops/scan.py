@@ -9,7 +9,7 @@ from tilewright.ir.expr import ZERO, Expr, Load, Var, index_const, substitute
 from tilewright.ir.kernel import Allocate, Buffer, For, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
-from tilewright.kernels.cpu.common import SERIAL_WORK, combined, loops, with_results
+from tilewright.kernels.cpu.common import combined, loops, with_results
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 
@@ -38,4 +38,4 @@ def lower_scan(problem: Problem, schedule: LoopSchedule) -> Lowered:
     row = block(start, For(along, index_const(along.extent or 0), inside))
     rows = [axis for axis in storage_order(step.axes, offset) if axis is not along and axis != along and axis.extent != 1]
     zero: dict[Var, Expr] = {axis: ZERO for axis in step.axes if axis.extent == 1 and axis != along}
-    return single(problem, schedule, loops(rows, block(substitute_in(row, zero)), step.flops() > SERIAL_WORK))
+    return single(problem, schedule, loops(rows, block(substitute_in(row, zero)), True, work=max(step.flops(), 1)))

@@ -25,7 +25,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, St
 from tilewright.ir.layout import permuted
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Storage
-from tilewright.kernels.cpu.common import SERIAL_WORK, loops, nest, reduction, with_results
+from tilewright.kernels.cpu.common import loops, nest, reduction, with_results
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 UNROLLED_POINTS = 49
@@ -175,15 +175,16 @@ def _vector_tiles(region: Region, reduce: Step, axes: Sequence[Var], merged: Seq
     wide_value = vectorise(value, lane, lanes, resident=lambda load: load.buffer == reduce.name)
     if wide is None or wide_value is None:
         return None
-    pixel = outer.pop() if outer and guard == TRUE and points <= UNROLLED_POINTS else None
+    adjacent = bool(outer) and outer[-1] != reduce.axes[0]  # not the images of one pixel each
+    pixel = outer.pop() if adjacent and guard == TRUE and points <= UNROLLED_POINTS else None
     vectors = next((v for v in VECTORS[pixel is not None :] if extent % (v * lanes) == 0), 1)
     width = vectors * lanes
     blocks, rest = Var("lane_block", extent // width), extent % width
     tile = _Tile(region, reduce, lane, pixel, guard, wide, wide_value, offset, lanes, vectors, points <= UNROLLED_POINTS)
     inside = tile.row(blocks * width)
-    parallel = reduce.flops() > SERIAL_WORK
+    work = max(reduce.flops(), 1)
     if not rest:
         kept = [axis for axis in (*outer, blocks) if axis.extent != 1]
-        return loops(kept, inside if blocks.extent != 1 else substitute_in(inside, {blocks: ZERO}), parallel)
+        return loops(kept, inside if blocks.extent != 1 else substitute_in(inside, {blocks: ZERO}), True, work=work)
     # the last vector overlaps the one before; one thread computes both
-    return loops(outer, block(For(blocks, index_const(extent // width), inside), tile.row(index_const(extent - width))), parallel)
+    return loops(outer, block(For(blocks, index_const(extent // width), inside), tile.row(index_const(extent - width))), True, work=work)
