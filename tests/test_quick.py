@@ -97,7 +97,8 @@ def test_programs_that_are_not_quick_are_predicted_at_once() -> None:
     check(module, executable, torch.randn(5, 3, 40, 40))
     assert not any(program.as_before for program in executable._programs.values())
     with pytest.raises(UnsupportedOption, match="quick is 1"):
-        tilewright.compile(module, torch.randn(2, 3, 40, 40), dynamic=[{0: "batch"}], quick=1)  # type: ignore[arg-type]
+        options: Any = {"quick": 1}
+        tilewright.compile(module, torch.randn(2, 3, 40, 40), dynamic=[{0: "batch"}], **options)
 
 
 # Builds

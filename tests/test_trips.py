@@ -248,7 +248,7 @@ def test_rows_of_all_images_have_a_kernel_for_each_remainder(layer: nn.Module, s
         program = plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory, as_before=True)
         (region,) = [region for region in program.regions if region.region.kind == "contraction"]
         columns = region_columns(region.schedule)
-        rows = batch * prod((shape[0], *shape[1:])) // layer.weight.shape[1]
+        rows = batch * prod((shape[0], *shape[1:])) // next(layer.parameters()).shape[1]
         names.setdefault(rows % columns, set()).update(kernel.name for kernel in region.kernels if kernel.trips)
     # of few images a partial tile is much of the work, which decides about threads
     assert len(names) > 1 and all(len(kernels) <= 1 + (len(shape) == 1) for kernels in names.values()), names

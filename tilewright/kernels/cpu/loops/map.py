@@ -16,10 +16,10 @@ from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_
 from tilewright.codegen.assemble import block, single
 from tilewright.ir.dtypes import NARROW_FLOATS
 from tilewright.ir.expr import TRUE, Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, const, index_const, loads, substitute, variables
-from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store
+from tilewright.ir.kernel import SERIAL_WORK, Allocate, Buffer, For, If, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
-from tilewright.kernels.cpu.common import SERIAL_WORK, halves, in_vectors, loops, nest, vector_nest, vector_store
+from tilewright.kernels.cpu.common import halves, in_vectors, loops, nest, vector_nest, vector_store
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 from tilewright.kernels.cpu.transposition import transposed
 
