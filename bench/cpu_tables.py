@@ -239,17 +239,17 @@ def half_networks() -> Rows:
 def first_day() -> Rows:
     """Models of transformers and timm through `torch.compile`: the time of eager PyTorch and of the faster of Inductor's two settings over ours."""
     peers = {"eager": ("eager",), "Inductor": ("inductor", "inductor, frozen")}
-    results = [entry for path in sorted(RESULTS.glob("first_day_*.json")) for entry in results_of(path.stem)]
+    results = [entry for path in sorted(RESULTS.glob("first_day*.json")) for entry in results_of(path.stem)]
     batches = sorted({entry["batch"] for entry in results})
     header = [f"{peer} / ours, batch {batch}" for peer in peers for batch in batches]
-    rows = [["model", *header, "first batch size ready, s", "later ones, s"]]
+    rows = [["model", *header, *(f"batch {batch} ready (captured), s" for batch in batches)]]
     found = {peer: faster(results, contenders) for peer, contenders in peers.items()}
     for network in dict.fromkeys(entry["network"] for entry in results):
-        ready = [entry["ready_seconds"] for entry in results if (entry["network"], entry["contender"]) == (network, "tilewright")]
+        own = [entry for entry in results if (entry["network"], entry["contender"]) == (network, "tilewright")]
         cells = (f"{found[peer][network, batch]:.2f}" for peer in peers for batch in batches)
-        rows.append([network, *cells, f"{ready[0]:.1f}", ", ".join(f"{seconds:.1f}" for seconds in ready[1:])])
+        rows.append([network, *cells, *(f"{entry['ready_seconds']:.1f} ({entry['captured_seconds']:.1f})" for entry in own)])
     means = (math.exp(statistics.mean(math.log(v) for (_, b), v in found[peer].items() if b == batch)) for peer in peers for batch in batches)
-    rows.append(["**geometric mean**", *(f"{value:.2f}" for value in means), "", ""])
+    rows.append(["**geometric mean**", *(f"{value:.2f}" for value in means), *("" for _ in batches)])
     return rows
 
 
