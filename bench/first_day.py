@@ -5,10 +5,10 @@
 
 The kernel cache is empty at first. `ready_seconds` is the time of a contender's first call with a batch size: what it takes until that call and all
 later ones run compiled; `ready_cpu_seconds` is the processor time of this process and the compilers in it, which other load on the machine changes
-less; `captured_seconds` is what Dynamo takes for the same call by itself, with `backend="eager"`. After the last size it takes `settled_seconds` until
-each of ours has the program that is predicted best, and only then calls are timed. Each contender is checked against PyTorch in float64 at every batch
-size, before and after that, and timed in turns with the others. What does not run compiled is in `uncompiled`. Results of networks that are not
-measured again are kept.
+less; `captured_seconds` is what Dynamo takes for the same call by itself, with `backend="eager"`. After the last size it takes `settled_seconds`
+until each of ours has the program that is predicted best, and only then calls are timed. Each contender is checked against PyTorch in float64 at
+every batch size, before and after that, and timed in turns with the others. What does not run compiled is in `uncompiled`. Results of networks that
+are not measured again are kept.
 """
 
 from __future__ import annotations
