@@ -62,7 +62,14 @@ def test_nothing_is_predicted_for_sizes_planned_as_before() -> None:
 
 @pytest.mark.better_programs
 def test_a_better_program_takes_the_place_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.runtime.dynamic.REST_SECONDS", 0.3)
+    monkeypatch.setattr("tilewright.runtime.dynamic.REST_SECONDS", 0.0)
+    begin, make = threading.Event(), DynamicExecutable._make_better
+
+    def once_begun(executable: DynamicExecutable, served: Any) -> Any:
+        begin.wait()
+        return make(executable, served)
+
+    monkeypatch.setattr(DynamicExecutable, "_make_better", once_begun)
     module = network()
     executable = tilewright.compile(module, torch.randn(2, 3, 40, 40), dynamic=[{0: "batch"}], wait=True, threads=1)
     inputs = [torch.randn(batch, 3, 40, 40) for batch in (2, 9, 1)]
@@ -71,6 +78,7 @@ def test_a_better_program_takes_the_place_of_the_first(monkeypatch: pytest.Monke
     programs = dict(executable._programs)
     assert [program.as_before for program in programs.values()] == [False, True, True]
     assert "has the schedule of other sizes; not predicted for these" in str(executable.plan.rows)
+    begin.set()
     wait_for_all()
     assert not any(program.as_before for program in executable._programs.values())
     assert executable._programs.keys() == programs.keys()

@@ -56,7 +56,8 @@ def assemble(
     that defines TRIPS comes with the growths of its values; others on a CPU get TRIPS where that is possible (`codegen.trips`)."""
     layouts, dtypes = problem.layouts, problem.dtypes
     counts = launch is None and (bool(growths) or any(layouts[name].shape[:1] > (1,) for name in written))  # others gain from constant trip counts
-    body = lift_checks(body if counts else shared(body, 0), keep=launch is None)
+    by_trips = counts and not checks(*expressions(body))  # checks leave loops that threads do not divide
+    body = lift_checks(body if by_trips else shared(body, 0), keep=launch is None)
     read = [*(described.buffer for described in maps), *(load.buffer for load in loads(*expressions(body)))]
     used = [name for name in dict.fromkeys(read) if name in layouts and name not in written]
     arguments = (*used, *written)
