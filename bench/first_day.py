@@ -120,9 +120,9 @@ def measured(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     settled = {"settled_seconds": time.perf_counter() - start}
     for batch, contenders in calls.items():
         if OURS in contenders:
-            error = relative_error(tensors(contenders[OURS]()), references[batch])
-            entries[batch, OURS] |= settled | {"relative_error": max(error, entries[batch, OURS]["relative_error"])}
-            if error > options.tolerance:
+            off = relative_error(tensors(contenders[OURS]()), references[batch])
+            entries[batch, OURS] |= settled | {"relative_error": max(off, entries[batch, OURS]["relative_error"])}
+            if off > options.tolerance:
                 entries[batch, OURS]["status"] = "wrong"
                 continue
         for contender, seconds in interleaved_seconds(contenders, options.rounds, options.seconds).items():
