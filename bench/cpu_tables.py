@@ -237,17 +237,29 @@ def half_networks() -> Rows:
 
 
 def first_day() -> Rows:
-    """Models of transformers and timm through `torch.compile`: the time of eager PyTorch and of the faster of Inductor's two settings over ours."""
+    """Models of transformers and timm through `torch.compile` on a CPU with AVX2."""
+    return _first_day("first_day")
+
+
+def first_day_avx512() -> Rows:
+    """The same on a CPU with AVX-512, at an earlier commit."""
+    return _first_day("first_day_1", "first_day_2")
+
+
+def _first_day(*files: str) -> Rows:
+    """The time of eager PyTorch and of the faster of Inductor's two settings over ours, and how soon each batch size was ready."""
     peers = {"eager": ("eager",), "Inductor": ("inductor", "inductor, frozen")}
-    results = [entry for path in sorted(RESULTS.glob("first_day*.json")) for entry in results_of(path.stem)]
+    results = [entry for file in files for entry in results_of(file)]
     batches = sorted({entry["batch"] for entry in results})
     header = [f"{peer} / ours, batch {batch}" for peer in peers for batch in batches]
-    rows = [["model", *header, *(f"batch {batch} ready (captured), s" for batch in batches)]]
+    dynamo = " (Dynamo by itself)" if any("captured_seconds" in entry for entry in results) else ""
+    rows = [["model", *header, *(f"batch {batch} ready{dynamo}, s" for batch in batches)]]
     found = {peer: faster(results, contenders) for peer, contenders in peers.items()}
     for network in dict.fromkeys(entry["network"] for entry in results):
         own = [entry for entry in results if (entry["network"], entry["contender"]) == (network, "tilewright")]
         cells = (f"{found[peer][network, batch]:.2f}" for peer in peers for batch in batches)
-        rows.append([network, *cells, *(f"{entry['ready_seconds']:.1f} ({entry['captured_seconds']:.1f})" for entry in own)])
+        captured = (f" ({entry['captured_seconds']:.1f})" if dynamo else "" for entry in own)
+        rows.append([network, *cells, *(f"{entry['ready_seconds']:.1f}{alone}" for entry, alone in zip(own, captured, strict=True))])
     means = (math.exp(statistics.mean(math.log(v) for (_, b), v in found[peer].items() if b == batch)) for peer in peers for batch in batches)
     rows.append(["**geometric mean**", *(f"{value:.2f}" for value in means), *("" for _ in batches)])
     return rows
@@ -376,6 +388,7 @@ CPU_TABLES = (
     chain_limits,
     half_networks,
     first_day,
+    first_day_avx512,
     compile_times,
     onnx_cases,
     simulated_misses,
