@@ -258,7 +258,7 @@ def _first_day(*files: str) -> Rows:
     for network in dict.fromkeys(entry["network"] for entry in results):
         own = [entry for entry in results if (entry["network"], entry["contender"]) == (network, "tilewright")]
         cells = (f"{found[peer][network, batch]:.2f}" for peer in peers for batch in batches)
-        captured = (f" ({entry['captured_seconds']:.1f})" if dynamo else "" for entry in own)
+        captured = (f" ({max(entry['captured_seconds'], 0.0):.1f})" if dynamo else "" for entry in own)
         rows.append([network, *cells, *(f"{entry['ready_seconds']:.1f}{alone}" for entry, alone in zip(own, captured, strict=True))])
     means = (math.exp(statistics.mean(math.log(v) for (_, b), v in found[peer].items() if b == batch)) for peer in peers for batch in batches)
     rows.append(["**geometric mean**", *(f"{value:.2f}" for value in means), *("" for _ in batches)])
