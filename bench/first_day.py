@@ -156,10 +156,14 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
         found |= {f"over {what}": geometric_mean(ratios), f"least over {what}": min(ratios, default=math.nan)}
     ours = [r for r in results if r["contender"] == OURS and "ready_seconds" in r]
     firsts = {network: next(r["batch"] for r in ours if r["network"] == network) for network in dict.fromkeys(r["network"] for r in ours)}
+    kinds: dict[str, Callable[[dict[str, Any]], float]] = {
+        "ready_seconds": lambda r: r["ready_seconds"],
+        "ready_cpu_seconds": lambda r: r["ready_cpu_seconds"],
+        "ready besides captured": lambda r: r["ready_seconds"] - r["captured_seconds"],
+    }
     for what, of in (("first", True), ("later", False)):
-        for kind in ("ready_seconds", "ready_cpu_seconds", "ready besides captured"):
-            those = [r for r in ours if (r["batch"] == firsts[r["network"]]) == of]
-            seconds = [r[kind] if kind in r else r["ready_seconds"] - r["captured_seconds"] for r in those]
+        for kind, seconds_of in kinds.items():
+            seconds = [seconds_of(r) for r in ours if (r["batch"] == firsts[r["network"]]) == of]
             found |= {f"{kind}, {what}, median": statistics.median(seconds), f"{kind}, {what}, most": max(seconds)} if seconds else {}
     found["calls that are not all compiled"] = sum(bool(r["uncompiled"]) for r in ours)
     return found

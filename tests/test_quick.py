@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.batches import check
 from tilewright.compile import source_files
 from tilewright.errors import UnsupportedOption
 from tilewright.frontend.sized import ModuleModel
@@ -33,12 +33,6 @@ def network() -> nn.Module:
         nn.Conv2d(32, 32, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 20), nn.LayerNorm(20), nn.Softmax(-1),
     ]  # fmt: skip
     return nn.Sequential(*layers).eval()
-
-
-def check(module: nn.Module, executable: DynamicExecutable, x: torch.Tensor) -> None:
-    with torch.no_grad():
-        exact = copy.deepcopy(module).double()(x.double())
-    assert (executable(x).double() - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
 def test_nothing_is_predicted_for_sizes_planned_as_before() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import replace
 from math import prod
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.batches import check
 from tests.operator_cases import once
 from tilewright.codegen.trips import counted, shared
 from tilewright.compile import source_files
@@ -62,13 +62,6 @@ class Layers(nn.Module):
 
 def sized(module: nn.Module, x: torch.Tensor, threads: int = 1) -> DynamicExecutable:
     return tilewright.compile(module.eval(), (x,), dynamic=[{0: "batch"}], wait=True, threads=threads)
-
-
-def check(module: nn.Module, executable: DynamicExecutable, x: torch.Tensor) -> None:
-    with torch.no_grad():
-        exact = copy.deepcopy(module).double()(x.double())
-    got = executable(x).double()
-    assert (got - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
 @settings(once, max_examples=4)

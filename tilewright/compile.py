@@ -208,7 +208,7 @@ def compile(
     served = (key, False) if rounded is None else (rounded, True)
     bound, frame = (imported, None) if ranges is None or rounded is None else ranges.bind(rounded)
     repeats = quick and not machine.is_gpu  # where sizes share kernels
-    as_before = repeats and not trials and family.memory.knows_schedules
+    as_before = repeats and not trials and bool(family.memory.schedules)
     first = compiled(bound, request, stages, family, as_before), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
     eager = module if isinstance(module, torch.nn.Module) else None

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -34,23 +35,7 @@ from tilewright.runtime.executable import Executable
 
 LOG = logging.getLogger(__name__)
 
-_OPTIONS = frozenset(
-    {
-        "target",
-        "precision",
-        "trials",
-        "vendor",
-        "unsupported",
-        "threads",
-        "records",
-        "deterministic",
-        "winograd",
-        "check",
-        "wait",
-        "programs",
-        "quick",
-    }
-)
+_OPTIONS = frozenset({"target", *signature(check_options).parameters})
 _MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"default": {}, "reduce-overhead": {}, "max-autotune": {"trials": 10}, "max-autotune-no-cudagraphs": {"trials": 10}}
 )

@@ -158,8 +158,7 @@ class _Uses:
             self.variables |= hidden
         elif isinstance(statement, If):
             self.read(statement.condition)
-            told = (loop for loop in self.loops if loop.variable in self.variables and statement.condition == _all_but_the_last(loop))
-            if next(told, None) is None:
+            if not any(loop.variable in self.variables and statement.condition == _all_but_the_last(loop) for loop in self.loops):
                 self.use(statement.condition)
             self.visit(statement.then)
             if statement.otherwise is not None:

@@ -95,6 +95,11 @@ class Search:
         self.memory.schedules.update((merges[place].results, merges[place].schedule) for place in places if place in merges)
         return [tuple(path[begin:end]) for begin, end in places]
 
+    def _problem(self, segment: Sequence[Region]) -> Problem:
+        """The canonical chain of a segment."""
+        chain = Problem(joined(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
+        return canonical(chain).problem
+
     def _merges(self, path: Sequence[Region]) -> tuple[dict[Place, Problem], dict[Place, Merge]]:
         """The canonical chain of each segment of a path that is considered, and what is known of it."""
         alone = [self.predict(region, True) for region in path]
@@ -104,8 +109,7 @@ class Search:
         merges: dict[Place, Merge] = {}
         for begin, end in ((first, last) for last in range(2, len(path) + 1) for first in range(max(0, last - LONGEST), last - 1)):
             segment = path[begin:end]
-            chain = Problem(joined(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
-            problem = canonical(chain).problem
+            problem = self._problem(segment)
             if self.only_measured and self.measured(problem) is None:
                 continue
             results, apart = tuple(region.outputs[0] for region in segment), sum(alone[begin:end])
@@ -161,8 +165,7 @@ class Search:
             if len(segment) == 1:
                 continue
             schedule = self.memory.schedules[tuple(region.outputs[0] for region in segment)]
-            chain = Problem(joined(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
-            problem = canonical(chain).problem
+            problem = self._problem(segment)
             try:
                 lowered = self.judge.lower(problem, schedule)
             except Unsuitable:

@@ -158,11 +158,6 @@ class Memory:
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
-    @property
-    def knows_schedules(self) -> bool:
-        """Whether a model was planned for some sizes."""
-        return bool(self.schedules)
-
 
 class Judging(Protocol):
     """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as

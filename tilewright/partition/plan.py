@@ -300,8 +300,9 @@ def _chained(
         choice = chosen(_canonical(region, context)[0], context.machine, context.threads)
         return None if choice.predicted else choice.measured_seconds
 
-    known = context.memory, only_measured, context.ready, context.as_before
-    search = Search(context.graph, laid_out, predict, context.judge, measured, library, *known)
+    search = Search(
+        context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready, context.as_before
+    )
     return search.chained(), tuple(search.considered)
 
 

@@ -61,13 +61,13 @@ def wide_epilogue(epilogue: Expr, axis: Var, lanes: int, dtype: str) -> Expr | N
     return None if wide is None else as_lanes(rewrite(wide, lambda x: vector if isinstance(x, Load) and x.buffer == ACCUMULATOR else x), lanes)
 
 
-def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False, work: int = 0) -> Statement:
+def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False, work: int | None = None) -> Statement:
     """Loops over the axes, outermost first. parallel: all are collapsed and divided among threads, if there is enough `work` (element operations of
-    all of them; 0: there is); simd: the innermost is vectorised."""
+    all of them; None: there is); simd: the innermost is vectorised."""
     result = body
     for depth, axis in enumerate(reversed(axes)):
         kind = "parallel" if parallel else "simd" if simd and depth == 0 else "serial"
-        result = For(axis, index_const(axis.extent or 0), result, kind, work=work if parallel else 0)
+        result = For(axis, index_const(axis.extent or 0), result, kind, work=0 if work is None or not parallel else max(work, 1))
     return result
 
 

@@ -155,7 +155,7 @@ def _outer_loops(nest: Nest, schedule: CpuContractionSchedule, panel: Var, tile:
     single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
     if single:
         inside = substitute_in(inside, single)
-    return loops(parallel, inside, True, work=max(nest.found.flops // 8, 1))
+    return loops(parallel, inside, True, work=nest.found.flops // 8)
 
 
 @dataclass(frozen=True)

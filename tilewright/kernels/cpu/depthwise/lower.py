@@ -169,7 +169,7 @@ class _Tiles:
         order = [blocks, tile_row] if s.order == "c" else [tile_row, blocks]
         kept = [axis for axis in order if axis.extent != 1]
         inside = substitute_in(inside, {axis: ZERO for axis in order if axis.extent == 1})
-        return loops([*form.outer, *kept], inside, True, work=max(form.step.flops(), 1))
+        return loops([*form.outer, *kept], inside, True, work=form.step.flops())
 
     def _row_of_tiles(self, blocks: Var, row: Expr, rows: int) -> Block:
         s = self.schedule

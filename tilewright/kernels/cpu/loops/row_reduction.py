@@ -59,7 +59,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         work = sum(step.flops() for step in steps)
         outer = [axis for axis in row_axes if axis is not lane and axis.extent != 1]
         blocks = Var("lane_block", -(-(lane.extent or 1) // LANE_BLOCK))
-        return single(problem, schedule, loops([*outer, blocks], statements, True, work=max(work, 1)))
+        return single(problem, schedule, loops([*outer, blocks], statements, True, work=work))
 
     result: list[Statement] = []
     totals: dict[str, Expr] = {}
@@ -104,7 +104,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
             result.append(loops(inner, block(lets, Store(region.outputs[0], at, value)), False, simd=True))
     work = sum(step.flops() for step in steps)
     rows = [axis for axis in row_axes if axis.extent != 1]
-    return single(problem, schedule, loops(rows, block(result), True, work=max(work, 1)))
+    return single(problem, schedule, loops(rows, block(result), True, work=work))
 
 
 def _kept(reduce: Step, bodies: Sequence[Expr], values: Sequence[Expr], columns: Sequence[Var]) -> Expr | None:

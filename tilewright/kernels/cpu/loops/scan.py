@@ -38,4 +38,4 @@ def lower_scan(problem: Problem, schedule: LoopSchedule) -> Lowered:
     row = block(start, For(along, index_const(along.extent or 0), inside))
     rows = [axis for axis in storage_order(step.axes, offset) if axis is not along and axis != along and axis.extent != 1]
     zero: dict[Var, Expr] = {axis: ZERO for axis in step.axes if axis.extent == 1 and axis != along}
-    return single(problem, schedule, loops(rows, block(substitute_in(row, zero)), True, work=max(step.flops(), 1)))
+    return single(problem, schedule, loops(rows, block(substitute_in(row, zero)), True, work=step.flops()))

@@ -182,7 +182,7 @@ def _vector_tiles(region: Region, reduce: Step, axes: Sequence[Var], merged: Seq
     blocks, rest = Var("lane_block", extent // width), extent % width
     tile = _Tile(region, reduce, lane, pixel, guard, wide, wide_value, offset, lanes, vectors, points <= UNROLLED_POINTS)
     inside = tile.row(blocks * width)
-    work = max(reduce.flops(), 1)
+    work = reduce.flops()
     if not rest:
         kept = [axis for axis in (*outer, blocks) if axis.extent != 1]
         return loops(kept, inside if blocks.extent != 1 else substitute_in(inside, {blocks: ZERO}), True, work=work)
