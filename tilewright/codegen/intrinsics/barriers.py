@@ -6,11 +6,14 @@ Every thread of the scope reaches a barrier the same number of times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS
+import numpy as np
+
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS, size_of
 from tilewright.ir.expr import Expr
-from tilewright.ir.intrinsic import Intrinsic, Operand, Text, moved
+from tilewright.ir.intrinsic import Array, Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import Invoke, Place
 
 COUNTER = "i32"
@@ -103,6 +106,40 @@ def _shared_load(dtype: str) -> Intrinsic:
     )
 
 
+@lru_cache(maxsize=8)
+def _shared_loads(dtype: str, rows: int) -> Intrinsic:
+    """`rows` rows of 16 bytes, whose words alternate in the target."""
+    words = 4
+    size = 4 * words // size_of(dtype)
+    is_float = dtype == FLOAT32
+    held = ELEMENT_TYPES[dtype].cuda if is_float else f"{ELEMENT_TYPES[dtype].cuda_vector}2"
+    word = "__uint_as_float(word[j])" if is_float else "make_ushort2(word[j] & 0xffff, word[j] >> 16)"
+    function = f"tw_load_relaxed_{rows}_rows_{dtype}"
+    registers = ", ".join(f'"=r"(word[{j}])' for j in range(words))
+    load = 'asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"' + f" : {registers}"
+    source = f"""static __device__ __forceinline__ void {function}({held} *target, {", ".join(f"const void *source{i}" for i in range(rows))}) {{
+    const void *sources[] = {{{", ".join(f"source{i}" for i in range(rows))}}};
+#pragma unroll
+    for (int i = 0; i < {rows}; ++i) {{
+        unsigned word[{words}];
+        {load} : "l"(__cvta_generic_to_global(sources[i])) : "memory");
+#pragma unroll
+        for (int j = 0; j < {words}; ++j)
+            target[j * {rows} + i] = {word};
+    }}
+}}"""
+    targets = Operand("target", "fragment", "write", dtype, (rows * size,))
+    sources = tuple(Operand(f"source{i}", "global", "read", dtype, (size,)) for i in range(rows))
+
+    def meaning(*found: Array) -> Array:
+        return np.stack([row.reshape(-1, words, size // words) for row in found], axis=2).reshape(-1, rows * size)
+
+    arguments = ", ".join(f"{{source{i}}}" for i in range(rows))
+    text = {"CUDA": Text(f"{function}({{target}}, {arguments});", function, source)}
+    name = f"load of {rows} rows that other blocks stored as {dtype}"
+    return Intrinsic(name, "thread", (targets, *sources), meaning, text, "ld.relaxed.v4", ("sm_70",))
+
+
 def block_barrier() -> Invoke:
     """Barrier of all threads of a block."""
     return Invoke(_BLOCK)
@@ -138,3 +175,9 @@ def grid_barrier(counter: Place, arrivals: Expr) -> Invoke:
 def shared_load(target: Place, source: Place, dtype: str) -> Invoke:
     """Loads an element that other blocks may have stored before a grid barrier, past the level-1 cache and in the order of the barriers."""
     return Invoke(_shared_load(dtype), (target, source))
+
+
+def shared_loads(target: Place, sources: Sequence[Place], dtype: str) -> Invoke:
+    """Loads 16 bytes of each of one or two rows, like `shared_load`. In the target 4 bytes of each row alternate: those of two rows of a matrix are
+    the registers of two fragments of a first factor (`intrinsics.mma`), whose columns are numbered so that a lane has adjacent ones."""
+    return Invoke(_shared_loads(dtype, len(sources)), (target, *sources))

@@ -12,6 +12,7 @@ from tilewright.kernels.gpu.row_reduction.schema import ROW_REDUCTION
 from tilewright.kernels.gpu.scan.schema import SCAN
 from tilewright.kernels.gpu.tensor_attention.schema import TENSOR_ATTENTION
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
+from tilewright.kernels.gpu.tensor_recurrence.schema import TENSOR_RECURRENCE
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.window.schema import WINDOW
@@ -22,6 +23,6 @@ from tilewright.kernels.schema import AnySchema
 
 SCHEMAS: tuple[AnySchema, ...] = (
     MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH, WINOGRAD,
-    WINOGRAD_FUSED, ATTENTION, TENSOR_ATTENTION, RECURRENCE,
+    WINOGRAD_FUSED, ATTENTION, TENSOR_ATTENTION, RECURRENCE, TENSOR_RECURRENCE,
 )  # fmt: skip
 LIBRARY = library(("convolution", "fft_convolution", "matmul"), (MAP, ROW_REDUCTION))

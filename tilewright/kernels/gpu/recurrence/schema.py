@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tilewright.kernels.gpu.recurrence.estimate import recurrence_counts, recurrence_estimate
-from tilewright.kernels.gpu.recurrence.lower import lower_recurrence, shared_form
+from tilewright.kernels.gpu.recurrence.lower import lower_recurrence
 from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule, recurrence_space
+from tilewright.kernels.gpu.recurrence.steps import shared_form
 from tilewright.kernels.schema import Schema, matching
 
 RECURRENCE = Schema(

@@ -1,0 +1,1 @@
+"""Recurrent layers of many sequences in one kernel, on tensor cores."""

@@ -1,0 +1,105 @@
+"""Recurrences whose sums tensor cores can compute: one product of a stored state with weights, both of one type, 16-bit floats or float32 rounded to
+TF32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.codegen.intrinsics.mma import SHAPES, Shape
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Load, Var, linear
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.gpu.recurrence.steps import exchanged_state, shared_form, stored_at
+from tilewright.kernels.recurrence_form import RecurrenceFacts, RecurrenceForm
+from tilewright.kernels.schema import Form
+
+ROW_BYTES = 16
+"""Bytes of a row that a lane loads at a time."""
+LANES_OF_ROW = 4
+"""Lanes of a warp that hold elements of one row of a fragment."""
+
+
+@dataclass(frozen=True)
+class TensorRecurrenceFacts:
+    """The sizes of a recurrence, and the type of its factors, a key of `mma.SHAPES`."""
+
+    sizes: RecurrenceFacts
+    kind: str
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.kind]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight and of a stored state."""
+        return size_of(self.shape.stored)
+
+    @property
+    def vector(self) -> int:
+        """Elements that a lane loads at a time."""
+        return ROW_BYTES // self.element_bytes
+
+    @property
+    def deep(self) -> int:
+        """Elements along what is reduced that the lanes of a row load at a time: those of two fragments."""
+        return LANES_OF_ROW * self.vector
+
+    @property
+    def reduced(self) -> int:
+        ((_, size),) = self.sizes.products
+        return size
+
+    @property
+    def gates(self) -> int:
+        return self.sizes.gates
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.element_bytes * self.gates * self.reduced * self.sizes.units
+
+
+@dataclass(frozen=True)
+class TensorRecurrenceForm:
+    """A recurrence, and the type of its factors."""
+
+    recurrence: RecurrenceForm
+    facts: TensorRecurrenceFacts
+
+
+def tensor_recurrence_form(problem: Problem, machine: Machine) -> Form[TensorRecurrenceFacts, TensorRecurrenceForm]:
+    """The form of a loop.
+
+    Raises:
+        Unsuitable: as `shared_form`, and if the machine lacks the instructions, or the sums are no single product of states as they are stored.
+    """
+    form = shared_form(problem)
+    if not machine.has("sm_80"):
+        raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
+    if len(form.products) != 1:
+        raise Unsuitable("its gates are sums of several products")
+    (product,), state = form.products, exchanged_state(form)
+    stored = {problem.values[state].dtype, problem.values[product.b].dtype}
+    kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == stored), None)
+    if kind is None or not _is_plain(product.a):
+        raise Unsuitable("states and weights are not of one type, float32 or of 16 bits")
+    facts = TensorRecurrenceFacts(form.facts, kind)
+    if facts.reduced != form.facts.units or facts.reduced % facts.deep:
+        raise Unsuitable(f"{facts.reduced} elements of a state are no multiple of {facts.deep}")
+    if not _is_aligned(form, state, facts.vector):
+        raise Unsuitable("states of a sequence are not adjacent, or vectors of them not aligned")
+    return Form(facts, TensorRecurrenceForm(form, facts))
+
+
+def _is_plain(a: object) -> bool:
+    """Whether a factor is what is stored, maybe converted."""
+    return isinstance(a, Load) and a.lanes == 1
+
+
+def _is_aligned(form: RecurrenceForm, state: str, vector: int) -> bool:
+    """Whether units of a sequence are adjacent, and begin at multiples of `vector` in every step."""
+    unit = Var("unit", form.facts.units)
+    place = linear(stored_at(form, state, form.step, form.row, unit))
+    return all(factor == 1 if variable == unit else factor % vector == 0 for variable, factor in place.terms) and place.constant % vector == 0
