@@ -5,6 +5,7 @@
     python -m bench.gpu_half resnet18 bert_base --types float16,tf32 --batches 1 --against inductor --name gpu_half_inductor
     python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products
     python -m bench.gpu_half --batches 1 --against formulas --name gpu_half_formulas
+    python -m bench.gpu_half densenet121 mobilenet_v2 --types float16 --against stored,none,chains --name gpu_half_fusion      by what is fused
 
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
 timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). For tf32 the module stays in float32. `formulas` is Tilewright
@@ -32,7 +33,7 @@ from bench import half
 from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write_results
 from bench.cpu_networks import OURS, cell, table_of
 from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
-from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, ours
+from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, fused, late, ours
 from tilewright import zoo
 from tilewright.models import resolve
 from tilewright.selection.learned import gpu
@@ -77,6 +78,13 @@ def by_formulas(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 CONTENDERS = {**FLOAT32_CONTENDERS, "formulas": Contender("formulas", by_formulas)}
+ROUNDED = {
+    OURS: Contender(OURS, partial(ours, precision=TF32)),
+    "late": Contender("late", partial(late, precision=TF32)),
+    **{way: Contender(way, partial(fused, way, precision=TF32)) for way in ("stored", "none", "chains")},
+    **{peer: CONTENDERS[peer] for peer in ("eager", "eager_cl", "inductor")},
+}
+"""The contenders for float32 modules that may round to TF32; peers do so by PyTorch's switches."""
 
 
 def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -121,6 +129,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     names = list(dict.fromkeys([OURS, *options.against.split(",")]))
+    if TF32 in options.types.split(",") and not ROUNDED.keys() >= set(names):
+        parser.error(f"of TF32 the contenders are {', '.join(ROUNDED)}, not {', '.join(set(names) - ROUNDED.keys())}")
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     results: list[Outcome] = []
     before = rows_to_resume(options.name, {"rounds": options.rounds, "seconds": options.seconds}) if options.resume else []
@@ -138,7 +148,7 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
         module, inputs = built(name, torch.float32 if allowed else getattr(torch, dtype), batch)
         tolerance = TOLERANCES["operator" if name in SINGLE else "network"]
-        known = {**CONTENDERS, OURS: Contender(OURS, partial(ours, precision=TF32))} if allowed else CONTENDERS
+        known = ROUNDED if allowed else CONTENDERS
         outcomes = compare(
             label, module, inputs, inputs, [known[c] for c in names], tolerance, options.rounds, options.seconds,
             partial(cold_seconds, scratch=scratch),

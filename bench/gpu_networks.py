@@ -118,18 +118,18 @@ def ours(module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = Non
     return executable
 
 
-def late(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+def late(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but every kernel begins when those that it depends on have ended."""
     with mock.patch.object(gpu_engine, "EARLY", False):
-        executable = ours(module, inputs)
+        executable = ours(module, inputs, precision=precision)
         executable(*inputs)  # makes the graph
     return executable
 
 
-def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None) -> Run:
+def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None, precision: str = "fp32") -> Run:
     """Our own kernels where only so much is fused."""
     with fusing(way):
-        return ours(module, inputs, target)
+        return ours(module, inputs, target, precision)
 
 
 def tuned(way: str | None, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:

@@ -420,16 +420,40 @@ def tensor_layers() -> Rows:
 
 
 def tensor_attention() -> Rows:
-    """Attention in float16 on a GPU: the first choice of the models, and the fastest of PyTorch's over it."""
-    rows = [["attention", "ours, us", "PyTorch, us", "PyTorch / ours", "fastest measured of ours, us"]]
+    """Attention in float16 on a GPU: the first choice of the models, PyTorch's FlashAttention, and the fastest of PyTorch's, over it."""
+    rows = [["attention", "ours, us", "FlashAttention, us; / ours", "PyTorch's fastest, us; / ours"]]
     found: dict[str, dict[str, float]] = {}
     for entry in results_of("attention_fp16_h100"):
         if entry["median_seconds"]:
             found.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
     for name, times in found.items():
-        own = [seconds for contender, seconds in times.items() if contender.startswith("tensor attention")]
-        peer = min(seconds for contender, seconds in times.items() if contender.startswith("torch"))
-        rows.append([name, f"{own[0]:.1f}", f"{peer:.1f}", f"{peer / own[0]:.2f}", f"{min(own):.1f}"])
+        own = next(seconds for contender, seconds in times.items() if contender.startswith("tensor attention"))
+        flash, best = times.get("torch flash"), min(seconds for contender, seconds in times.items() if contender.startswith("torch"))
+        rows.append([name, f"{own:.1f}", *("–" if peer is None else f"{peer:.1f}; {peer / own:.2f}" for peer in (flash, best))])
+    return rows
+
+
+def against_before() -> Rows:
+    """Networks at batch 1 in float32 as they were compiled before regions were merged by prediction, and as they are compiled today."""
+    rows = [["network", "before, us", "today, us", "before / today", "kernels' regions"]]
+    ratios = []
+    found = results_of("against_h100")
+    for today, before in zip(found[::2], found[1::2], strict=True):
+        ratios.append(before["median_seconds"] / today["median_seconds"])
+        times = (f"{1e6 * row['median_seconds']:.0f}" for row in (before, today))
+        rows.append([today["network"], *times, f"{ratios[-1]:.2f}", f"{before['regions']}, {today['regions']}"])
+    rows.append(["**geometric mean**", "", "", f"{statistics.geometric_mean(ratios):.2f}", ""])
+    return rows
+
+
+def computed_maps() -> Rows:
+    """What contractions that compute maps gain on tensor cores, against plans that store all maps."""
+    rows = [["network", "batch", "all maps stored, us", "ours, us", "stored / ours"]]
+    found = {(entry["network"], entry["contender"]): 1e6 * entry["median_seconds"] for entry in results_of("gpu_prologues_h100")}
+    for label, _ in [key for key in found if key[1] == "tilewright"]:
+        name, _, batch = label.split()
+        stored, own = found[label, "stored"], found[label, "tilewright"]
+        rows.append([name, batch[1:], f"{stored:.0f}", f"{own:.0f}", f"{stored / own:.2f}"])
     return rows
 
 
@@ -474,6 +498,8 @@ GPU_TABLES = (
     tensor_networks,
     tensor_layers,
     tensor_attention,
+    against_before,
+    computed_maps,
     tensor_products,
     workloads,
     kernel_kinds,

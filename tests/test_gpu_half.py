@@ -18,6 +18,7 @@ import tilewright
 from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import returned, run_program
 from tests.on_device import cuda_binary
+from tests.test_gpu_chains import CHUNKED, any_tiles
 from tests.test_half_modules import CASES, EACH_TYPE, TYPES, Rows, array_of, assert_as_good_as_eager, in_type
 from tilewright import zoo
 from tilewright.codegen.cuda import print_cuda
@@ -26,12 +27,14 @@ from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.tensor_cores import mma_flops
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.registry import lower
 from tilewright.partition.canonical import canonical
 from tilewright.partition.plan import Chooser, plan_program
+from tilewright.partition.tile_judge import shared_processor
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.peers import export_onnx
@@ -223,6 +226,32 @@ def test_chains(dtype: torch.dtype) -> None:
     module = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 1), nn.ReLU()).to(dtype)
     inputs = (torch.randn(1, 8, 12, 12).to(dtype),)
     check(module, inputs, planned(module, inputs, H200, chains=True))
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+@pytest.mark.parametrize("seed", range(2))
+def test_chunks_of_channels(name: str, seed: int) -> None:
+    """Tiles of chains in 16 bits whose last sums are in chunks, on CUDA cores or, where a tile has whole matrices, on tensor cores."""
+    torch.manual_seed(seed)
+    dtype = (torch.float16, torch.bfloat16)[seed]
+    module, inputs = copy.deepcopy(CHUNKED[name][0]).to(dtype).eval(), tuple(torch.randn(shape).to(dtype) for shape in CHUNKED[name][1])
+    with any_tiles(seed, chunked=True):
+        program = planned(module, inputs, H200, chains=True)
+    chains = [lowered for lowered in program.regions if lowered.region.kind == "chain"]
+    assert chains and all("chunks of" in lowered.schedule for lowered in chains)
+    if name == "inverted, stride 2":
+        assert "tensor cores" in chains[0].schedule.split("; ")[-1], chains[0].schedule
+    check(module, inputs, program)
+    compiles(program, H200)
+
+
+def test_a_part_of_a_processor() -> None:
+    """A block that shares a processor has its part of every rate, so that one product of a warp takes as long as alone with fewer warps beside it."""
+    for share in (1, 2, 4):
+        part = shared_processor(H200, share, 0.0)
+        whole, own = (mma_flops(machine, "f16") / (machine.processors * machine.schedulers_per_processor) for machine in (H200, part))
+        assert own == pytest.approx(whole)
+        assert part.sustained_flops["fp32"] / part.peak_flops["fp32"] == pytest.approx(H200.sustained_flops["fp32"] / H200.peak_flops["fp32"])
 
 
 class Regions(nn.Module):

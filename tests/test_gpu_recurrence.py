@@ -31,9 +31,9 @@ from tilewright.ir.expr import ZERO, Const, Load, Var, index_const, unary
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Invoke, Kernel, Launch, Let, Place, Statement, Store, block_variable
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.recurrence import estimate
-from tilewright.kernels.gpu.recurrence.steps import without_division
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of, thread_weights
+from tilewright.kernels.gpu.recurrence.steps import without_division
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 from tilewright.partition.plan import Chooser
 from tilewright.runtime.driver import LAUNCH_COOPERATIVE

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import tilewright
 from tests.compiled import Case, compare
 from tests.interpreted import returned, run_program
-from tests.test_gpu_half import array_of, assert_as_good_as_eager
 from tests.test_gpu_half import check as check_half
+from tests.test_half_modules import array_of, assert_as_good_as_eager
 from tests.test_recurrence import KINDS, loops, planned, reasons
 from tilewright.codegen.cuda import print_cuda, shared_bytes
 from tilewright.codegen.interpreter import run
@@ -211,7 +211,7 @@ def test_kernels_compile_without_spills(kind: str, hidden: int, batch: int, dtyp
 def test_layers_on_the_gpu(kind: str, hidden: int, batch: int, dtype: torch.dtype) -> None:
     module, x = layer(kind, hidden, batch, dtype, hidden, 24)
     module, x = module.cuda(), x.cuda()
-    executable = tilewright.compile(module, (x,), "cuda", **({"precision": "tf32"} if dtype == torch.float32 else {}))
+    executable = tilewright.compile(module, (x,), "cuda", precision="tf32" if dtype == torch.float32 else "fp32")
     assert "tensor cores" in " ".join(row.schedule for row in executable.plan.rows if row.kind == "loop")
     for _ in range(3):  # the counter of arrivals is zero again in every call
         found = [result.cpu() for result in executable(x)]

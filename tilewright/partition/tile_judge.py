@@ -227,7 +227,7 @@ class TileJudge:
         self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool, exchanged: int | None = None
     ) -> list[tuple[Tiling, float]]:
         """The tilings of these sizes along each axis with the least work that fit into shared memory, and whose sums a block can keep."""
-        work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged)
+        work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged, self.numerics.tf32)
         fits = work.shared_bytes < self.machine.shared_bytes_per_block
         if chunked:
             fits &= work.results <= MOST_SUMS
@@ -341,10 +341,13 @@ def shared_processor(machine: Machine, share: int, near: float) -> Machine:
     level_2 = machine.cache(2)
     assert level_2 is not None
     rate = 1 / (share * (near / machine.shared_bytes_per_cycle + (1 - near) / level_2.bandwidth))
+    part = machine.processors * share
     return replace(
         machine,
         processors=1,
         caches=tuple(replace(cache, bandwidth=rate if cache is level_2 else cache.bandwidth / share) for cache in machine.caches),
+        peak_flops={name: peak / part for name, peak in machine.peak_flops.items()},
+        sustained_flops={name: reached / part for name, reached in machine.sustained_flops.items()},
         blocks_per_processor=1,
         launch_seconds=0.0,
         memory_latency_cycles=level_2.latency_cycles,

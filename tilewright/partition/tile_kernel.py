@@ -35,6 +35,7 @@ from tilewright.codegen.assemble import assemble
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
+from tilewright.codegen.intrinsics.mma import is_product
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import TRUE, ZERO, Apply, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads, variables
@@ -257,6 +258,9 @@ def _zeroes(statement: Statement) -> bool:
 
 def _adds(statement: Statement, sums: str) -> bool:
     """Whether a statement adds something to a sum that depends on none."""
+    if isinstance(statement, Invoke) and is_product(statement.intrinsic):
+        updated, *factors = (place.buffer for _, place in statement.places)
+        return updated == sums and sums not in factors
     if not isinstance(statement, Store) or statement.buffer != sums:
         return False
     value = statement.value

@@ -3,7 +3,8 @@
     seconds = ceil(blocks / processors) * sum over the regions of (operations + wavefronts + sectors)
               + ceil(blocks / (processors * resident)) * parts of regions * 2 * latency of level 2
 
-Of one tile, or of its chunks of channels one after another: operations at the rate of large matrix products; wavefronts: cycles of level 1 or of
+Of one tile, or of its chunks of channels one after another: operations at the rate of large matrix products, on tensor cores where factors have 16
+bits or may be rounded to TF32; wavefronts: cycles of level 1 or of
 shared memory for the loads of windows, whose warps read different words of the same banks if a tile has few of the channels; sectors of 32 bytes that
 are read and stored outside the chain, at a processor's share of the rate of level 2. `resident` blocks hide latencies from one another: as many as
 the storage of inner results leaves room for, at most four. Rows at borders that adjacent tiles both compute are in all of these.
@@ -21,7 +22,8 @@ from math import prod
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import size_of
+from tilewright.hardware.tensor_cores import PEAKS, TENSOR_CORES, mma_flops
+from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD
 from tilewright.kernels.gpu.window.space import BANKS, WARP
@@ -45,9 +47,16 @@ class TileWork:
 
 
 def tile_work(
-    problem: Problem, cuts: Sequence[Cut], sizes: Sequence[Sequence[int]], machine: Machine, chunked: bool = False, exchanged: int | None = None
+    problem: Problem,
+    cuts: Sequence[Cut],
+    sizes: Sequence[Sequence[int]],
+    machine: Machine,
+    chunked: bool = False,
+    exchanged: int | None = None,
+    tf32: bool = False,
 ) -> TileWork:
-    """The work of all combinations of the sizes along each axis. `chunked`, `exchanged`: see `Tiling`."""
+    """The work of all combinations of the sizes along each axis. `chunked`, `exchanged`: see `Tiling`. `tf32`: whether float32 factors may be rounded
+    to TF32."""
     places = [place.reshape(-1) for place in np.indices([len(along) for along in sizes])]
     along = [[windows_along(cuts, axis, size, problem, axis == exchanged) for size in each] for axis, each in enumerate(sizes)]
 
@@ -90,7 +99,7 @@ def tile_work(
         share = np.prod([one, *(count / whole[dim] for dim, count in mine.items())], axis=0)
         repeats = chunks if number >= inside else one
         share = share * (repeats if number < len(cuts) - 1 else 1)  # the last region's are those of all chunks
-        operations = part.region.flops() * share * machine.processors / machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"])
+        operations = part.region.flops() * share * machine.processors / _rate(part, problem, machine, tf32)
         outputs = words(part.result, mine)
         wavefronts, sectors = np.zeros(len(one)), np.zeros(len(one))
         for name in (*part.region.inputs, *([part.result] if number == len(cuts) - 1 else [])):
@@ -121,3 +130,12 @@ def tile_work(
     latencies = waves * turns * 2 * level_2.latency_cycles / clock
     grid = np.stack([np.array(each)[place] for each, place in zip(sizes, places, strict=True)], axis=1)
     return TileWork(grid, rounds * work + latencies, machine.launch_seconds + rounds * least, shared, outputs)
+
+
+def _rate(part: Cut, problem: Problem, machine: Machine, tf32: bool) -> float:
+    """flop/s of the whole machine that large regions of this kind reach."""
+    kind = problem.values[part.region.inputs[0]].dtype
+    kind = "tf32" if kind == FLOAT32 and tf32 else kind
+    if part.region.kind == "contraction" and machine.compute_capability in TENSOR_CORES and kind in PEAKS:
+        return mma_flops(machine, kind)
+    return machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"])

@@ -98,6 +98,11 @@ def mma(kind: str, sums: Place, a: Place, b: Place) -> Invoke:
     return Invoke(_mma(kind), (sums, a, b))
 
 
+def is_product(intrinsic: Intrinsic) -> bool:
+    """Whether an instruction is an `mma`, which adds to its first operand a product of the others."""
+    return intrinsic.key.startswith("mma.")
+
+
 def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: bool = False) -> Invoke:
     """Loads `count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m. A lane receives register lane % 4 of row
     lane / 4 of every matrix; if `transposed` (16 bits only), of the transposed matrix."""

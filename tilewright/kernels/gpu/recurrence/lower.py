@@ -26,12 +26,12 @@ from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_arrive
 from tilewright.codegen.intrinsics.shuffle import exchange
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
-from tilewright.ir.expr import ZERO, Const, Expr, Load, Var, binary, compare, const, index_const, loads, mod, rewrite, select, substitute
+from tilewright.ir.expr import ZERO, Const, Expr, Load, Var, binary, compare, const, index_const, mod, rewrite, select, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store, block_variable, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule
-from tilewright.kernels.gpu.recurrence.steps import Steps, exchanged_state, lower_steps, stored_at
+from tilewright.kernels.gpu.recurrence.steps import Steps, lower_steps, stored_at
 from tilewright.kernels.recurrence_form import Product, RecurrenceForm
 
 LANES = 32

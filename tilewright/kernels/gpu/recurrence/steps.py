@@ -46,7 +46,7 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Place, Statement, Store, block_variable, thread_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Place, Statement, Store, thread_variable
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable

@@ -22,4 +22,5 @@ TENSOR_CORES = Schema(
     lower=lambda problem, form, schedule, machine: lower_tensor_cores(problem, form.parts, schedule, machine),
     bound=tensor_core_bound,
     features=lambda facts, candidates, machine, options: tensor_core_features(facts, candidates, machine),
+    sums=True,
 )

@@ -6,10 +6,10 @@ as on CUDA cores (`recurrence.estimate`), with other terms for what tensor cores
 level 2; each warp multiplies its part, in cycles of a scheduler's tensor core, of which products of one sum wait for one another; and the parts of
 all warps pass through shared memory.
 
-Worked example, an LSTM of 512 units and 64 sequences in float16, in blocks of 16 units and 16 sequences and 8 warps on an H200: 128 blocks load 16 KiB
-each, in 263 + 742 cycles. Each warp multiplies 2 pairs of fragments of states with 8 of weights: 32 products, which occupy the tensor core of its
-scheduler, as do those of another warp, for 6.9 cycles each, 440 in all. 8 parts of 16 x 64 sums take 256 cycles on their way to shared memory and 256
-back, and two latencies of it 82. A step takes 2.2 us, of which the barrier 0.9, and the states 0.5.
+Worked example, an LSTM of 512 units and 64 sequences in float16, in blocks of 16 units and 16 sequences and 8 warps on an H200: 128 blocks load
+16 KiB each, in 263 + 742 cycles. Each warp multiplies 2 pairs of fragments of states with 8 of weights: 32 products, which occupy the tensor core of
+its scheduler, as do those of another warp, for 6.9 cycles each, 440 in all. 8 parts of 16 x 64 sums take 256 cycles on their way to shared memory and
+256 back, and two latencies of it 82. A step takes 2.2 us, of which the barrier 0.9, and the states 0.5.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, M, N, mma, round_t
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import TRUE, ZERO, Const, Expr, Load, Var, binary, compare, index_const, mod
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store, block_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Place, Statement, Store, block_variable
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.recurrence.steps import Steps, lower_steps, stored_at
@@ -135,7 +135,9 @@ class FragmentSums(Steps):
         pair, _ = self._pair(turn)
         source = (gate * self.facts.sizes.units + unit) * self.facts.reduced + self._element(pair)
         first = (turn * columns + j) * size
-        load = block(shared_loads(Place("weights", first), [Place(self.weights[0], source)], self.facts.shape.stored), self._rounded("weights", first, size))
+        load = block(
+            shared_loads(Place("weights", first), [Place(self.weights[0], source)], self.facts.shape.stored), self._rounded("weights", first, size)
+        )
         loops = For(turn, index_const(self.rounds), For(j, index_const(columns), load, "unroll"), "unroll")
         parts = self.schedule.warps * self.rows * (self.columns + PADDING)
         return [self._fragments("weights", self.rounds * columns * size), loops, Allocate(Buffer("parts", FLOAT32, parts, "shared"))]

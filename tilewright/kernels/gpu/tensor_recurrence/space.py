@@ -59,7 +59,8 @@ def matrices_of(facts: TensorRecurrenceFacts, candidates: Columns) -> tuple[np.n
 
 
 def registers_of(facts: TensorRecurrenceFacts, candidates: Columns) -> np.ndarray:
-    """Estimated registers per thread: weights; of the sequences computed at a time all states, which are loaded before the first product, and sums."""
+    """Estimated registers per thread: weights; of the sequences computed at a time sums, and all states, as they are loaded before the first
+    product."""
     rows, columns = matrices_of(facts, candidates)
     rounds = rounds_of(facts, candidates)
     # 16 bytes of each row of a pair of fragments: four registers
