@@ -2,11 +2,12 @@
 
     python -m bench.gpu_recurrent
     python -m bench.gpu_recurrent "LSTM 512" --name recurrent_lstm
+    python -m bench.gpu_recurrent many --name gpu_recurrent_many       16 and 64 sequences in float16
     python -m bench.gpu_recurrent --check                 without a GPU: plans and compiles the same layers for --target
 
-Each is one layer of 64 steps at batch 1 in float32 (TF32 off), whose inputs are as wide as its states, with initial states of zeros and all its
-results: the outputs of all steps and the final states. All are checked against PyTorch in float64 before they are timed, and find the level-2 cache
-full of other data. cuDNN is PyTorch's module as a CUDA graph, or where that cannot be captured by ordinary calls, whose name then says so.
+Each is one layer of 64 steps, by default at batch 1 in float32 (TF32 off), whose inputs are as wide as its states, with initial states of zeros and
+all its results: the outputs of all steps and the final states. All are checked against PyTorch in float64 before they are timed, and find the level-2
+cache full of other data. cuDNN is PyTorch's module as a CUDA graph, or where that cannot be captured by ordinary calls, whose name then says so.
 
 `barrier_seconds` is the time of one of many barriers of a grid with nothing between them, with a block for each processor, and
 `cluster_barrier_seconds` that of a cluster of eight blocks: the constants that the models of `kernels.gpu.recurrence` need (part "recurrent" of the
@@ -55,9 +56,30 @@ from tilewright.toolchain.binary import Binary, SourceFile
 from tilewright.toolchain.build import compile_kernels
 
 STEPS = 64
+LAYERS = (("LSTM", nn.LSTM), ("GRU", nn.GRU))
+
+
+def in_float16(made: Callable[[], Workload]) -> Callable[[], Workload]:
+    """The same workload with weights and inputs in float16."""
+
+    def halved() -> Workload:
+        module, *inputs = made()
+        example, fresh = (tuple(x.half() for x in given) for given in inputs)
+        return module.half(), example, fresh
+
+    return halved
+
+
 SHAPES: Mapping[str, Callable[[], Workload]] = MappingProxyType(
-    {f"{name} {hidden}": layer(kind, hidden, STEPS) for name, kind in (("LSTM", nn.LSTM), ("GRU", nn.GRU)) for hidden in (128, 256, 512, 1024)}
+    {f"{name} {hidden}": layer(kind, hidden, STEPS) for name, kind in LAYERS for hidden in (128, 256, 512, 1024)}
 )
+OF_MANY: Mapping[str, Callable[[], Workload]] = MappingProxyType({
+    f"{name} {hidden}, {batch} sequences": in_float16(layer(kind, hidden, STEPS, batch))
+    for name, kind in LAYERS for hidden in (256, 512, 1024) for batch in (16, 64)
+})  # fmt: skip
+TOLERANCE = 5e-3
+"""Largest error of float16 relative to the largest output."""
+MANY = "many"
 CUDNN = "cuDNN"
 BARRIERS = 2000
 
@@ -164,7 +186,9 @@ def check(shapes: Mapping[str, Callable[[], Workload]], target: str, console: Co
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(SHAPES)}; all if none is named")
+    parser.add_argument(
+        "shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join((*SHAPES, *OF_MANY))}, or {MANY}; the first eight if none is named"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1e-3, help="least time of one turn in one round")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error relative to the largest output")
@@ -174,9 +198,11 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     console = console if console.is_terminal else Console(width=180)
-    if unknown := [name for name in options.shapes if name not in SHAPES]:
+    known = {**SHAPES, **OF_MANY}
+    named = [name for given in options.shapes or SHAPES for name in (OF_MANY if given == MANY else (given,))]
+    if unknown := [name for name in named if name not in known]:
         parser.error(f"unknown: {', '.join(unknown)}")
-    shapes = {name: SHAPES[name] for name in options.shapes or SHAPES}
+    shapes = {name: known[name] for name in named}
     if options.check:
         check(shapes, options.target, console)
         return
@@ -202,7 +228,8 @@ def main() -> None:
         example, fresh = (tuple(x.to(device) for x in given) for given in (example, fresh))
         ways = [each.contender(way) for way in each.programs]
         peers = [Contender(CUDNN, partial(by_cudnn, captures=True)), Contender(f"{CUDNN}, no graph", partial(by_cudnn, captures=False))]
-        outcomes = compare(name, module.to(device), example, fresh, [*ways, *peers], options.tolerance, options.rounds, options.seconds, seconds_of)
+        tolerance = TOLERANCE if name in OF_MANY else options.tolerance
+        outcomes = compare(name, module.to(device), example, fresh, [*ways, *peers], tolerance, options.rounds, options.seconds, seconds_of)
         for outcome in outcomes:
             predicted = each.predicted(outcome.contender) if outcome.contender in each.programs else {}
             rows.append({**dataclasses.asdict(outcome), **predicted})
