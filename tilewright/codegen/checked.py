@@ -138,7 +138,7 @@ class CheckedPrinter(CPrinter):
             self.block_start.append(f"tw_forget({name});")
             self.common.append(name)
             self.scopes[0].taken.add(name)
-            if not self.in_piece and self.together == self.threads:
+            if not self.in_piece and not self.strand and self.together == self.threads:
                 for other in self.sharing(name, buffer):
                     self.line(f"tw_left(s, {other});")
                 self.line(f"tw_forget({name});")

@@ -141,8 +141,8 @@ def _mma(kind: str) -> Intrinsic:
     d, at = shape.sums.size, shape.sums.size + shape.a.size // packed
     lists = ["{" + ", ".join(part) + "}" for part in (registers[:d], registers[d:at], registers[at:])]
     outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(d))
-    inputs = ", ".join(f'"r"({_word(factor, shape.stored)})' for factor in factors)
-    held = _register_type(shape.stored)
+    inputs = ", ".join(f'"r"({register_word(factor, shape.stored)})' for factor in factors)
+    held = register_type(shape.stored)
     source = f"""{_QUALIFIER} void tw_mma_{kind}(float *sums, const {held} *a, const {held} *b) {{
     asm volatile("mma.sync.aligned.{name}.row.col.f32.{kind}.{kind}.f32 {lists[0]}, {lists[1]}, {lists[2]}, {lists[0]};"
                  : {outputs}
@@ -170,7 +170,7 @@ def _ldmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
     suffix = f"x{count}{'.trans' if transposed else ''}"
     function = f"tw_ldmatrix_{dtype}_x{count}{'_transposed' if transposed else ''}"
     words = ", ".join(f'"=r"(word[{i}])' for i in range(count))
-    source = f"""{_QUALIFIER} void {function}({_register_type(dtype)} *target, const void *source) {{
+    source = f"""{_QUALIFIER} void {function}({register_type(dtype)} *target, const void *source) {{
     unsigned word[{count}];
     asm volatile("ldmatrix.sync.aligned.m8n8.{suffix}.shared.b16 {{{", ".join(f"%{i}" for i in range(count))}}}, [%{count}];"
                  : {words} : "r"((unsigned)__cvta_generic_to_shared(source)) : "memory");
@@ -225,11 +225,12 @@ def exact(held: Array, kind: str) -> Array:
     return ((held.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else held).astype(np.float64)
 
 
-def _register_type(dtype: str) -> str:
+def register_type(dtype: str) -> str:
+    """The type of a register of a fragment."""
     return ELEMENT_TYPES[dtype].cuda if size_of(dtype) == 4 else f"{ELEMENT_TYPES[dtype].cuda_vector}2"
 
 
-def _word(register: str, dtype: str) -> str:
+def register_word(register: str, dtype: str) -> str:
     """A fragment's register as 32 bits."""
     return f"__float_as_uint({register})" if size_of(dtype) == 4 else f"{register}.x | (unsigned){register}.y << 16"
 

@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.codegen.intrinsics.mbarrier import shared_address
-from tilewright.codegen.intrinsics.mma import Fragment, exact
+from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, SHAPES, Fragment, exact, register_type, register_word
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.intrinsic import LANES, SWIZZLES, Array, Intrinsic, Operand, Text
@@ -85,27 +85,41 @@ def _descriptor(tile: Tile, dtype: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def _multiplying(kind: str, n: int, a: Tile, b: Tile) -> Intrinsic:
+def _multiplying(kind: str, n: int, a: Tile | None, b: Tile) -> Intrinsic:
+    """`a`: None if it is in registers."""
     if n % 8 or not 8 <= n <= MOST_N:
         raise ValueError(f"there is no product of {n} columns")
     dtype, depth, fragment = STORED[kind], DEPTHS[kind], sums_fragment(n)
     count = n // 2
     name = f"m{M}n{n}k{depth}"
-    layouts = "".join(f"_{'k' if tile.k_major else 'mn'}{tile.swizzle}" + (f"_{tile.panel}" if tile.panel else "") for tile in (a, b))
-    function = f"tw_wgmma_{n}_{kind}{layouts}"
+    tiles = [tile for tile in (a, b) if tile is not None]
+    layouts = "".join(f"_{'k' if tile.k_major else 'mn'}{tile.swizzle}" + (f"_{tile.panel}" if tile.panel else "") for tile in tiles)
+    function = f"tw_wgmma_{n}_{kind}{'_held' * (a is None)}{layouts}"
     sums = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
-    transposed = "" if kind == "tf32" else "".join(f", {int(not tile.k_major)}" for tile in (a, b))
-    source = f"""{_QUALIFIER} void {function}(float *sums, const void *a, const void *b, int add) {{
-    const unsigned long long left = {_descriptor(a, dtype):#x}ull | ({shared_address("a")} & 0x3ffff) >> 4;
+    transposed = "" if kind == "tf32" else "".join(f", {int(not tile.k_major)}" for tile in tiles)
+    held = SHAPES[kind].a
+    if a is None:
+        words = [register_word(f"a[{i}]", dtype) for i in range(held.size * size_of(dtype) // REGISTER_BYTES)]
+        left, given = f"const {register_type(dtype)} *a", ", ".join(f'"r"({word})' for word in words)
+        factor = "{" + ", ".join(f"%{count + i}" for i in range(len(words))) + "}"
+    else:
+        words, left, factor = ["left"], "const void *a", f"%{count}"
+        given = f'"l"({_descriptor(a, dtype):#x}ull | ({shared_address("a")} & 0x3ffff) >> 4)'
+    last = count + len(words)
+    source = f"""{_QUALIFIER} void {function}(float *sums, {left}, const void *b, int add) {{
     const unsigned long long right = {_descriptor(b, dtype):#x}ull | ({shared_address("b")} & 0x3ffff) >> 4;
-    asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0; wgmma.mma_async.sync.aligned.{name}.f32.{kind}.{kind} "
-                 "{{{sums}}}, %{count}, %{count + 1}, add, 1, 1{transposed}; }}"
-                 : {outputs} : "l"(left), "l"(right), "r"(add));
+    asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{last + 1}, 0; wgmma.mma_async.sync.aligned.{name}.f32.{kind}.{kind} "
+                 "{{{sums}}}, {factor}, %{last}, add, 1, 1{transposed}; }}"
+                 : {outputs} : {given}, "l"(right), "r"(add));
 }}"""
 
     def meaning(add: Array, sums: Array, a_held: Array, b_held: Array) -> Array:
-        left = exact(a_held, kind).reshape(M, depth)
+        found = exact(a_held, kind)
+        if a is None:  # each warp has 16 rows
+            left = np.concatenate([held.matrix(part) for part in found.reshape(-1, LANES["warp"], held.size)])
+        else:
+            left = found.reshape(M, depth)
         right = exact(b_held, kind).reshape(n, depth)
         with np.errstate(all="ignore"):
             return fragment.of((fragment.matrix(sums).astype(np.float64) + left @ right.T).astype(np.float32))
@@ -113,11 +127,11 @@ def _multiplying(kind: str, n: int, a: Tile, b: Tile) -> Intrinsic:
     operands = (
         Operand("add", "value", dtype="bool"),
         Operand("sums", "fragment", "update", FLOAT32, (count,), guard="add"),
-        _factor("a", kind, M, a),
+        Operand("a", "fragment", "read", dtype, (held.size,)) if a is None else _factor("a", kind, M, a),
         _factor("b", kind, n, b),
     )
     return Intrinsic(
-        f"wgmma {name} {kind}{layouts}",
+        f"wgmma {name} {kind}{' held' * (a is None)}{layouts}",
         "warpgroup",
         operands,
         meaning,
@@ -128,8 +142,10 @@ def _multiplying(kind: str, n: int, a: Tile, b: Tile) -> Intrinsic:
     )
 
 
-def multiply(kind: str, n: int, sums: Place, a: Place, b: Place, add: Expr, tiles: tuple[Tile, Tile]) -> Invoke:
-    """sums[64, n] = a b^T, plus what they are if `add`. `sums`: n / 2 registers of each thread (`sums_fragment`). `tiles`: how a and b lie."""
+def multiply(kind: str, n: int, sums: Place, a: Place, b: Place, add: Expr, tiles: tuple[Tile | None, Tile]) -> Invoke:
+    """sums[64, n] = a b^T, plus what they are if `add`. `sums`: n / 2 registers of each thread (`sums_fragment`). `tiles`: how a and b lie; without
+    one a is in registers, of which each warp has the fragment of its 16 rows (`mma.SHAPES`), and which are not overwritten until the product was
+    awaited."""
     return Invoke(_multiplying(kind, n, *tiles), (add, sums, a, b))
 
 

@@ -42,9 +42,11 @@ Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
 """Maps the offsets of the buffers with a step's tiles, and the step, to the statements that read them."""
 
 
-def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
+def pipeline(
+    tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner, ready: Sequence[Statement] = ()
+) -> list[Statement]:
     """A loop with copies `stages` - 1 steps ahead of the products. One barrier per step both makes a buffer's copies visible and frees the buffer
-    that the previous step has read."""
+    that the previous step has read. `ready`: what a thread does between its copies and that barrier."""
     stages = max(2, min(stages, steps_each))
     statements: list[Statement] = []
     for ahead in range(stages - 1):
@@ -54,7 +56,7 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
         statements.append(commit())
     step = Var("step", steps_each)
     buffers = buffers_of(stages, steps_each)
-    body: list[Statement] = [await_groups(stages - 2), block_barrier()]
+    body: list[Statement] = [await_groups(stages - 2), *ready, block_barrier()]
     if steps_each > stages - 1:
         following = step + (stages - 1)
         slot = Var("free_slot", buffers)
@@ -86,20 +88,25 @@ def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: 
     return [*root, For(step, steps, block(body))]
 
 
-def single_buffer(tiles: Sequence[Staged], copies: bool, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
+def single_buffer(
+    tiles: Sequence[Staged], copies: bool, steps: Expr, steps_each: int, inner: Inner, ready: Sequence[Statement] = ()
+) -> list[Statement]:
     """A loop that fills the only buffer and then reads it: other blocks of the processor work meanwhile."""
     step, zero = Var("step", steps_each), index_const(0)
     body = [s for tile in tiles for s in tile.load(step, zero)]
     body += [commit(), await_groups(0)] if copies else [s for tile in tiles for s in tile.put(zero)]
-    return [For(step, steps, block([*body, block_barrier(), *inner([zero] * len(tiles), step), block_barrier()]))]
+    return [For(step, steps, block([*body, *ready, block_barrier(), *inner([zero] * len(tiles), step), block_barrier()]))]
 
 
-def staged_steps(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner, plain: bool = False) -> list[Statement]:
-    """The loop over the steps of a reduction: by copies if there is more than one stage, otherwise through registers. `plain`: with one buffer."""
+def staged_steps(
+    tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner, plain: bool = False, ready: Sequence[Statement] = ()
+) -> list[Statement]:
+    """The loop over the steps of a reduction: by copies if there is more than one stage, otherwise through registers. `plain`: with one buffer.
+    `ready`: see `pipeline`."""
     if plain:
-        return single_buffer(tiles, stages > 1, steps, steps_each, inner)
+        return single_buffer(tiles, stages > 1, steps, steps_each, inner, ready)
     if stages > 1:
-        return pipeline(tiles, stages, steps, steps_each, inner)
+        return pipeline(tiles, stages, steps, steps_each, inner, ready)
     return double_buffer(tiles, steps, steps_each, inner)
 
 

@@ -13,16 +13,18 @@ from tilewright.kernels.gpu.attention.counts import parts_bytes, steps_of_part
 from tilewright.kernels.gpu.counts import TileCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
-from tilewright.kernels.gpu.tensor_attention.space import registers_of, rows_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.tensor_attention.space import WARPS_OF_GROUP, registers_of, rows_of, shared_bytes_of, threads_of
 
 MATRIX_BYTES = 128
 """Of one of the matrices that `ldmatrix` loads, each in one cycle of shared memory; a warp's load of single float32 elements has as many."""
 
 
 def matrix_loads(facts: TensorAttentionFacts, candidates: Columns) -> np.ndarray:
-    """Matrices that a warp loads per tile of keys: all keys and values of the tile, and its queries unless it holds them."""
+    """Matrices that a warp loads per tile of keys: all keys and values of the tile, and its queries unless it holds them. Of a warpgroup each warp
+    has a quarter of the keys and values, which the tensor cores read once for all four."""
     queries = M * rows_of(candidates) * facts.r * (candidates["held"] == 0)
-    loads: np.ndarray = (queries + candidates["block_n"] * (facts.r + facts.d)) * facts.element_bytes / MATRIX_BYTES
+    sharing = np.where(candidates["wide"] > 0, WARPS_OF_GROUP, 1)
+    loads: np.ndarray = (queries + candidates["block_n"] * (facts.r + facts.d) / sharing) * facts.element_bytes / MATRIX_BYTES
     return loads
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.codegen.intrinsics.mma import M, N
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.tensor_cores import TENSOR_CORES, mma_flops
+from tilewright.hardware.tensor_cores import PEAKS, TENSOR_CORES, mma_flops
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.attention.estimate import EXCHANGE, ROW_INSTRUCTIONS, parts_seconds
@@ -33,7 +33,8 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
     tensor = warps * products * cycles of one / schedulers;  special = scores / powers per cycle, of four schedulers, which overlaps with it;  issue =
     warps (products + matrix loads + scores (softmax + logit) + rounded fragments + sums + rows + copies) / schedulers;  shared = wavefronts of
     matrices and of copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's own chain of both products and of its softmax.  Waves,
-    tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`).
+    tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). Products of warpgroups take their time at the machine's peak, and
+    are issued once for 64 queries and all keys or elements; there are no matrix loads.
 
     Worked example, float16 on an h200, 64 queries x 64 keys, r = d = 64, 4 warps: 64 products of 6.9 cycles a warp, on its own scheduler: 440 cycles;
     32 powers a thread take 32 * 32 / 4 = 256."""
@@ -41,12 +42,15 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
     instructions, latencies, sizes = fitted.instructions, fitted.steps, facts.attention
     bn, stages, rows = candidates["block_n"], candidates["stages"], rows_of(candidates)
     threads, warps, schedulers, depth = counts.threads, counts.warps, machine.schedulers_per_processor, facts.shape.depth
-    one = 2 * M * N * depth * machine.processors * schedulers * machine.clock_hz / mma_flops(machine, facts.kind)
+    wide = candidates["wide"] > 0
+    reached = np.where(wide, machine.peak_flops[PEAKS[facts.kind]], mma_flops(machine, facts.kind))
+    one = 2 * M * N * depth * machine.processors * schedulers * machine.clock_hz / reached
     scores, sums = M * rows * bn / machine.warp_size, M * rows * facts.d / machine.warp_size
     tensor = warps * counts.step_multiply_adds * one / schedulers
     powers = scores * machine.warp_size / POWERS_PER_CYCLE
     special = warps * powers / schedulers
-    loads = counts.step_shared_loads / MATRICES * TURNING
+    loads = np.where(wide, 0, counts.step_shared_loads / MATRICES * TURNING)
+    products = np.where(wide, (facts.r + bn) / depth, counts.step_multiply_adds)
     rounded = scores / 2
     if facts.kind == "tf32":
         # all fragments are rounded, and those of values are loaded one element at a time
@@ -58,7 +62,7 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
     softmax = scores * (WEIGHT_INSTRUCTIONS + sizes.logit_flops) + sums + row + rounded
     fetched = counts.step_fill * machine.warp_size / threads
     fetch = fetched * (1 + instructions.address + (not facts.copies))
-    issue = warps * (counts.step_multiply_adds + loads + softmax + fetch + instructions.step) / schedulers
+    issue = warps * (products + loads + softmax + fetch + instructions.step) / schedulers
     filled = bn * (sizes.r + sizes.d) * facts.element_bytes / machine.shared_bytes_per_cycle
     shared = warps * counts.step_shared_loads * 128 / machine.shared_bytes_per_cycle + filled
     cache1, cache2 = machine.cache(1), machine.cache(2)

@@ -8,6 +8,10 @@
         sums += weights x values           weights are rounded to fragments of the first factor in place; values by transposed ldmatrix
     result = sums / totals
 
+Warpgroups (`wide`) multiply with `wgmma` instead, whose sums lie in the registers of each warp as those of `mma.sync` do: only factors differ. Queries,
+keys and values lie in panels of 128-byte rows, and weights are first factors in registers. While one warpgroup computes powers, the products of
+another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024).
+
 A thread has pairs of scores that are adjacent along the keys, which is where a first factor of 16 bits has its elements. That of TF32 has elements
 four apart instead: key c / 2 + 4 (c mod 2) of each eight is then stored in row c of the tile, so that no element changes threads.
 """
@@ -21,14 +25,16 @@ from math import e, log2
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, M, N, mma, round_to_tf32
 from tilewright.codegen.intrinsics.power import power_of_two
+from tilewright.codegen.intrinsics.wgmma import Tile
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import lowest
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, compare, index_const, loads, logical_and
+from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, compare, const, index_const, loads, logical_and
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
@@ -38,17 +44,26 @@ from tilewright.kernels.gpu.attention.parts import with_parts
 from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps
 from tilewright.kernels.gpu.gemm.tile import swizzled
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionForm
-from tilewright.kernels.gpu.tensor_attention.space import WARP, TensorAttentionSchedule, blocks_to_ask_for
+from tilewright.kernels.gpu.tensor_attention.space import (
+    PANEL,
+    WARP,
+    WARPS_OF_GROUP,
+    TensorAttentionSchedule,
+    blocks_to_ask_for,
+    warpgroups_multiply,
+)
 from tilewright.kernels.gpu.tensor_cores.lower import WarpTile
 
 QUERIES, KEYS, VALUES = "queries", "keys", "values"
+ROW_BYTES, ALIGNMENT = 128, 1024
+"""Of panels of `wgmma`'s factors."""
 DISTANCES = (1, 2)
 """Of the lanes that hold elements of one row of a matrix of sums."""
 
 
 def lower_tensor_attention(problem: Problem, form: TensorAttentionForm, schedule: TensorAttentionSchedule, machine: Machine) -> Lowered:
     """One kernel, and a second one if the keys are divided."""
-    tiles, attention = _Tiles(form, schedule), form.attention
+    tiles, attention = _Tiles(form, schedule, machine), form.attention
     body, launch = tiles.emit()
     parts = tiles.frame.parts
     kernel, arguments = assemble(
@@ -83,14 +98,29 @@ class _Matrix:
         return row * self.columns + swizzled(row, column, self.columns, self.stored, self.deep)
 
 
+@dataclass(frozen=True)
+class _Panels(_Matrix):
+    """Such rows in panels of 128 bytes of each, one after another, swizzled as `wgmma` reads them."""
+
+    def at(self, own: Expr, k: Expr) -> Expr:
+        row, column = (own, k) if self.deep else (k, own)
+        return self.panel(column // PANEL) + row * PANEL + swizzled(row, column % PANEL, PANEL, self.stored, self.deep)
+
+    def panel(self, number: Expr | int) -> Expr:
+        """Where a panel begins."""
+        return index_const(number * (self.rows * PANEL)) if isinstance(number, int) else number * (self.rows * PANEL)
+
+
 class _Tiles:
     """Emits the program of one thread."""
 
-    def __init__(self, form: TensorAttentionForm, schedule: TensorAttentionSchedule) -> None:
+    def __init__(self, form: TensorAttentionForm, schedule: TensorAttentionSchedule, machine: Machine) -> None:
         if schedule.stages > 1 and not form.facts.copies:
             raise Unsuitable("elements of keys or values are too narrow to be copied asynchronously")
         if schedule.block_m % (M * schedule.warps) or schedule.block_n % 16:
             raise Unsuitable(f"the tile of a warp of {schedule} has no whole matrices")
+        if schedule.wide and (schedule.block_m != M * schedule.warps or schedule.warps % WARPS_OF_GROUP or not warpgroups_multiply(form.facts, machine)):
+            raise Unsuitable(f"no warpgroups multiply such factors on {machine.name}, or {schedule} has no whole ones")
         self.scale, self.bare, self.facts, self.shape = form.scale, form.bare, form.facts, form.facts.shape
         self.frame = attention_frame(form.attention, schedule.block_m, schedule.block_n, schedule.threads, schedule.split)
         self.form, self.sizes, self.dtype, self.stored = self.frame.form, form.attention.facts, form.attention.dtype, self.shape.stored
@@ -98,9 +128,10 @@ class _Tiles:
         self.buffers = buffers_of(schedule.stages, self.frame.most_passes) if schedule.stages > 1 else 1
         self.rows, self.score_columns, self.sum_columns = schedule.block_m // (M * schedule.warps), schedule.block_n // N, self.facts.d // N
         self.packed = REGISTER_BYTES // size_of(self.stored)
-        self.queries = _Matrix(QUERIES, schedule.block_m, self.facts.r, self.stored)
-        self.keys = _Matrix(KEYS, schedule.block_n, self.facts.r, self.stored)
-        self.values = _Matrix(VALUES, schedule.block_n, self.facts.d, self.stored, deep=False)
+        matrix = _Panels if schedule.wide else _Matrix
+        self.queries = matrix(QUERIES, schedule.block_m, self.facts.r, self.stored)
+        self.keys = matrix(KEYS, schedule.block_n, self.facts.r, self.stored)
+        self.values = matrix(VALUES, schedule.block_n, self.facts.d, self.stored, deep=False)
         self.lane, self.warp = Var("lane", WARP), Var("warp", schedule.warps)
         self.mine = WarpTile(self.shape, self.rows, self.score_columns, self.warp * (self.rows * M), index_const(0), self.lane)
 
@@ -110,7 +141,8 @@ class _Tiles:
             Staged(self.values.elements, self._values, lambda buffer: []),
         )
         tiles, single = self.frame.most_passes, self.schedule.stages == 1
-        *ahead, loop = staged_steps(staged, self.schedule.stages + self.facts.copies * single, self.frame.passes, tiles, self._tile, plain=single)
+        copies, ready = self.schedule.stages + self.facts.copies * single, [mbarrier.publish()] if self.schedule.wide else []
+        *ahead, loop = staged_steps(staged, copies, self.frame.passes, tiles, self._tile, plain=single, ready=ready)
         root = block(
             self.frame.statements,
             Let(self.lane, self.frame.thread % WARP),
@@ -151,7 +183,7 @@ class _Tiles:
         result: list[Statement] = []
         r, d = self.sizes.r, self.sizes.d
         for matrix, used, buffers in ((self.queries, r, 1), (self.keys, r, self.buffers), (self.values, d, self.buffers)):
-            result.append(Allocate(Buffer(matrix.tile, self.stored, buffers * matrix.elements, "shared")))
+            result.append(Allocate(Buffer(matrix.tile, self.stored, buffers * matrix.elements, "shared", alignment=ALIGNMENT if self.schedule.wide else 16)))
             result += self._zeros(matrix, used, buffers)
         cleared = {"sums": (self.rows * self.sum_columns * size, Const(0.0, self.dtype)), "greatest": (rows, lowest(self.dtype))}
         for name, (count, value) in {**cleared, "total": (rows, Const(0.0, self.dtype))}.items():
@@ -218,14 +250,16 @@ class _Tiles:
         keys, values = buffers
         count = self.rows * self.score_columns * self.shape.sums.size
         at = Var("at", count)
-        clear = For(at, index_const(count), Store("scores", at, Const(0.0, self.dtype)), "unroll")
+        clear = [] if self.schedule.wide else [For(at, index_const(count), Store("scores", at, Const(0.0, self.dtype)), "unroll")]
         return [
-            Allocate(Buffer("scores", self.dtype, count, "register")), clear, *self._scores(keys), *self._logits(tile), *self._weights(),
+            Allocate(Buffer("scores", self.dtype, count, "register")), *clear, *self._scores(keys), *self._logits(tile), *self._weights(),
             *self._sums(values),
         ]  # fmt: skip
 
     def _scores(self, buffer: Expr) -> list[Statement]:
         """scores[m, n] += sum over r of queries[m, r] keys[n, r]"""
+        if self.schedule.wide:
+            return self._wide_scores(buffer)
         result: list[Statement] = []
         if not self.schedule.held:
             result.append(self._fragments("query_part", self.rows * self.shape.a.size))
@@ -238,14 +272,48 @@ class _Tiles:
 
     def _sums(self, buffer: Expr) -> list[Statement]:
         """sums[m, d] += sum over n of weights[m, n] values[n, d]"""
+        if self.schedule.wide:
+            return self._wide_sums(buffer)
         result: list[Statement] = [self._fragments("weight_part", self.rows * self.shape.a.size)]
         for turn in range(self.schedule.block_n // self.shape.depth):
             result += self._weight_parts(turn)
             result += self._products(self.values, "sums", self.sum_columns, "weight_part", 0, turn, buffer)
         return result
 
-    def _weight_parts(self, turn: int) -> list[Statement]:
-        """The thread's weights as elements of a first factor: those of 16 bits in the order of the scores, for TF32 [column][row]."""
+    def _wide_scores(self, buffer: Expr) -> list[Statement]:
+        """The products of a warpgroup's queries with the keys of the tile."""
+        depth, size = self.shape.depth, self.shape.a.size
+        result: list[Statement] = [wgmma.fence()]
+        for turn in range(self.facts.r // depth):
+            panel, inside = divmod(turn * depth, PANEL)
+            keys = Place(KEYS, buffer + self.keys.panel(panel) + inside)
+            if self.schedule.held:
+                queries, tile = Place("query_part", index_const(turn * size)), None
+            else:
+                rows = self.warp // WARPS_OF_GROUP * (wgmma.M * PANEL)
+                queries, tile = Place(QUERIES, rows + self.queries.panel(panel) + inside), Tile(ROW_BYTES)
+            add = const(turn > 0, "bool")
+            sums = Place("scores", index_const(0))
+            result.append(wgmma.multiply(self.facts.kind, self.schedule.block_n, sums, queries, keys, add, (tile, Tile(ROW_BYTES))))
+        return [*result, wgmma.commit(), wgmma.await_sums(self.schedule.block_n, Place("scores", index_const(0)))]
+
+    def _wide_sums(self, buffer: Expr) -> list[Statement]:
+        """The products of its weights, in registers, with the values of the tile, whose rows are what is summed over."""
+        depth, size, turns = self.shape.depth, self.shape.a.size, self.schedule.block_n // self.shape.depth
+        tile = Tile(ROW_BYTES, k_major=False, panel=self.schedule.block_n * PANEL)
+        sums = Place("sums", index_const(0))
+        result: list[Statement] = [self._fragments("weight_part", turns * size)]
+        for turn in range(turns):
+            result += self._weight_parts(turn, turn * size)
+        result.append(wgmma.fence())
+        for turn in range(turns):
+            weights, values = Place("weight_part", index_const(turn * size)), Place(VALUES, buffer + turn * depth * PANEL)
+            result.append(wgmma.multiply(self.facts.kind, self.facts.d, sums, weights, values, TRUE, (None, tile)))
+        return [*result, wgmma.commit(), wgmma.await_sums(self.facts.d, sums)]
+
+    def _weight_parts(self, turn: int, place: int = 0) -> list[Statement]:
+        """The thread's weights as elements of a first factor, from register `place` on: those of 16 bits in the order of the scores, for TF32
+        [column][row]."""
         size, across = self.shape.a.size, self.shape.depth // N
         i = Var("i", self.rows)
         first = (i * self.score_columns + turn * across) * self.shape.sums.size
@@ -255,7 +323,7 @@ class _Tiles:
                 weight = Load("scores", (first + (number % 2 * 2 + number // 2),), self.dtype)
                 stores.append(round_to_tf32(Place("weight_part", i * size + number), weight))
             else:
-                stores.append(Store("weight_part", i * size + number, Load("scores", (first + number,), self.dtype, self.packed)))
+                stores.append(Store("weight_part", i * size + (place + number), Load("scores", (first + number,), self.dtype, self.packed)))
         return [For(i, index_const(self.rows), block(stores), "unroll")]
 
     def _products(self, matrix: _Matrix, sums: str, columns: int, name: str, first: int, turn: int, buffer: Expr) -> list[Statement]:

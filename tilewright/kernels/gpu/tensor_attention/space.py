@@ -1,6 +1,7 @@
 """Schedules of attention on tensor cores: a block computes a tile of queries for one head, and passes over its keys tile by tile.
 
-Each of `warps` warps has block_m / warps queries, all block_n scores of each, and all d sums: rows are never divided among warps.
+Each of `warps` warps has block_m / warps queries, all block_n scores of each, and all d sums: rows are never divided among warps. Four warps may
+multiply together, as a warpgroup.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from tilewright.codegen.intrinsics import wgmma
 from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, M, N
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
@@ -17,13 +19,17 @@ from tilewright.kernels.gpu.attention.space import SPLITS, splits_to_reject
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
 
 WARP = 32
+WARPS_OF_GROUP = 4
+PANEL = 64
+"""16-bit elements of a row of 128 bytes, of which factors of a warpgroup have whole ones."""
 
 
 @dataclass(frozen=True)
 class TensorAttentionSchedule:
     """One candidate. `stages`: buffers for keys and values, filled by asynchronous copies that run `stages` - 1 tiles ahead; 1: a buffer that is
     filled before it is read, through registers where there are no copies. `held` (0 or 1): queries stay in registers, instead of being loaded from
-    shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together."""
+    shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together. `wide` (0 or 1):
+    warpgroups multiply (`wgmma`), and read keys and values, and queries that are not held, from shared memory."""
 
     block_m: int
     block_n: int
@@ -31,6 +37,7 @@ class TensorAttentionSchedule:
     stages: int = 2
     held: int = 0
     split: int = 1
+    wide: int = 0
 
     @property
     def threads(self) -> int:
@@ -40,12 +47,21 @@ class TensorAttentionSchedule:
         block = f"{self.block_m} queries x {self.block_n} keys"
         return (
             f"tensor attention block={block} warps={self.warps} stages={self.stages}"
+            + " wgmma" * self.wide
             + " held" * self.held
             + (f" split={self.split}" if self.split > 1 else "")
         )
 
 
-AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "warps": (1, 2, 4, 8), "stages": (1, 2, 3), "held": (0, 1), "split": SPLITS}
+AXES = {
+    "block_m": (16, 32, 64, 128),
+    "block_n": (16, 32, 64, 128),
+    "warps": (1, 2, 4, 8),
+    "stages": (1, 2, 3),
+    "held": (0, 1),
+    "split": SPLITS,
+    "wide": (0, 1),
+}
 MOST_ROWS = 2
 """Matrices of 16 queries that a warp has at most: each has all scores and sums of its rows in registers."""
 
@@ -57,10 +73,12 @@ def tensor_attention_space(facts: TensorAttentionFacts, machine: Machine, tf32: 
     candidates = product_of(AXES)
     bm, bn, warps, stages = (candidates[name] for name in ("block_m", "block_n", "warps", "stages"))
     registers, sizes = registers_of(facts, candidates), facts.attention
-    rows = bm // (M * warps)
+    rows, wide = bm // (M * warps), candidates["wide"] > 0
     return reject(
         candidates,
         [
+            ("no warpgroups multiply such factors", wide & (not warpgroups_multiply(facts, machine))),
+            ("a warpgroup has four warps of 16 queries", wide & ((warps % WARPS_OF_GROUP != 0) | (rows != 1))),
             ("a warp has no whole matrices of queries", (bm % (M * warps) != 0) | (rows == 0)),
             ("a warp has too many queries", rows > MOST_ROWS),
             ("elements are too narrow to be copied asynchronously", (stages > 1) & (not facts.copies)),
@@ -72,6 +90,12 @@ def tensor_attention_space(facts: TensorAttentionFacts, machine: Machine, tf32: 
             ("registers exceed a processor's", registers * threads_of(candidates) > machine.registers_per_processor),
         ],
     )
+
+
+def warpgroups_multiply(facts: TensorAttentionFacts, machine: Machine) -> bool:
+    """Whether `wgmma` can: values are no K-major factor, which 16-bit floats need not be, and rows of 128 bytes are swizzled as it reads them."""
+    whole = facts.attention.r % PANEL == 0 and facts.attention.d % PANEL == 0 and facts.d <= wgmma.MOST_N
+    return machine.has(wgmma.REQUIRES[0]) and facts.element_bytes == 2 and whole and facts.copies
 
 
 def threads_of(candidates: Columns) -> np.ndarray:
@@ -103,8 +127,11 @@ def registers_of(facts: TensorAttentionFacts, candidates: Columns) -> np.ndarray
     rows = rows_of(candidates)
     packed = REGISTER_BYTES // facts.element_bytes
     queries = facts.shape.a.size // packed * np.where(candidates["held"] > 0, facts.r // facts.shape.depth, 2)
+    queries = np.where((candidates["wide"] > 0) & (candidates["held"] == 0), 0, queries)
     sums = facts.shape.sums.size * (candidates["block_n"] // N + facts.d // N)
     fragments = 2 * 2 * facts.shape.b.size // packed + facts.shape.a.size // packed * rows
+    # all weights of a tile are rounded before the first product of a warpgroup
+    fragments = np.where(candidates["wide"] > 0, candidates["block_n"] // (2 * packed), fragments)
     registers: np.ndarray = 40 + rows * (sums + queries + 4) + fragments
     return registers
 
