@@ -27,6 +27,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.kernel import Block, For, Invoke, Kernel, Statement
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.counts import TileCounts
@@ -163,23 +164,96 @@ def test_counts_are_those_of_the_kernel(name: str, kind: str) -> None:
         assert counts.shared_bytes[position] == shared_bytes(kernel)
 
 
+def best_of(ranking: Ranking, wide: int) -> TensorAttentionSchedule:
+    """The candidate predicted fastest, with warpgroups or without."""
+    found = [choice for choice in map(ranking.choice, range(*map(int, ranking.starts[-2:]))) if choice.schedule.wide == wide]
+    schedule: TensorAttentionSchedule = min(found, key=lambda choice: choice.seconds).schedule
+    return schedule
+
+
 @EACH_KIND
 @pytest.mark.parametrize("size", [64, 128])
 def test_compiled_code_has_the_instructions_and_no_spills(kind: str, size: int) -> None:
     inputs = [torch.zeros(1, 2, 512, size) for _ in range(3)]
     case = case_of(partial(attend, is_causal=True), inputs, kind)
     ranking = ranking_of(case, kind)
-    chosen = min((ranking.choice(at) for at in range(*map(int, ranking.starts[-2:]))), key=lambda choice: choice.seconds).schedule
+    chosen = best_of(ranking, 0)
     for target in (H200, A100):
         (kernel,) = lower(case.problem, chosen, target).kernels
-        text = print_cuda([kernel])
-        passed, log = cuda_binary(text, target.architecture)
-        assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
-        outcome, ptx, _ = NvrtcCompiler.find(target).translated(SourceFile("attention", text, "cuda", (kernel.name,)))
-        assert outcome.succeeded
+        ptx = ptx_of(kernel, target)
         assert "mma.sync.aligned" in ptx and "ldmatrix" in ptx and "ex2.approx.ftz.f32" in ptx
         assert (".trans" in ptx) == (kind != "tf32")
         assert ("cp.async.cg.shared.global" in ptx) == (chosen.stages > 1 or ranking.parts[-1].facts.copies)
+
+
+def ptx_of(kernel: Kernel, target: Machine) -> str:
+    """The PTX of a kernel that assembles without spills."""
+    text = print_cuda([kernel])
+    passed, log = cuda_binary(text, target.architecture)
+    assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
+    assert "serialized" not in log, log  # what the assembler says if products wait for one another
+    outcome, ptx, _ = NvrtcCompiler.find(target).translated(SourceFile("attention", text, "cuda", (kernel.name,)))
+    assert outcome.succeeded
+    return ptx
+
+
+WIDE = [
+    TensorAttentionSchedule(64, 64, 4, 2, 0, 1, 1), TensorAttentionSchedule(128, 32, 8, 3, 1, 1, 1), TensorAttentionSchedule(64, 128, 4, 1, 0, 1, 1),
+    TensorAttentionSchedule(128, 16, 8, 2, 1, 2, 1),
+]  # fmt: skip
+WIDE_CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "several tiles": (attend, operands(70, 150, 64, 1, 1)),
+    "causal, heads of 128": (partial(attend, is_causal=True), operands(130, 200, 128, 1, 1)),
+    "other size of values": (attend, operands(40, 70, 64, 1, 2, columns=128)),
+    "boolean mask": (masked, (*operands(70, 90, 64, 1, 2), holes(1, 1, 70, 90))),
+    "grouped queries": (partial(attend, enable_gqa=True), operands(66, 80, 64, heads=4, keys_heads=2)),
+}
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", WIDE_CASES)
+def test_warpgroups(name: str, kind: str) -> None:
+    """Products of four warps together, of queries in registers or in shared memory, in the interpreter, which knows what is not awaited or published."""
+    case = case_of(*WIDE_CASES[name], kind)
+    for schedule in WIDE:
+        if schedule.split == 1 or "causal" not in name:
+            check_case(case, schedule, kind)
+
+
+def test_what_threads_copy_is_published() -> None:
+    """Without the fence before the barrier, the tensor cores may not see what the threads' copies stored."""
+    case = case_of(*WIDE_CASES["several tiles"], "f16")
+    lowered = lower(case.problem, WIDE[0], H200)
+    (kernel,) = lowered.kernels
+
+    def without(root: Statement) -> Statement:
+        if isinstance(root, Block):
+            return Block(tuple(without(s) for s in root.statements if not (isinstance(s, Invoke) and s.intrinsic.order == "publish")))
+        return replace(root, body=without(root.body)) if isinstance(root, For) else root
+
+    with pytest.raises(AssertionError, match="not published"):
+        execute(case, replace(lowered, kernels=(replace(kernel, body=without(kernel.body)),)))
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_compiled_code_of_warpgroups(size: int) -> None:
+    case = case_of(attend, [torch.zeros(1, 16, 2048, size) for _ in range(3)], "f16")
+    ranking = ranking_of(case, "f16")
+    (kernel,) = lower(case.problem, best_of(ranking, 1), H200).kernels
+    ptx = ptx_of(kernel, H200)
+    assert "wgmma.mma_async.sync.aligned.m64n" in ptx and "mma.sync.aligned" not in ptx and "fence.proxy.async" in ptx
+    assert ranking.first().schedule.wide
+
+
+def test_warpgroups_need_their_instructions_and_whole_panels() -> None:
+    case = case_of(*WIDE_CASES["several tiles"], "f16")
+    with pytest.raises(Unsuitable, match="no warpgroups multiply such factors on a100"):
+        lower(case.problem, WIDE[0], A100)
+    assert not rank(case.problem, A100, learned=False).parts[-1].candidates["wide"].any()
+    narrow = case_of(attend, operands(70, 80, 48, 1, 1), "f16")
+    assert not ranking_of(narrow, "f16").parts[-1].candidates["wide"].any()
+    with pytest.raises(Unsuitable, match="no warpgroups multiply"):
+        lower(narrow.problem, WIDE[0], H200)
 
 
 @pytest.mark.parametrize("size", [32, 64, 96, 128])
@@ -224,11 +298,24 @@ def test_an_encoder_in_a_lower_precision_has_one_kernel(precision: str) -> None:
 def test_bound_by_hand() -> None:
     case = case_of(attend, [torch.zeros(1, 16, 2048, 64) for _ in range(3)], "f16")
     form = TENSOR_ATTENTION.match(case.problem, H200)
-    rows = {name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "held": 0, "split": 1}.items()}
+    rows = {
+        name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "held": 0, "split": 1, "wide": 0}.items()
+    }
     terms = lower_bound(TENSOR_ATTENTION, form.facts, rows, H200).terms
     scores = 16 * 2048 * 2048
     assert terms["fma"] == pytest.approx(scores * 4 * 64 / H200.peak_flops["fp16"])
     assert terms["issue"] == pytest.approx((scores * 128 / 2048 + scores / 32) / 528 / H200.clock_hz)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", WIDE_CASES)
+def test_warpgroups_on_a_gpu(name: str, kind: str) -> None:
+    here, case = machine("cuda"), case_of(*WIDE_CASES[name], kind)
+    with Trials(here) as trials:
+        jobs = [Job(canonical(case.problem).problem, schedule, name) for schedule in WIDE if schedule.split == 1 or "causal" not in name]
+        outcomes = list(trials.measure(jobs))
+    assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]
 
 
 @pytest.mark.gpu

@@ -17,13 +17,29 @@ from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics import launching, mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
 from tilewright.hardware import machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var, compare, const
 from tilewright.ir.expr import index_const as at
-from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Launch, Let, Place, Statement, Store, required_features, thread_variable
+from tilewright.ir.kernel import (
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Invoke,
+    Kernel,
+    Launch,
+    Let,
+    Place,
+    Statement,
+    Store,
+    required_features,
+    thread_variable,
+)
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.registry import require_instructions
 
@@ -283,7 +299,59 @@ def test_nvrtc_does_not_serialise_products_nor_spill() -> None:
     assert log.count("0 bytes stack frame, 0 bytes spill stores") == len(modes) + len(whole), log
 
 
+# --- a first factor in registers --------------------------------------------------------------------------------------
+
+
+def product_of_registers(kind: str, n: int) -> Kernel:
+    """out[64, n] = a b^T for one product whose a threads load from row-major memory to their registers."""
+    dtype, depth, thread = STORED[kind], DEPTHS[kind], thread_variable(GROUP)
+    whole, packed = products(kind, n, (Tile(128), Tile(128))), 4 // size_of(dtype)
+    assert isinstance(whole.body, Block)
+    lane, warp, count = thread % 32, thread // 32, SHAPES[kind].a.size
+    body: list[Statement] = [Allocate(Buffer("a", dtype, count, "register", packed))]
+    for element in range(0, count, packed):
+        half, beyond = (element // 2 % 2, element // 4 * 8) if packed == 2 else (element % 2, element // 2 * 4)
+        place = (warp * 16 + lane // 4 + half * 8) * depth + lane % 4 * packed + beyond
+        body.append(Store("a", at(element), Load("a_in", (place,), dtype, packed)))
+    for member in whole.body.statements:
+        if isinstance(member, For) and isinstance(member.body, Invoke) and member.body.intrinsic.engine:
+            b = Place("b_tile", at(0))
+            member = wgmma.multiply(kind, n, Place("sums", at(0)), Place("a", at(0)), b, const(False, "bool"), (None, Tile(128)))
+        body.append(member)
+    body = [
+        one for one in body if not (isinstance(one, For) and "a_tile" in str(one)) and not (isinstance(one, Allocate) and one.buffer.name == "a_tile")
+    ]
+    _, b_in, out = whole.parameters
+    return Kernel(f"registers_{kind}", (Buffer("a_in", dtype, M * depth), b_in, out), block(body), GROUP)
+
+
+def of_registers(kind: str, n: int) -> tuple[list[np.ndarray], np.ndarray]:
+    depth, dtype = DEPTHS[kind], STORED[kind]
+    deep = deep_of(kind, (Tile(128), Tile(128)))
+    a, b = stored(integers((M, depth), 60, n), dtype), stored(integers((n, deep), 60, n + 1), dtype)
+    expected = (as_factor(a, kind) @ as_factor(b[:, :depth], kind).T).astype(np.float32).ravel()
+    return [a.ravel(), np.ascontiguousarray(laid_out(b, Tile(128))), np.zeros(M * n, np.float32)], expected
+
+
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_a_factor_in_registers(kind: str) -> None:
+    arrays, expected = of_registers(kind, 72)
+    report = run(product_of_registers(kind, 72), arrays)
+    assert report.is_clean, report.faults
+    assert_bits(arrays[-1], expected)
+    passed, log = cuda_binary(print_cuda([product_of_registers(kind, 72)]))
+    assert passed and "serialized" not in log, log
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_a_factor_in_registers_on_the_gpu(kind: str) -> None:
+    arrays, expected = of_registers(kind, 72)
+    launch(product_of_registers(kind, 72), arrays)
+    assert_bits(arrays[-1], expected)
 
 
 @pytest.mark.gpu

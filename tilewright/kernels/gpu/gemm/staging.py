@@ -42,9 +42,7 @@ Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
 """Maps the offsets of the buffers with a step's tiles, and the step, to the statements that read them."""
 
 
-def pipeline(
-    tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner, ready: Sequence[Statement] = ()
-) -> list[Statement]:
+def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner, ready: Sequence[Statement] = ()) -> list[Statement]:
     """A loop with copies `stages` - 1 steps ahead of the products. One barrier per step both makes a buffer's copies visible and frees the buffer
     that the previous step has read. `ready`: what a thread does between its copies and that barrier."""
     stages = max(2, min(stages, steps_each))

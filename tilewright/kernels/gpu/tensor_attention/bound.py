@@ -17,8 +17,8 @@ from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
 def tensor_attention_bound(facts: TensorAttentionFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Lower bounds in seconds: both products of the queries and the keys that a causal mask leaves, spread evenly; masks that are data skip nothing.
 
-    fma: at the machine's peak, which no product exceeds.  issue: products by `mma.sync`, and a power for each weight.  memory: the results, since loads of
-    masks and biases may be guarded.
+    fma: at the machine's peak, which no product exceeds.  issue: products by `mma.sync`, and a power for each weight.  memory: the results, since
+    loads of masks and biases may be guarded.
 
     Worked example, h200: 16 heads of 2048 queries and keys of 64 elements in float16: 17.2 Gflop at 989 Tflop/s: 17.4 us."""
     sizes = facts.attention

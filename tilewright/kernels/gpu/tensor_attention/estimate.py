@@ -33,8 +33,8 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
     tensor = warps * products * cycles of one / schedulers;  special = scores / powers per cycle, of four schedulers, which overlaps with it;  issue =
     warps (products + matrix loads + scores (softmax + logit) + rounded fragments + sums + rows + copies) / schedulers;  shared = wavefronts of
     matrices and of copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's own chain of both products and of its softmax.  Waves,
-    tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). Products of warpgroups take their time at the machine's peak, and
-    are issued once for 64 queries and all keys or elements; there are no matrix loads.
+    tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). Products of warpgroups take their time at the machine's peak,
+    are issued once for 64 queries and all keys or elements, and need no matrix loads.
 
     Worked example, float16 on an h200, 64 queries x 64 keys, r = d = 64, 4 warps: 64 products of 6.9 cycles a warp, on its own scheduler: 440 cycles;
     32 powers a thread take 32 * 32 / 4 = 256."""

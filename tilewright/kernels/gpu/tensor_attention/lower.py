@@ -8,9 +8,9 @@
         sums += weights x values           weights are rounded to fragments of the first factor in place; values by transposed ldmatrix
     result = sums / totals
 
-Warpgroups (`wide`) multiply with `wgmma` instead, whose sums lie in the registers of each warp as those of `mma.sync` do: only factors differ. Queries,
-keys and values lie in panels of 128-byte rows, and weights are first factors in registers. While one warpgroup computes powers, the products of
-another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024).
+Warpgroups (`wide`) multiply with `wgmma` instead, whose sums lie in the registers of each warp as those of `mma.sync` do: only factors differ.
+Queries, keys and values lie in panels of 128-byte rows, and weights are first factors in registers. While one warpgroup computes powers, the products
+of another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024).
 
 A thread has pairs of scores that are adjacent along the keys, which is where a first factor of 16 bits has its elements. That of TF32 has elements
 four apart instead: key c / 2 + 4 (c mod 2) of each eight is then stored in row c of the tile, so that no element changes threads.
@@ -104,11 +104,12 @@ class _Panels(_Matrix):
 
     def at(self, own: Expr, k: Expr) -> Expr:
         row, column = (own, k) if self.deep else (k, own)
-        return self.panel(column // PANEL) + row * PANEL + swizzled(row, column % PANEL, PANEL, self.stored, self.deep)
+        return _panel(self.rows, column // PANEL) + row * PANEL + swizzled(row, column % PANEL, PANEL, self.stored, self.deep)
 
-    def panel(self, number: Expr | int) -> Expr:
-        """Where a panel begins."""
-        return index_const(number * (self.rows * PANEL)) if isinstance(number, int) else number * (self.rows * PANEL)
+
+def _panel(rows: int, number: Expr | int) -> Expr:
+    """Where a panel of a factor with so many rows begins."""
+    return index_const(number * (rows * PANEL)) if isinstance(number, int) else number * (rows * PANEL)
 
 
 class _Tiles:
@@ -119,7 +120,9 @@ class _Tiles:
             raise Unsuitable("elements of keys or values are too narrow to be copied asynchronously")
         if schedule.block_m % (M * schedule.warps) or schedule.block_n % 16:
             raise Unsuitable(f"the tile of a warp of {schedule} has no whole matrices")
-        if schedule.wide and (schedule.block_m != M * schedule.warps or schedule.warps % WARPS_OF_GROUP or not warpgroups_multiply(form.facts, machine)):
+        if schedule.wide and (
+            schedule.block_m != M * schedule.warps or schedule.warps % WARPS_OF_GROUP or not warpgroups_multiply(form.facts, machine)
+        ):
             raise Unsuitable(f"no warpgroups multiply such factors on {machine.name}, or {schedule} has no whole ones")
         self.scale, self.bare, self.facts, self.shape = form.scale, form.bare, form.facts, form.facts.shape
         self.frame = attention_frame(form.attention, schedule.block_m, schedule.block_n, schedule.threads, schedule.split)
@@ -183,7 +186,9 @@ class _Tiles:
         result: list[Statement] = []
         r, d = self.sizes.r, self.sizes.d
         for matrix, used, buffers in ((self.queries, r, 1), (self.keys, r, self.buffers), (self.values, d, self.buffers)):
-            result.append(Allocate(Buffer(matrix.tile, self.stored, buffers * matrix.elements, "shared", alignment=ALIGNMENT if self.schedule.wide else 16)))
+            result.append(
+                Allocate(Buffer(matrix.tile, self.stored, buffers * matrix.elements, "shared", alignment=ALIGNMENT if self.schedule.wide else 16))
+            )
             result += self._zeros(matrix, used, buffers)
         cleared = {"sums": (self.rows * self.sum_columns * size, Const(0.0, self.dtype)), "greatest": (rows, lowest(self.dtype))}
         for name, (count, value) in {**cleared, "total": (rows, Const(0.0, self.dtype))}.items():
@@ -286,12 +291,12 @@ class _Tiles:
         result: list[Statement] = [wgmma.fence()]
         for turn in range(self.facts.r // depth):
             panel, inside = divmod(turn * depth, PANEL)
-            keys = Place(KEYS, buffer + self.keys.panel(panel) + inside)
+            keys = Place(KEYS, buffer + _panel(self.keys.rows, panel) + inside)
             if self.schedule.held:
                 queries, tile = Place("query_part", index_const(turn * size)), None
             else:
                 rows = self.warp // WARPS_OF_GROUP * (wgmma.M * PANEL)
-                queries, tile = Place(QUERIES, rows + self.queries.panel(panel) + inside), Tile(ROW_BYTES)
+                queries, tile = Place(QUERIES, rows + _panel(self.queries.rows, panel) + inside), Tile(ROW_BYTES)
             add = const(turn > 0, "bool")
             sums = Place("scores", index_const(0))
             result.append(wgmma.multiply(self.facts.kind, self.schedule.block_n, sums, queries, keys, add, (tile, Tile(ROW_BYTES))))

@@ -28,8 +28,8 @@ PANEL = 64
 class TensorAttentionSchedule:
     """One candidate. `stages`: buffers for keys and values, filled by asynchronous copies that run `stages` - 1 tiles ahead; 1: a buffer that is
     filled before it is read, through registers where there are no copies. `held` (0 or 1): queries stay in registers, instead of being loaded from
-    shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together. `wide` (0 or 1):
-    warpgroups multiply (`wgmma`), and read keys and values, and queries that are not held, from shared memory."""
+    shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together. `wide` (0 or
+    1): warpgroups multiply (`wgmma`), and read keys and values, and queries that are not held, from shared memory."""
 
     block_m: int
     block_n: int
