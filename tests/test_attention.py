@@ -28,6 +28,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.region import Region
 from tilewright.kernels.attention_form import attention_form
+from tilewright.kernels.cpu.rates import within_reach
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import JoinDecision
@@ -238,6 +239,24 @@ def test_encoders_have_one_region_of_attention(name: str, target: str) -> None:
     assert times is not None, reason
     scale = {"us": 1.0, "ms": 1e3}
     assert float(times[1]) * scale[times[2]] < float(times[3]) * scale[times[4]]
+
+
+@pytest.mark.parametrize("target", ["x86-avx2", "x86-avx512", "xeon-8124m", "xeon-sapphire-rapids", "epyc-9655"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("heads", "length"), [(16, 2048), (12, 512), (12, 384)])
+def test_scores_of_long_sequences_are_not_stored(target: str, threads: int, heads: int, length: int) -> None:
+    """Few threads of a large CPU reach a part of its memory's bandwidth, and the scores pass through it several times."""
+    graph, _ = simplify(read(Applied(attend).eval(), tuple(torch.zeros(1, heads, length, 64) for _ in range(3))).graph)
+    regions = [lowered.region for lowered in plan_program(graph, machine(target), threads).regions]
+    assert [region.kind for region in regions] == ["attention"], regions[-1].reasons
+
+
+def test_bandwidth_within_reach() -> None:
+    """The worked example of `kernels.cpu.rates`, and machines of which all cores work."""
+    large = machine("xeon-sapphire-rapids")
+    assert within_reach(large, 2).memory_bandwidth == pytest.approx(2 * 16 * 64 / (270 / 3e9))
+    assert within_reach(large, large.processors) == large == within_reach(large, 2 * large.processors)
+    assert within_reach(machine("x86-avx512"), 1).memory_bandwidth == 16e9  # its share is more
 
 
 def test_a_fault_in_the_judgement_keeps_regions_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
+from tilewright.kernels.cpu.rates import within_reach
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
 from tilewright.partition.canonical import canonical, key_of
@@ -149,7 +150,8 @@ class RowJudge:
         return self._compared(steps, host, rows, values, found.size_n)
 
     def in_one(self, steps: tuple[Step, ...], parts: Sequence[tuple[str, tuple[Step, ...]]], values: Mapping[str, Value]) -> JoinDecision:
-        """Whether `steps`, a region of kind attention, are faster in one kernel than in the regions `parts` (kind and steps of each, in order)."""
+        """Whether `steps`, a region of kind attention, are faster in one kernel than in the regions `parts` (kind and steps of each, in order). What
+        they store in between goes through memory, of which few threads of a large CPU reach a part only (`kernels.cpu.rates.within_reach`)."""
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
             return JoinDecision(False, "there is nothing to compute")
         try:
@@ -165,7 +167,8 @@ class RowJudge:
         same = canonical(problem).problem
         key = key_of(same)
         if key not in self.known:
-            self.known[key] = rank(problem, self.machine, self.threads, self.numerics, learned=False).first().seconds
+            machine = self.machine if self.machine.is_gpu else within_reach(self.machine, self.threads)
+            self.known[key] = rank(problem, machine, self.threads, self.numerics, learned=False).first().seconds
         return Timed(problem.region, self.known[key], partial(self.measured, same))
 
     def _compared(
