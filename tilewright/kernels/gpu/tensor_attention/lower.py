@@ -10,7 +10,8 @@
 
 Warpgroups (`wide`) multiply with `wgmma` instead, whose sums lie in the registers of each warp as those of `mma.sync` do: only factors differ.
 Queries, keys and values lie in panels of 128-byte rows, and weights are first factors in registers. While one warpgroup computes powers, the products
-of another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024).
+of another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024): two of one block take turns, the
+second issues its first products behind those of the first one, so that the first one has its scores when half of all are computed.
 
 A thread has pairs of scores that are adjacent along the keys, which is where a first factor of 16 bits has its elements. That of TF32 has elements
 four apart instead: key c / 2 + 4 (c mod 2) of each eight is then stored in row c of the tile, so that no element changes threads.
@@ -45,6 +46,7 @@ from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps
 from tilewright.kernels.gpu.gemm.tile import swizzled
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionForm
 from tilewright.kernels.gpu.tensor_attention.space import (
+    MOST_GROUPS,
     PANEL,
     WARP,
     WARPS_OF_GROUP,
@@ -54,7 +56,7 @@ from tilewright.kernels.gpu.tensor_attention.space import (
 )
 from tilewright.kernels.gpu.tensor_cores.lower import WarpTile
 
-QUERIES, KEYS, VALUES = "queries", "keys", "values"
+QUERIES, KEYS, VALUES, TURNS = "queries", "keys", "values", "turns"
 ROW_BYTES, ALIGNMENT = 128, 1024
 """Of panels of `wgmma`'s factors."""
 DISTANCES = (1, 2)
@@ -120,14 +122,14 @@ class _Tiles:
             raise Unsuitable("elements of keys or values are too narrow to be copied asynchronously")
         if schedule.block_m % (M * schedule.warps) or schedule.block_n % 16:
             raise Unsuitable(f"the tile of a warp of {schedule} has no whole matrices")
-        if schedule.wide and (
-            schedule.block_m != M * schedule.warps or schedule.warps % WARPS_OF_GROUP or not warpgroups_multiply(form.facts, machine)
-        ):
+        groups, rest = divmod(schedule.warps, WARPS_OF_GROUP)
+        whole = schedule.block_m == M * schedule.warps and not rest and groups <= MOST_GROUPS
+        if schedule.wide and not (whole and warpgroups_multiply(form.facts, machine)):
             raise Unsuitable(f"no warpgroups multiply such factors on {machine.name}, or {schedule} has no whole ones")
         self.scale, self.bare, self.facts, self.shape = form.scale, form.bare, form.facts, form.facts.shape
         self.frame = attention_frame(form.attention, schedule.block_m, schedule.block_n, schedule.threads, schedule.split)
         self.form, self.sizes, self.dtype, self.stored = self.frame.form, form.attention.facts, form.attention.dtype, self.shape.stored
-        self.schedule = schedule
+        self.schedule, self.groups = schedule, schedule.warps // WARPS_OF_GROUP * schedule.wide
         self.buffers = buffers_of(schedule.stages, self.frame.most_passes) if schedule.stages > 1 else 1
         self.rows, self.score_columns, self.sum_columns = schedule.block_m // (M * schedule.warps), schedule.block_n // N, self.facts.d // N
         self.packed = REGISTER_BYTES // size_of(self.stored)
@@ -195,6 +197,10 @@ class _Tiles:
             at = Var("at", count)
             result.append(Allocate(Buffer(name, self.dtype, count, "register")))
             result.append(For(at, index_const(count), Store(name, at, value), "unroll"))
+        if self.groups > 1:
+            result.append(Allocate(mbarrier.barriers(TURNS, self.groups)))
+            first = [mbarrier.initialise(Place(TURNS, index_const(number)), 1) for number in range(self.groups)]
+            result.append(If(compare("eq", self.frame.thread, index_const(0)), block(first)))
         if self.schedule.held:
             result.append(self._fragments("query_part", self.rows * self.shape.a.size * (self.facts.r // self.shape.depth)))
         return result
@@ -257,14 +263,14 @@ class _Tiles:
         at = Var("at", count)
         clear = [] if self.schedule.wide else [For(at, index_const(count), Store("scores", at, Const(0.0, self.dtype)), "unroll")]
         return [
-            Allocate(Buffer("scores", self.dtype, count, "register")), *clear, *self._scores(keys), *self._logits(tile), *self._weights(),
+            Allocate(Buffer("scores", self.dtype, count, "register")), *clear, *self._scores(keys, tile), *self._logits(tile), *self._weights(),
             *self._sums(values),
         ]  # fmt: skip
 
-    def _scores(self, buffer: Expr) -> list[Statement]:
+    def _scores(self, buffer: Expr, tile: Expr) -> list[Statement]:
         """scores[m, n] += sum over r of queries[m, r] keys[n, r]"""
         if self.schedule.wide:
-            return self._wide_scores(buffer)
+            return self._wide_scores(buffer, tile)
         result: list[Statement] = []
         if not self.schedule.held:
             result.append(self._fragments("query_part", self.rows * self.shape.a.size))
@@ -285,22 +291,30 @@ class _Tiles:
             result += self._products(self.values, "sums", self.sum_columns, "weight_part", 0, turn, buffer)
         return result
 
-    def _wide_scores(self, buffer: Expr) -> list[Statement]:
-        """The products of a warpgroup's queries with the keys of the tile."""
+    def _wide_scores(self, buffer: Expr, tile_number: Expr) -> list[Statement]:
+        """The products of a warpgroup's queries with the keys of the tile, in its turn."""
         depth, size = self.shape.depth, self.shape.a.size
-        result: list[Statement] = [wgmma.fence()]
+        group = self.warp // WARPS_OF_GROUP
+        result: list[Statement] = []
+        passed: list[Statement] = []
+        if self.groups > 1:
+            # the first one waits for the second one's turn of the tile before, of which there is none at the beginning
+            result.append(mbarrier.wait(Place(TURNS, group), (tile_number + group + 1) % 2, "warpgroup"))
+            arrival = mbarrier.arrive(Place(TURNS, (group + 1) % self.groups))
+            passed.append(If(compare("eq", self.frame.thread % (WARPS_OF_GROUP * WARP), index_const(0)), arrival))
+        result.append(wgmma.fence())
         for turn in range(self.facts.r // depth):
             panel, inside = divmod(turn * depth, PANEL)
             keys = Place(KEYS, buffer + _panel(self.keys.rows, panel) + inside)
             if self.schedule.held:
                 queries, tile = Place("query_part", index_const(turn * size)), None
             else:
-                rows = self.warp // WARPS_OF_GROUP * (wgmma.M * PANEL)
+                rows = group * (wgmma.M * PANEL)
                 queries, tile = Place(QUERIES, rows + _panel(self.queries.rows, panel) + inside), Tile(ROW_BYTES)
             add = const(turn > 0, "bool")
             sums = Place("scores", index_const(0))
             result.append(wgmma.multiply(self.facts.kind, self.schedule.block_n, sums, queries, keys, add, (tile, Tile(ROW_BYTES))))
-        return [*result, wgmma.commit(), wgmma.await_sums(self.schedule.block_n, Place("scores", index_const(0)))]
+        return [*result, wgmma.commit(), *passed, wgmma.await_sums(self.schedule.block_n, Place("scores", index_const(0)))]
 
     def _wide_sums(self, buffer: Expr) -> list[Statement]:
         """The products of its weights, in registers, with the values of the tile, whose rows are what is summed over."""

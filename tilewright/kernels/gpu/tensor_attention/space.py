@@ -20,6 +20,9 @@ from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
 
 WARP = 32
 WARPS_OF_GROUP = 4
+MOST_GROUPS = 2
+"""Warpgroups of a block, which take turns."""
+BARRIER_BYTES = 8
 PANEL = 64
 """16-bit elements of a row of 128 bytes, of which factors of a warpgroup have whole ones."""
 
@@ -79,6 +82,7 @@ def tensor_attention_space(facts: TensorAttentionFacts, machine: Machine, tf32: 
         [
             ("no warpgroups multiply such factors", wide & (not warpgroups_multiply(facts, machine))),
             ("a warpgroup has four warps of 16 queries", wide & ((warps % WARPS_OF_GROUP != 0) | (rows != 1))),
+            ("more warpgroups than take turns", wide & (warps > WARPS_OF_GROUP * MOST_GROUPS)),
             ("a warp has no whole matrices of queries", (bm % (M * warps) != 0) | (rows == 0)),
             ("a warp has too many queries", rows > MOST_ROWS),
             ("elements are too narrow to be copied asynchronously", (stages > 1) & (not facts.copies)),
@@ -111,13 +115,16 @@ def rows_of(candidates: Columns) -> np.ndarray:
 
 
 def shared_bytes_of(facts: TensorAttentionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: the queries, and keys and values of each stage, but of no more tiles than a part has.
+    """Bytes of shared memory per block: the queries, and keys and values of each stage, but of no more tiles than a part has; and barriers by which
+    warpgroups take turns.
 
     For 64 queries x 64 keys of 64 16-bit elements, two stages: 2 * (64 * 64 + 2 * 64 * (64 + 64)) = 40,960."""
     bm, bn = candidates["block_m"], candidates["block_n"]
     tiles = -(-facts.attention.n // bn)
     buffers = np.minimum(candidates["stages"], -(-tiles // candidates["split"]))
-    needed: np.ndarray = facts.element_bytes * (bm * facts.r + buffers * bn * (facts.r + facts.d))
+    groups = candidates["warps"] // WARPS_OF_GROUP * candidates["wide"]
+    turns = np.where(groups > 1, groups * BARRIER_BYTES, 0)
+    needed: np.ndarray = facts.element_bytes * (bm * facts.r + buffers * bn * (facts.r + facts.d)) + turns
     return needed
 
 
