@@ -446,6 +446,46 @@ def against_before() -> Rows:
     return rows
 
 
+def recurrent_many() -> Rows:
+    """Recurrent layers of many sequences in float16 on tensor cores, against kernels of one step and the faster of cuDNN's ways."""
+    rows = [["layer, float16", "one kernel, us", "predicted, us", "kernels of one step, us", "cuDNN, us", "cuDNN / one kernel"]]
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for entry in results_of("gpu_recurrent_many"):
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry
+    ratios = []
+    for name, ways in found.items():
+        own, steps = ways["tilewright"], ways["tilewright by steps"]
+        peer = min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
+        ratios.append(peer / own["median_seconds"])
+        times = (own["median_seconds"], own["predicted_seconds"], steps["median_seconds"], peer)
+        rows.append([name, *(f"{1e6 * seconds:.0f}" for seconds in times), f"{ratios[-1]:.2f}"])
+    rows.append(["**geometric mean**", "", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"])
+    return rows
+
+
+def half_fusion() -> Rows:
+    """Networks in float16 by what is fused: nothing, in registers, and in shared memory too as far as that is predicted to gain."""
+    rows = [["network", "batch", "nothing fused, us", "in registers, us", "chains too, us", "nothing / registers", "registers / chains"]]
+    found = {(entry["network"], entry["contender"]): 1e6 * entry["median_seconds"] for entry in results_of("gpu_half_fusion_h100")}
+    for label, _ in sorted((key for key in found if key[1] == "tilewright"), key=lambda key: (key[0].split()[0], int(key[0].split("x")[-1]))):
+        name, _, batch = label.split()
+        none, own, chains = (found[label, way] for way in ("none", "tilewright", "chains"))
+        rows.append([name, batch[1:], f"{none:.0f}", f"{own:.0f}", f"{chains:.0f}", f"{none / own:.2f}", f"{own / chains:.2f}"])
+    return rows
+
+
+def half_recurrent() -> Rows:
+    """Recurrent networks in float16 against eager PyTorch, whose layers are cuDNN's."""
+    rows = [["network", "batch", "ours, ms", "eager, ms", "eager / ours"]]
+    found = {(entry["network"], entry["contender"]): 1e3 * entry["median_seconds"] for entry in results_of("gpu_half_recurrent_h100")}
+    for label, _ in [key for key in found if key[1] == "tilewright"]:
+        name, _, batch = label.split()
+        own, eager = found[label, "tilewright"], found[label, "eager"]
+        rows.append([name, batch[1:], f"{own:.2f}", f"{eager:.2f}", f"{eager / own:.2f}"])
+    return rows
+
+
 def computed_maps() -> Rows:
     """What contractions that compute maps gain on tensor cores, against plans that store all maps."""
     rows = [["network", "batch", "all maps stored, us", "ours, us", "stored / ours"]]
@@ -500,6 +540,9 @@ GPU_TABLES = (
     tensor_attention,
     against_before,
     computed_maps,
+    recurrent_many,
+    half_fusion,
+    half_recurrent,
     tensor_products,
     workloads,
     kernel_kinds,
