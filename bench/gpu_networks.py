@@ -11,8 +11,8 @@ device memory; the events around the call exclude that.
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `stored` no contraction computes a
-map that it reads (`partition.prologues`). Rows have the
-time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by kind (figure 6).
+map that it reads (`partition.prologues`); `tensor` multiplies float32 by pairs of TF32 (`precision="fp32-tensor"`). Rows have the time to prepare a
+contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
 workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`. With
@@ -146,6 +146,7 @@ CONTENDERS = {
     "stored": Contender("stored", partial(fused, "stored")),
     "none": Contender("none", partial(fused, "none")),
     "chains": Contender("chains", partial(fused, "chains")),
+    "tensor": Contender("tensor", partial(ours, precision="fp32-tensor")),
     "tuned": Contender("tuned", partial(tuned, None)),
     "tuned_apart": Contender("tuned_apart", partial(tuned, "registers")),
     VENDOR: with_libraries(),
