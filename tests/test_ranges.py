@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.emulated_gpu import emulated
 from tests.operator_cases import Function
 from tilewright.errors import InvalidInput
 from tilewright.frontend.ranged import LEAST, Ranges, ranges_of
@@ -31,11 +32,12 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         batch, length = tokens.shape
-        x = self.positions(tokens) + self.positions(torch.arange(length))
+        at = torch.arange(length, device=tokens.device)
+        x = self.positions(tokens) + self.positions(at)
         q, k, v = self.project(self.norm(x).reshape(-1, 16)).reshape(batch, length, 3, 4, 4).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) + bias
         if self.causal:
-            scores = scores.masked_fill(torch.arange(length)[None] > torch.arange(length)[:, None], float("-inf"))
+            scores = scores.masked_fill(at[None] > at[:, None], float("-inf"))
         x = x + self.feed((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         return torch.nn.functional.gelu(x), scores
 
@@ -303,3 +305,40 @@ def test_sizes_are_rounded_up_by_a_quarter_at_most() -> None:
         assert found.first(rounded[0]) <= size
     assert len({found.rounded((size,)) for size in range(65, 129)}) == 4
     assert found.rounded((1,)) is None
+
+
+def test_a_range_on_a_gpu() -> None:
+    """One program, whose kernels run in the interpreter, for several lengths; the number of entries that count is made where the inputs are."""
+    torch.manual_seed(0)
+    module = Encoder(True).eval()
+    dynamic = {"tokens": {1: "length"}, "bias": {0: "length", 1: "length"}}
+    inputs = torch.randint(64, (2, 14)), torch.randn(14, 14)
+    executable = tilewright.compile(module, inputs, "h200", dynamic=dynamic, wait=True)
+    (program,) = executable._programs.values()
+    assert program.frame is not None
+    with emulated(program.executable):
+        for length in (14, 16, 9):
+            tokens, bias = torch.randint(64, (2, length)), torch.randn(length, length)
+            with torch.no_grad():
+                wanted = module.double()(tokens, bias.double())
+                module.float()
+            for found, expected in zip(executable(tokens, bias), wanted, strict=True):
+                torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    assert len(executable._programs) == 1
+
+
+@pytest.mark.gpu
+def test_ranges_on_the_gpu() -> None:
+    torch.manual_seed(0)
+    module = Encoder(False).eval().cuda()
+    dynamic = {"tokens": {0: "batch", 1: "length"}, "bias": {0: "length", 1: "length"}}
+    inputs = torch.randint(64, (2, 20), device="cuda"), torch.randn(20, 20, device="cuda")
+    executable = tilewright.compile(module, inputs, dynamic=dynamic, wait=True)
+    for length in (20, 17, 24, 33, 18):
+        tokens, bias = torch.randint(64, (2, length), device="cuda"), torch.randn(length, length, device="cuda")
+        with torch.no_grad():
+            wanted = module.double()(tokens, bias.double())
+            module.float()
+        for found, expected in zip(executable(tokens, bias), wanted, strict=True):
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    assert len(executable._programs) == 3 and all(program.frame is not None for program in executable._programs.values())  # to 20, 24 and 40

@@ -195,7 +195,7 @@ def compile(
     key = model.key(examples)
     model.check_sizes(key)
     imported = model.bind(key)
-    ranges = None if machine.is_gpu else ranges_of(model, key)
+    ranges = ranges_of(model, key)
     rounded = None if ranges is None else ranges.rounded(key)
 
     later = replace(request, trials=0, unsupported="")

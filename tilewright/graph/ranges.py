@@ -64,8 +64,10 @@ class Frame:
         return all(isinstance(x, torch.Tensor) and dim < x.dim() and x.shape[dim] == count for x, dims in pairs for dim in dims)
 
     def padded(self, inputs: Sequence[Any], count: int) -> list[Any]:
-        """Inputs that fit, with their last entry repeated up to the extent, and the count."""
-        return [*(self._wide(x, dims, count) for x, dims in zip(inputs, self.inputs, strict=True)), torch.tensor(count)]
+        """Inputs that fit, with their last entry repeated up to the extent, and the count, on their device (where no call waits for its copy)."""
+        device = next((x.device for x, dims in zip(inputs, self.inputs, strict=True) if dims), None)
+        counted = torch.full((), count, dtype=torch.int64, device=device)
+        return [*(self._wide(x, dims, count) for x, dims in zip(inputs, self.inputs, strict=True)), counted]
 
     def _wide(self, x: Any, dims: Sequence[int], count: int) -> Any:
         for dim in dims if count < self.extent else ():
