@@ -139,6 +139,8 @@ class _Context:
     ready: Ready = lambda kernels: None
     as_before: bool = False
     """Whether regions that the memory knows take their schedules from it."""
+    considered: list[MergeDecision] = field(default_factory=list)
+    """What was decided about loops when they were lowered."""
 
     @cached_property
     def judge(self) -> StripJudge | TileJudge:
@@ -206,7 +208,7 @@ def plan_program(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready,
             as_before=as_before and not machine.is_gpu,
         )  # fmt: skip
-        search = tuple(decision for decisions in rewritten for decision in decisions.values())
+        search = (*(decision for decisions in rewritten for decision in decisions.values()), *laid_out.considered)
         only_measured = chains is None and machine.is_gpu
         if chains is not False and (recorded is not None or not only_measured):
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
@@ -234,6 +236,7 @@ def plan_program(
         if name not in within
     }
     aliases = {name: place.buffer for name, place in laid_out.slices.items()}
+    search = (*search, *context.considered)
     program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
     return through_torch(program, lost) if lost else program
 
@@ -429,12 +432,16 @@ def _as_before(problem: Problem, best: Choice, context: _Context, results: tuple
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
     """Lowers a loop to regions before it, one region for all steps, and regions after it. The steps are one kernel if its body is a recurrence for
-    which a schema predicts that to be faster than the kernels of one step, repeated."""
+    which a schema predicts that to be faster than the kernels of one step, repeated. What is decided, about joins in the body too, is added to what
+    the context considered."""
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     body = node.attributes["body"]
     judge = RowJudge(context.machine, context.threads, frozenset(body.constants))
-    apart = _Unfolded(unfold(node, context.graph, lay_out(body, judge, in_place=False), read), context)
+    laid_out_body = lay_out(body, judge, in_place=False)
+    for joined in laid_out_body.considered:  # the body's names are its own
+        context.considered.append(replace(joined, results=tuple(f"{node.name}.{name}" for name in joined.results)))
+    apart = _Unfolded(unfold(node, context.graph, laid_out_body, read), context)
     repeated = apart.repeated(region)
     try:
         if not context.persistent:
@@ -444,10 +451,14 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
             raise Unsuitable("its body copies what it passes through")
         (steps,) = together.steps()
     except Unsuitable as reason:
-        return apart.around(with_reasons(repeated, f"kernels for each step: {reason}"))
+        why = f"kernels for each step: {reason}"
+        context.considered.append(MergeDecision(region.outputs, False, f"{region.name} has {why}"))
+        return apart.around(with_reasons(repeated, why))
     one, each = (f"{1e6 * way.predicted_seconds:.4g} us" for way in (steps, repeated))
     times = f"predicted {one} for all steps in one kernel, {each} for kernels of one step"
-    if steps.predicted_seconds >= repeated.predicted_seconds:
+    taken = steps.predicted_seconds < repeated.predicted_seconds
+    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}"))
+    if not taken:
         return apart.around(with_reasons(repeated, times))
     steps = replace(steps, region=region, schedule=f"{together.loop.length} steps in one kernel: {steps.schedule}")
     return together.around(with_reasons(steps, times))
