@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,16 +30,18 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuChains
 from tilewright.ir.expr import Const, Expr, Load, Var, index_const, range_of, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Kernel, Let, Statement, Store, statements
-from tilewright.ir.region import Unsuitable
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import tile_judge
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strips import Rows
-from tilewright.partition.tile_judge import TileJudge, TileParts, cut_along, in_chunks
+from tilewright.partition.tile_bounds import moved_bytes
+from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles, cut_along, in_chunks
 from tilewright.partition.tile_kernel import split_sums
 from tilewright.partition.tile_work import TileWork, tile_work
 from tilewright.partition.tiles import Tiling, Window
+from tilewright.selection.bounds import DEEPCUTS
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 
@@ -421,6 +423,42 @@ def test_constants_are_those_whose_decisions_take_least() -> None:
     assert 1.2 < constants.work < 1.67 and mean == pytest.approx(0.9**0.5)
 
 
+def lowered_tiles(judge: TileJudge, problem: Any) -> Iterator[tuple[Tiles, Lowered]]:
+    """The tiles of a chain that have a kernel, fastest first, and the kernels."""
+    for tiles in judge.predicted(problem):
+        with suppress(Unsuitable):
+            yield tiles, judge.lower(problem, tiles.schedule)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bounds_contain_what_adjacent_tiles_both_compute(chunked: bool) -> None:
+    """The multiply-adds of the busiest processor's blocks, rows at borders and all chunks included, are below the bound; predictions are above."""
+    module = inverted(16, 96) if chunked else nn.Sequential(conv(64, 64, 3, 1, 1), conv(64, 64, 3, 1, 1))
+    problem = chain_problem(module, torch.randn(4, next(module.parameters()).shape[1], 28, 28))
+    target = machine(H200)
+    made_of = list(lowered_tiles(TileJudge(target, USUAL), problem))
+    found = [(tiles, made) for tiles, made in made_of if bool(tiles.schedule.chunk) == chunked and not tiles.schedule.exchanged]
+    assert found
+    for tiles, made in found:
+        cuts, sizes = cut_along(problem), tiles.schedule.sizes
+        if chunked:
+            cuts, sizes = in_chunks(problem, cuts), (*sizes, tiles.schedule.chunk)
+        tiling = Tiling(problem, cuts, sizes, chunked)
+        parts = [tiling.part(number).region for number in range(len(cuts))]
+        flops = sum(times * part.steps[0].flops() for part, times in zip(parts, tiling.repeats, strict=True) if part.kind == "contraction")
+        least = -(-tiling.blocks // target.processors) * flops / (target.peak_flops["fp32"] / target.processors)
+        (name,) = made.bounds.keys() - {DEEPCUTS}
+        assert least <= made.bounds[name] < tiles.seconds
+
+
+def test_what_is_certainly_moved() -> None:
+    """The result, the filters, and a quarter of an image of which every other pixel is read; what a window reads may be guarded."""
+    images = torch.randn(1, 64, 28, 28)
+    problem = chain_problem(nn.Sequential(conv(64, 32, 1, 2), conv(32, 32, 3, 1, 1, 32), conv(32, 16)), images)
+    filters = 4 * (32 * 64 + 16 * 32)
+    assert moved_bytes(problem) == 4 * 64 * 14 * 14 + filters + 4 * 16 * 14 * 14
+
+
 def test_wide_random_chains_can_be_cut_into_chunks() -> None:
     drawn = list(gpu_chains.drawn_wide(1, 6))
     assert drawn == list(gpu_chains.drawn_wide(1, 6)) and not set(drawn) & set(gpu_chains.WIDE.values())
@@ -438,5 +476,8 @@ def test_predicted_seconds_are_composed_of_parts() -> None:
     ranked = TileJudge(machine(H200), USUAL).predicted(problem)
     assert [tiles.seconds for tiles in ranked] == sorted(tiles.seconds for tiles in ranked)
     for tiles in ranked:
+        terms = dict(tiles.terms)
+        launch, memory = terms.pop("launch"), terms.pop("memory")
+        assert set(terms) == {"parts", "turns", "exchange"} and launch + max(sum(terms.values()), memory) == pytest.approx(tiles.seconds)
         assert f"by {tiles.schedule.threads} threads" in str(tiles.schedule) and len(tiles.schedule.sizes) == 3
         assert tiles.seconds > machine(H200).launch_seconds

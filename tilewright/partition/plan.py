@@ -41,7 +41,7 @@ from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
 from tilewright.partition.updates import in_place
-from tilewright.selection.bounds import ARITHMETIC, arithmetic_seconds, bounds_of
+from tilewright.selection.bounds import NO_BOUNDS, bounds_of
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.stages import Stages
@@ -51,7 +51,6 @@ Chooser = Callable[[Problem, Machine, int], Choice]
 Recorded = Callable[[Problem, Machine, int, Chooser], Measured | None]
 """What was measured of a canonical chain, and of its regions apart by the schedules that the chooser takes; None unless both were."""
 
-NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 
 
@@ -383,8 +382,7 @@ def _lower(problem: Problem, context: _Context, results: tuple[str, ...]) -> Low
     if problem.region.kind == "chain":
         kernel = context.judge.kernels[key_of(problem)]
         assert not isinstance(kernel, str)
-        bounds = {ARITHMETIC: arithmetic_seconds(problem.region.flops(), context.machine, context.threads)}
-        return replace(kernel, region=replace(problem.region, reasons=()), bounds=MappingProxyType(bounds))
+        return replace(kernel, region=replace(problem.region, reasons=()))
     if context.as_before and (earlier := context.memory.schedules.get(results)) is not None:
         try:
             lowered = lower_for_images(problem, earlier, context.machine)
