@@ -38,6 +38,7 @@ from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.strips import Rows, dims_of
 from tilewright.report.explanation import explanation
 from tilewright.selection.bounds import ARITHMETIC
+from tilewright.stages import Stages
 from tilewright.text import seconds_text
 
 X86 = "x86-avx2"
@@ -337,6 +338,21 @@ def test_predictions_decide_and_are_told() -> None:
 def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
     program = plan(nn.Sequential(conv(8, 8), conv(8, 8, groups=8)), torch.randn(3, 8, 8, 6))
     assert all(lowered.region.kind != "torch" for lowered in program.regions)
+
+
+@pytest.mark.parametrize("target", [X86, "h200"])
+def test_repeated_blocks_are_ranked_once(target: str) -> None:
+    """The regions of equal blocks, their merges and the parts of their chains: a longer network ranks no more candidates."""
+
+    def ranked(blocks: int) -> tuple[int, int]:
+        counted = [0]
+        stages = Stages(lambda stage, done, total: counted.append(done) if stage == "choice" else None)
+        graph = graph_of(nn.Sequential(*(Residual(inverted(16, 64)) for _ in range(blocks))), torch.randn(1, 16, 14, 14))
+        program = plan_program(graph, machine(target), 1, chains=True, stages=stages)
+        return counted[-1], len(program.search)
+
+    (few, merges), (many, more) = ranked(3), ranked(6)
+    assert few == many > 0 and more > merges > 0
 
 
 def test_the_search_is_explained(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +20,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import tilewright
 from bench import gpu_chains
 from tests import interpreted
-from tests.compiled import Case
+from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
 from tests.test_chains import CASES, Gated, OwnWeights, Residual, chain_problem, conv, graph_of, inverted, random_chain, random_layers
+from tests.test_half_modules import assert_as_good_as_eager
 from tilewright.codegen.cuda import print_cuda, shared_bytes, shared_offsets
 from tilewright.codegen.intrinsics.barriers import cluster_barrier
 from tilewright.errors import CompilerMissing
@@ -73,7 +77,11 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
     draw = mock.patch.multiple(tile_judge, tile_work=drawn)
     chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable)
     with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
-        with mock.patch.object(interpreted, "plan_program", partial(plan_program, chains=True)):
+        asked_for = partial(plan_program, chains=True)
+        with (
+            mock.patch.object(interpreted, "plan_program", asked_for),
+            mock.patch.object(import_module("tilewright.compile"), "plan_program", asked_for),
+        ):
             yield taken
 
 
@@ -146,6 +154,63 @@ def test_blocks_of_a_cluster_exchange_rows(name: str, seed: int, chunked: bool) 
     with any_tiles(seed, chunked, True) as taken:
         check_interpreted([Case(name, module, tuple(map(torch.randn, shapes)))], machine(H200))
     assert taken, "nothing was merged"
+
+
+def on_the_gpu(module: nn.Module, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, *asked: Any) -> str:
+    """Compiles a module with the tiles that are asked for (see `any_tiles`), and compares its results. Returns the schedules of its chains."""
+    case = Case("chain", copy.deepcopy(module).to(dtype).eval(), tuple(torch.randn(shape).to(dtype) for shape in shapes))
+    with any_tiles(*asked) as taken:
+        executable = tilewright.compile(case.module, case.inputs, "cuda")
+    assert taken, "nothing was merged"
+    poison(executable)
+    for _ in range(2):
+        inputs = case.fresh_inputs()
+        with torch.no_grad():
+            found = executable(*(x.cuda() for x in inputs)).cpu()
+        if dtype == torch.float32:
+            compare(case, found, inputs)
+        else:
+            assert_as_good_as_eager(case.module, inputs, found)
+    schedules = " ".join(row.schedule for row in executable.plan.rows if row.kind == "chain")
+    executable.close()
+    return schedules
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["inverted residual", "convolutions with halos", "average pooling", "matrix products"])
+def test_tiles_on_a_gpu(name: str) -> None:
+    torch.manual_seed(0)
+    module, shape, _ = CASES[name]
+    assert "tiles of" in on_the_gpu(module, [shape], torch.float32, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["inverted residual", "bottleneck", "windows with halos", "scaled channels"])
+def test_chunks_on_a_gpu(name: str) -> None:
+    torch.manual_seed(1)
+    module, shapes = CHUNKED[name]
+    assert "chunks of" in on_the_gpu(module, shapes, torch.float32, 1, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["inverted, stride 2", "two exchanges", "dilated", "bottleneck"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_exchanges_on_a_gpu(name: str, chunked: bool) -> None:
+    if machine("cuda").compute_capability < (9, 0):
+        pytest.skip("clusters need compute capability 9.0")
+    torch.manual_seed(2)
+    module, shapes = EXCHANGED[name]
+    assert "that clusters exchange" in on_the_gpu(module, shapes, torch.float32, 2, chunked, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_tensor_cores_of_tiles_on_a_gpu(dtype: torch.dtype, chunked: bool) -> None:
+    torch.manual_seed(3)
+    for name, seed in (("convolutions with halos", 0), ("expanded twice", 1)):
+        module, shapes = CHUNKED[name]
+        assert "tensor cores" in on_the_gpu(module, shapes, dtype, seed, chunked, False)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
