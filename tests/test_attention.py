@@ -26,7 +26,7 @@ from tilewright.compile import read
 from tilewright.errors import InternalFault
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
-from tilewright.ir.region import Region
+from tilewright.ir.region import Program, Region
 from tilewright.kernels.attention_form import attention_form
 from tilewright.kernels.cpu.rates import within_reach
 from tilewright.kernels.gpu.counts import TileCounts
@@ -214,10 +214,14 @@ def test_reference_of_trials(name: str) -> None:
 
 
 def planned(module: nn.Module, *inputs: Tensor, target: str = "h200") -> list[Region]:
+    return [lowered.region for lowered in program_of(module, *inputs, target=target).regions]
+
+
+def program_of(module: nn.Module, *inputs: Tensor, target: str) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph, _ = simplify(read(module.eval(), inputs).graph)
-    return [lowered.region for lowered in plan_program(graph, machine(target), 2).regions]
+    return plan_program(graph, machine(target), 2)
 
 
 ENCODERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -230,7 +234,8 @@ ENCODERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_have_one_region_of_attention(name: str, target: str) -> None:
     """Which replaces the scale, both products and the softmax, and says what both ways are predicted to take."""
-    regions = planned(*ENCODERS[name](), target=target)
+    program = program_of(*ENCODERS[name](), target=target)
+    regions = [lowered.region for lowered in program.regions]
     (region,) = [region for region in regions if region.kind == "attention"]
     assert {"matmul", "softmax"} <= {node.operator for node in region.nodes}
     assert not any({"matmul", "softmax"} & {node.operator for node in other.nodes} for other in regions if other is not region)
@@ -239,6 +244,7 @@ def test_encoders_have_one_region_of_attention(name: str, target: str) -> None:
     assert times is not None, reason
     scale = {"us": 1.0, "ms": 1e3}
     assert float(times[1]) * scale[times[2]] < float(times[3]) * scale[times[4]]
+    assert [decision.text for decision in program.search if decision.taken and "attention takes" in decision.text] == [reason]
 
 
 @pytest.mark.parametrize("target", ["x86-avx2", "x86-avx512", "xeon-8124m", "xeon-sapphire-rapids", "epyc-9655"])
@@ -273,9 +279,12 @@ def test_a_fault_in_the_judgement_keeps_regions_apart(monkeypatch: pytest.Monkey
 
 def test_slower_attention_stays_apart() -> None:
     """A query and few long keys leave most of a tile empty, and the reason has both times."""
-    regions = planned(Applied(attend), *operands(1, 64, 256, 1, 1), target="h200")
+    program = program_of(Applied(attend), *operands(1, 64, 256, 1, 1), target="h200")
+    regions = [lowered.region for lowered in program.regions]
     assert not any(region.kind == "attention" for region in regions)
     assert any("predicted in one kernel" in reason and "with stored scores" in reason for region in regions for reason in region.reasons)
+    (decision,) = [decision for decision in program.search if "attention takes" in decision.text]
+    assert not decision.taken and "us with stored scores" in decision.text
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from tilewright.kernels.gpu.deepcuts import (
     pooling,
     winograd_transform,
 )
-from tilewright.kernels.gpu.deepcuts_limits import printed_limit
+from tilewright.kernels.gpu.deepcuts_limits import Part, fused_seconds, printed_limit, stages_of
 from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
@@ -325,6 +325,19 @@ def test_fused_operations() -> None:
     plain = contraction_facts(1024, 1024, 1024)
     apart, fused = (printed_limit(GEMM, replace(plain, epilogue_flops=flops), contraction_rows(), H200) for flops in (0.0, 8.0))
     assert fused.memory == pytest.approx(apart.memory * (2 * 1024 + 8) / (2 * 1024)) and fused.shared == pytest.approx(apart.shared * 2056 / 2048)
+
+
+def test_regions_of_a_chain_are_fused_in_shared_memory() -> None:
+    """Every block computes its parts, and all but the first read what is there."""
+    facts, rows, launch = contraction_facts(64, 64, 64), contraction_rows(), Launch(264, 256, 0)
+    (stage,) = stages_of(GEMM, facts, rows)
+    flops = float(stage.flops[0]) * 264 if isinstance(stage.flops, np.ndarray) else stage.flops * 264
+    first, second = (flops / float(limit(operation, launch, H200).flops(H200)[0]) for operation in (stage.operation, stage.operation.after()))
+    part = Part(GEMM, facts, rows, 1)
+    assert fused_seconds([part], launch, H200) == pytest.approx(first) and second < first
+    assert fused_seconds([part, replace(part, times=3)], launch, H200) == pytest.approx(first + 3 * second)
+    with pytest.raises(Unsuitable, match="no formulas"):
+        fused_seconds([part, replace(part, schema=GEMV)], launch, H200)
 
 
 def test_windows_that_read_nothing_have_no_limit() -> None:

@@ -31,10 +31,15 @@ from tilewright.kernels.schema import USUAL
 from tilewright.partition import strip_judge
 from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
+from tilewright.partition.merges import Merge
 from tilewright.partition.paths import joined
 from tilewright.partition.plan import lay_out, plan_program
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.strips import Rows, dims_of
+from tilewright.report.explanation import explanation
+from tilewright.selection.bounds import ARITHMETIC
+from tilewright.stages import Stages
+from tilewright.text import seconds_text
 
 X86 = "x86-avx2"
 
@@ -214,6 +219,17 @@ def test_the_frames_of_an_inverted_residual() -> None:
     assert wide.advance == 8 and wide.outside and not depthwise.outside
 
 
+def test_the_bound_is_the_arithmetic_of_the_busiest_worker() -> None:
+    """Of twelve rows two workers have six each, and each needs seven of the region before; of one in the middle both."""
+    problem = chain_problem(nn.Sequential(conv(8, 16, 3, 1, 1), conv(16, 16, 3, 1, 1)), torch.randn(1, 8, 12, 12))
+    first, second = (stage.flops() for stage in problem.region.stages)
+    target = machine(X86)
+    thread = target.peak_flops["fp32"] / target.processors
+    for threads, flops in ((1, first + second), (2, 7 / 12 * first + 6 / 12 * second)):
+        bounds = StripJudge(target, threads, USUAL).lower(problem, StripSchedule(3, threads, 2)).bounds
+        assert bounds == {ARITHMETIC: pytest.approx(flops / thread)}
+
+
 def test_a_chain_needs_rows() -> None:
     class Turned(nn.Module):
         def __init__(self) -> None:
@@ -324,6 +340,21 @@ def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
     assert all(lowered.region.kind != "torch" for lowered in program.regions)
 
 
+@pytest.mark.parametrize("target", [X86, "h200"])
+def test_repeated_blocks_are_ranked_once(target: str) -> None:
+    """The regions of equal blocks, their merges and the parts of their chains: a longer network ranks no more candidates."""
+
+    def ranked(blocks: int) -> tuple[int, int]:
+        counted = [0]
+        stages = Stages(lambda stage, done, total: counted.append(done) if stage == "choice" else None)
+        graph = graph_of(nn.Sequential(*(Residual(inverted(16, 64)) for _ in range(blocks))), torch.randn(1, 16, 14, 14))
+        program = plan_program(graph, machine(target), 1, chains=True, stages=stages)
+        return counted[-1], len(program.search)
+
+    (few, merges), (many, more) = ranked(3), ranked(6)
+    assert few == many > 0 and more > merges > 0
+
+
 def test_the_search_is_explained(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from tilewright.cli import main
 
@@ -334,6 +365,18 @@ def test_the_search_is_explained(tmp_path: Any, capsys: pytest.CaptureFixture[st
     text = " ".join(capsys.readouterr().out.split())
     assert "1 taken" in text and "refused: " in text and "in strips of 4 rows" in text and "apart" in text
     assert main(["explain", str(tmp_path / "chain.tw"), "--fusion", "--code"]) != 0
+
+
+def test_a_chain_is_explained_with_its_terms_and_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds are the sum of the terms, of which the saved ones are negative."""
+    monkeypatch.setattr(Merge, "gain", property(lambda merge: float(len(merge.results)) if merge.way is not None else 0.0))
+    module, x = inverted(16, 32), torch.randn(1, 16, 56, 56)
+    executable = tilewright.compile(module.eval(), (x,), X86, threads=2)
+    (row,) = executable.plan.rows
+    assert sum(row.terms.values()) == pytest.approx(row.predicted_seconds) and row.terms["starts"] < 0 < row.terms["strips"]
+    assert 0 < row.bounds[ARITHMETIC] < row.predicted_seconds
+    text = explanation(executable.image)
+    assert f"predicted: strips {seconds_text(row.terms['strips'])}, " in text and f"({ARITHMETIC})" in text
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 14, 13), (1, 16, 14, 13), (2, 16, 1, 13), (2, 16, 1, 1)], ids=str)

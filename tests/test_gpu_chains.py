@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +20,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import tilewright
 from bench import gpu_chains
 from tests import interpreted
-from tests.compiled import Case
+from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
 from tests.test_chains import CASES, Gated, OwnWeights, Residual, chain_problem, conv, graph_of, inverted, random_chain, random_layers
+from tests.test_half_modules import assert_as_good_as_eager
 from tilewright.codegen.cuda import print_cuda, shared_bytes, shared_offsets
 from tilewright.codegen.intrinsics.barriers import cluster_barrier
 from tilewright.errors import CompilerMissing
@@ -30,16 +34,18 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuChains
 from tilewright.ir.expr import Const, Expr, Load, Var, index_const, range_of, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Kernel, Let, Statement, Store, statements
-from tilewright.ir.region import Unsuitable
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import tile_judge
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strips import Rows
-from tilewright.partition.tile_judge import TileJudge, TileParts, cut_along, in_chunks
+from tilewright.partition.tile_bounds import moved_bytes
+from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles, cut_along, in_chunks
 from tilewright.partition.tile_kernel import split_sums
 from tilewright.partition.tile_work import TileWork, tile_work
 from tilewright.partition.tiles import Tiling, Window
+from tilewright.selection.bounds import DEEPCUTS
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 
@@ -71,7 +77,11 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
     draw = mock.patch.multiple(tile_judge, tile_work=drawn)
     chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable)
     with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
-        with mock.patch.object(interpreted, "plan_program", partial(plan_program, chains=True)):
+        asked_for = partial(plan_program, chains=True)
+        with (
+            mock.patch.object(interpreted, "plan_program", asked_for),
+            mock.patch.object(import_module("tilewright.compile"), "plan_program", asked_for),
+        ):
             yield taken
 
 
@@ -144,6 +154,63 @@ def test_blocks_of_a_cluster_exchange_rows(name: str, seed: int, chunked: bool) 
     with any_tiles(seed, chunked, True) as taken:
         check_interpreted([Case(name, module, tuple(map(torch.randn, shapes)))], machine(H200))
     assert taken, "nothing was merged"
+
+
+def on_the_gpu(module: nn.Module, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, *asked: Any) -> str:
+    """Compiles a module with the tiles that are asked for (see `any_tiles`), and compares its results. Returns the schedules of its chains."""
+    case = Case("chain", copy.deepcopy(module).to(dtype).eval(), tuple(torch.randn(shape).to(dtype) for shape in shapes))
+    with any_tiles(*asked) as taken:
+        executable = tilewright.compile(case.module, case.inputs, "cuda")
+    assert taken, "nothing was merged"
+    poison(executable)
+    for _ in range(2):
+        inputs = case.fresh_inputs()
+        with torch.no_grad():
+            found = executable(*(x.cuda() for x in inputs)).cpu()
+        if dtype == torch.float32:
+            compare(case, found, inputs)
+        else:
+            assert_as_good_as_eager(case.module, inputs, found)
+    schedules = " ".join(row.schedule for row in executable.plan.rows if row.kind == "chain")
+    executable.close()
+    return schedules
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["inverted residual", "convolutions with halos", "average pooling", "matrix products"])
+def test_tiles_on_a_gpu(name: str) -> None:
+    torch.manual_seed(0)
+    module, shape, _ = CASES[name]
+    assert "tiles of" in on_the_gpu(module, [shape], torch.float32, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["inverted residual", "bottleneck", "windows with halos", "scaled channels"])
+def test_chunks_on_a_gpu(name: str) -> None:
+    torch.manual_seed(1)
+    module, shapes = CHUNKED[name]
+    assert "chunks of" in on_the_gpu(module, shapes, torch.float32, 1, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["inverted, stride 2", "two exchanges", "dilated", "bottleneck"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_exchanges_on_a_gpu(name: str, chunked: bool) -> None:
+    if machine("cuda").compute_capability < (9, 0):
+        pytest.skip("clusters need compute capability 9.0")
+    torch.manual_seed(2)
+    module, shapes = EXCHANGED[name]
+    assert "that clusters exchange" in on_the_gpu(module, shapes, torch.float32, 2, chunked, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_tensor_cores_of_tiles_on_a_gpu(dtype: torch.dtype, chunked: bool) -> None:
+    torch.manual_seed(3)
+    for name, seed in (("convolutions with halos", 0), ("expanded twice", 1)):
+        module, shapes = CHUNKED[name]
+        assert "tensor cores" in on_the_gpu(module, shapes, dtype, seed, chunked, False)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
@@ -421,6 +488,42 @@ def test_constants_are_those_whose_decisions_take_least() -> None:
     assert 1.2 < constants.work < 1.67 and mean == pytest.approx(0.9**0.5)
 
 
+def lowered_tiles(judge: TileJudge, problem: Any) -> Iterator[tuple[Tiles, Lowered]]:
+    """The tiles of a chain that have a kernel, fastest first, and the kernels."""
+    for tiles in judge.predicted(problem):
+        with suppress(Unsuitable):
+            yield tiles, judge.lower(problem, tiles.schedule)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bounds_contain_what_adjacent_tiles_both_compute(chunked: bool) -> None:
+    """The multiply-adds of the busiest processor's blocks, rows at borders and all chunks included, are below the bound; predictions are above."""
+    module = inverted(16, 96) if chunked else nn.Sequential(conv(64, 64, 3, 1, 1), conv(64, 64, 3, 1, 1))
+    problem = chain_problem(module, torch.randn(4, next(module.parameters()).shape[1], 28, 28))
+    target = machine(H200)
+    made_of = list(lowered_tiles(TileJudge(target, USUAL), problem))
+    found = [(tiles, made) for tiles, made in made_of if bool(tiles.schedule.chunk) == chunked and not tiles.schedule.exchanged]
+    assert found
+    for tiles, made in found:
+        cuts, sizes = cut_along(problem), tiles.schedule.sizes
+        if chunked:
+            cuts, sizes = in_chunks(problem, cuts), (*sizes, tiles.schedule.chunk)
+        tiling = Tiling(problem, cuts, sizes, chunked)
+        parts = [tiling.part(number).region for number in range(len(cuts))]
+        flops = sum(times * part.steps[0].flops() for part, times in zip(parts, tiling.repeats, strict=True) if part.kind == "contraction")
+        least = -(-tiling.blocks // target.processors) * flops / (target.peak_flops["fp32"] / target.processors)
+        (name,) = made.bounds.keys() - {DEEPCUTS}
+        assert least <= made.bounds[name] < tiles.seconds
+
+
+def test_what_is_certainly_moved() -> None:
+    """The result, the filters, and a quarter of an image of which every other pixel is read; what a window reads may be guarded."""
+    images = torch.randn(1, 64, 28, 28)
+    problem = chain_problem(nn.Sequential(conv(64, 32, 1, 2), conv(32, 32, 3, 1, 1, 32), conv(32, 16)), images)
+    filters = 4 * (32 * 64 + 16 * 32)
+    assert moved_bytes(problem) == 4 * 64 * 14 * 14 + filters + 4 * 16 * 14 * 14
+
+
 def test_wide_random_chains_can_be_cut_into_chunks() -> None:
     drawn = list(gpu_chains.drawn_wide(1, 6))
     assert drawn == list(gpu_chains.drawn_wide(1, 6)) and not set(drawn) & set(gpu_chains.WIDE.values())
@@ -438,5 +541,8 @@ def test_predicted_seconds_are_composed_of_parts() -> None:
     ranked = TileJudge(machine(H200), USUAL).predicted(problem)
     assert [tiles.seconds for tiles in ranked] == sorted(tiles.seconds for tiles in ranked)
     for tiles in ranked:
+        terms = dict(tiles.terms)
+        launch, memory = terms.pop("launch"), terms.pop("memory")
+        assert set(terms) == {"parts", "turns", "exchange"} and launch + max(sum(terms.values()), memory) == pytest.approx(tiles.seconds)
         assert f"by {tiles.schedule.threads} threads" in str(tiles.schedule) and len(tiles.schedule.sizes) == 3
         assert tiles.seconds > machine(H200).launch_seconds

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -14,7 +16,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+import tilewright
+from tests.compiled import Case, compare
 from tests.runtime_programs import ProgramBuilder
 from tests.test_gpu_runtime import FakeStream, fake_engine
 from tests.test_gpu_runtime import stream as stream
@@ -35,7 +40,7 @@ from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of, thread_weights
 from tilewright.kernels.gpu.recurrence.steps import without_division
 from tilewright.kernels.recurrence_form import RecurrenceFacts
-from tilewright.partition.plan import Chooser
+from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime.driver import LAUNCH_COOPERATIVE
 from tilewright.runtime.loadable import LoadableProgram, loadable, loadable_kernel
 from tilewright.selection.choice import choose, rank
@@ -102,6 +107,25 @@ def test_models_choose_one_kernel(kind: str) -> None:
         kernel = lowered.kernels[-1]
         assert kernel.launch is not None and kernel.launch.grid[0] <= H200.processors and kernel.cooperative == (hidden > 256)
         assert kernel.cluster == (8 if hidden <= 256 else 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 128), ("GRU", 256), ("LSTM", 512), ("GRU", 800)])
+def test_layers_on_the_gpu(kind: str, hidden: int) -> None:
+    """Small layers are a cluster, where there are any, others a grid, whose counter of arrivals is zero again in every call."""
+    clusters = hidden <= 256 and machine("cuda").compute_capability >= (9, 0)
+    torch.manual_seed(hidden)
+    module, x = KINDS[kind](hidden, hidden).eval(), torch.randn(24, 1, hidden)
+    with mock.patch.object(import_module("tilewright.compile"), "plan_program", partial(plan_program, persistent=True)):
+        executable = tilewright.compile(module, (x,), "cuda")
+    (schedule,) = (row.schedule for row in executable.plan.rows if row.kind == "loop")
+    assert "steps in one kernel" in schedule and ("a cluster of" in schedule) == clusters
+    assert any(kernel.cooperative for kernel in executable.image.program.kernels.values()) != clusters
+    for _ in range(3):
+        given = torch.randn_like(x)
+        found = [result.cpu() for result in tree_leaves(executable(given.cuda()))]
+        compare(Case("recurrence", module, (given,)), found, (given,))
+    executable.close()
 
 
 def test_gates_do_not_branch() -> None:

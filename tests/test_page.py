@@ -20,6 +20,7 @@ from tests.browser import CHROMIUM, Browser
 from tests.runtime_programs import ProgramBuilder
 from tilewright.cli import main
 from tilewright.hardware import machine
+from tilewright.report.explanation import stage_lines
 from tilewright.report.page.connections import connections, matched
 from tilewright.report.page.data import Subject
 from tilewright.report.page.drawing import HEIGHT, RISE, WIDTH, drawn
@@ -89,6 +90,9 @@ def test_everything_is_in_the_page(subject: Subject) -> None:
     assert [span[0] for span in shown["timeline"]] == sorted(numbers) and shown["measured"]
     assert all(row["measured_seconds"] for row in shown["rows"] if row["number"] in numbers)
     assert any(other["loses_by"].endswith("%") for row in shown["rows"] for other in row["comparison"]["others"])
+    assert shown["search"] == [str(decision) for decision in program.search] and any("softmax" in text for text in shown["search"])
+    stages = [list(stage_lines(row)) for row in subject.plan.rows]
+    assert any(stages) and [dict(row["entries"]).get("stages", []) for row in shown["rows"]] == stages
 
 
 def test_nothing_in_the_page_comes_from_elsewhere(subject: Subject) -> None:
@@ -347,6 +351,14 @@ def test_a_region_of_an_address_is_opened(browser: Browser, file: Path) -> None:
     browser.open(file, fragment="#region-999")
     assert browser.value("document.querySelector('dialog').open") is False
     assert browser.problems == []
+
+
+def test_merges_and_stages_are_shown(browser: Browser, file: Path, subject: Subject) -> None:
+    row = next(row for row in subject.plan.rows if list(stage_lines(row)))
+    browser.open(file, fragment=f"#region-{row.number}")
+    shown = browser.value("[...document.querySelectorAll('li')].map((item) => item.textContent)")
+    assert subject.plan.search and {str(decision) for decision in subject.plan.search} <= set(shown)
+    assert set(stage_lines(row)) <= set(browser.value("[...document.querySelectorAll('dialog dd div')].map((line) => line.textContent)"))
 
 
 def test_two_programs_are_compared(browser: Browser, subject: Subject, artifact: Path, tmp_path: Path) -> None:

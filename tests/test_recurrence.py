@@ -222,6 +222,8 @@ def test_slower_in_one_kernel() -> None:
 
     program = interpreted(nn.LSTM(4, 19), torch.randn(3, 2, 4), machine("x86-avx2"), 2, chosen)
     assert "predicted 1e+06 us for all steps in one kernel" in reasons(program)
+    (decision,) = program.search
+    assert not decision.taken and "predicted 1e+06 us for all steps in one kernel" in decision.text and "for kernels of one step" in decision.text
     assert all(lowered.repeat == 3 for lowered in loops(program))
 
 
@@ -230,3 +232,4 @@ def test_on_a_gpu_steps_stay_apart_until_barriers_are_measured() -> None:
     assert "kernels for each step: a barrier of all blocks was not measured on a100" in reasons(program) and all(
         lowered.repeat == 3 for lowered in loops(program)
     )
+    assert [decision.taken for decision in program.search] == [False]

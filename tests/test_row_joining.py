@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -68,6 +69,7 @@ APART = {
         "regrouped", Applied(after(lambda y: torch.softmax(y.reshape(8, 8, 20), -1)), nn.Linear(8, 20)), (torch.randn(64, 8),)
     ),
 }  # fmt: skip
+TIME = r"([\d.]+) [mu]s"
 WHY = {
     "long": "a row of 3072 does not fit one tile",
     "read twice": "is also read by",
@@ -117,9 +119,20 @@ def test_a_tile_holds_whole_rows() -> None:
 @pytest.mark.parametrize(("target", "rows", "columns"), [("x86-avx2", 600, 1024), ("h200", 1, 84)])
 def test_a_machine_that_gains_nothing_keeps_rows_apart(target: str, rows: int, columns: int) -> None:
     case = Case("wide", Applied(after(lambda y: F.log_softmax(y, -1)), nn.Linear(columns, 29)), (torch.randn(rows, columns),))
-    regions = [lowered.region for lowered in planned(case, target).regions]
+    program = planned(case, target)
+    regions = [lowered.region for lowered in program.regions]
     assert not joined(regions)
     assert any("a row of 29 fits one" in text for region in regions for text in region.reasons)
+    (decision,) = [decision for decision in program.search if "a row of 29" in decision.text]  # others are about chains
+    assert not decision.taken and re.search(f"{TIME} predicted in one kernel, {TIME} with a stored result", decision.text)
+
+
+@pytest.mark.parametrize("target", ["x86-avx2", "h200"])
+def test_joins_are_in_the_search_with_both_times(target: str) -> None:
+    (decision,) = planned(JOINING["softmax of 48"], target).search
+    assert decision.taken and decision.results[-1] == "softmax"
+    times = re.search(f"{TIME} predicted in one kernel, {TIME} with a stored result", decision.text)
+    assert times is not None and float(times[1]) < float(times[2]), decision.text
 
 
 def test_blocks_hold_whole_rows_and_do_not_split_the_sum() -> None:

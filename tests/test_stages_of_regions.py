@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tilewright
@@ -13,7 +15,8 @@ from tests.operator_cases import Applied, randomised
 from tests.test_siblings import graph_of
 from tilewright.cli import main
 from tilewright.hardware import machine
-from tilewright.ir.stage import MEMORY, TILE, Stage, stages_of
+from tilewright.ir.region import REGISTERS, TILE
+from tilewright.ir.stage import MEMORY, Stage, stages_of
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.plan import operators_apart, plan_program
@@ -57,6 +60,37 @@ def test_kernels_of_one_region_pass_workspaces(tmp_path: Path) -> None:
     executable.save(tmp_path / "one.tw")
     loaded = artifact.read(tmp_path / "one.tw")
     assert [region.stages for region in loaded.program.regions] == [row.stages for row in executable.plan.rows]
+
+
+@pytest.mark.parametrize("target", ["h200", "x86-avx2"])
+def test_winograd_in_one_kernel_passes_tiles(target: str) -> None:
+    """Its transforms leave their results in shared memory, or in the cache of a thread; the direct kernels pass sums to the epilogue in registers."""
+    problem = convolution_problem(32, 32, 14, 14, 3)
+    ranking = rank(problem, machine(target))
+    ranked = [ranking.choice(place) for place in np.argsort(ranking.seconds)]
+    for transforms, within in ((True, TILE), (False, REGISTERS)):
+        made = (lower(problem, choice.schedule, machine(target)) for choice in ranked if choice.schema.transforms == transforms)
+        (stage,) = stages_of(next(lowered for lowered in made if len(lowered.kernels) == 1))
+        assert stage.within == within
+
+
+SOFTMAX = nn.Sequential(nn.Linear(24, 48), nn.Softmax(-1))
+
+
+@pytest.mark.parametrize("target, within", [("h200", "tiles on the chip"), ("x86-avx2", "registers")])
+def test_rows_pass_what_their_kernel_holds_them_in(target: str, within: str) -> None:
+    """A block of a GPU spills a product's rows to shared memory; a register tile holds them on a CPU."""
+    (row,) = [row for row in rows_of(SOFTMAX, torch.randn(19, 24), target) if row.kernels]
+    assert list(stage_lines(row)) == [f"linear > add > softmax in {within}"]
+
+
+@pytest.mark.parametrize("dtype, within", [(torch.float32, TILE), (torch.float16, REGISTERS)])
+def test_attention_passes_its_weights_where_its_schema_says(dtype: torch.dtype, within: str) -> None:
+    """On CUDA cores in shared memory, on tensor cores in the fragments of the next product."""
+    tokens = torch.randn(64, 128, 64, dtype=dtype)  # so many that keys are not divided
+    graph = graph_of(Applied(lambda x: F.scaled_dot_product_attention(x, x, x)), tokens)
+    (lowered,) = [lowered for lowered in plan_program(graph, machine("h200"), 1).regions if lowered.region.kind == "attention"]
+    assert [stage.within for stage in stages_of(lowered)] == [within]
 
 
 def test_what_pytorch_runs_has_no_stages() -> None:

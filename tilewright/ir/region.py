@@ -98,11 +98,18 @@ class Storage:
     matrix: tuple[tuple[float, ...], ...] | None = None
 
 
+WITHIN = REGISTERS, TILE = ("registers", "tile")
+"""Where steps of one kernel pass each other what they compute: in registers, or in a tile, which is in shared memory of a block or of a cluster, or
+in the cache of a thread."""
+
+
 @dataclass(frozen=True)
 class Lowered:
     """A region lowered to kernels. `storage` holds what the region needs beyond graph values: workspaces and packed constants; `space` counts the
     candidates from which the schedule was chosen, and `comparison` has the best of them; `measured_seconds` comes from records; `bounds`: least
     seconds of the calls, by what limits them (`selection.bounds`).
+
+    `within`: where the steps of the region's kernel, or of each stage of a chain, pass each other what they compute, at farthest (`WITHIN`).
 
     `library`, if there is one, runs first. The calls run in order, `repeat` times; kernels with a scalar parameter get the number of the repetition
     (a scan's step). `checks` says, for each buffer passed as FAULTS, what its elements stand for."""
@@ -121,6 +128,7 @@ class Lowered:
     checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
     library: LibraryCall | None = None
     comparison: Comparison = field(default_factory=Comparison)
+    within: tuple[str, ...] = (REGISTERS,)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Stages of a lowered region: what it computes one after another, and where each stage leaves its result for the next.
 
-Operators of one stage pass each element, row or sum in registers. A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in
-shared memory of a block or a cluster, or in the cache of a thread. Where several kernels compute a region (Winograd's transforms and products, the
-parts of a split sum, a factor that is copied first), the stages pass workspaces in memory.
+A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in shared memory of a block or a cluster, or in the cache of a thread.
+Where several kernels compute a region (Winograd's transforms and products, the parts of a split sum, a factor that is copied first), the stages pass
+workspaces in memory. What the steps of one kernel pass each other (sums for an epilogue, rows for a softmax, weights of attention, transforms) stays
+in registers or in a tile, as the schema of the region says (`kernels.schema.Schema.within`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import REGISTERS, TILE, Lowered, Region
 
-TILE, MEMORY = LEVELS = ("tile", "memory")
+MEMORY = "memory"
+LEVELS = (TILE, MEMORY)
 """Where a stage leaves its result for the next."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`what` the stage computes: its operators, which pass each other elements in registers, or its kernel's name without the digest. `passes`: where
-    the next stage finds the result, one of `LEVELS`; empty for the last. `bytes`: those of the whole result."""
+    """`what` the stage computes: its operators, or its kernel's name without the digest. `passes`: where the next stage finds the result, one of
+    `LEVELS`; empty for the last. `bytes`: those of the whole result. `within`: where its operators find what they pass each other, one of
+    `region.WITHIN`; of one kernel of several it is not known."""
 
     what: tuple[str, ...]
     passes: str = ""
     bytes: int = 0
+    within: str = REGISTERS
 
 
 def stages_of(lowered: Lowered) -> tuple[Stage, ...]:
@@ -33,18 +37,19 @@ def stages_of(lowered: Lowered) -> tuple[Stage, ...]:
     if region.kind in ("torch", "loop") or not (lowered.calls or lowered.library):
         return ()
     if region.stages:
-        *before, last = region.stages
-        return (*(Stage(_operators(stage), TILE, _result_bytes(stage)) for stage in before), Stage(_operators(last)))
+        *before, last = zip(region.stages, lowered.within, strict=True)
+        passing = (Stage(_operators(stage), TILE, _result_bytes(stage), within) for stage, within in before)
+        return (*passing, Stage(_operators(last[0]), within=last[1]))
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
     parts = [] if lowered.library is None else [(lowered.library.operator, {lowered.library.out.name})]
     for call in lowered.calls:
         parameters = zip(call.arguments, kernels[call.kernel].parameters, strict=True)
         parts.append((call.kernel.rpartition("_")[0], {name for name, parameter in parameters if parameter.writable}))
     if len(parts) == 1:
-        return (Stage(_operators(region)),)
+        return (Stage(_operators(region), within=lowered.within[0]),)
     *first, (last_kernel, _) = parts
-    passing = (Stage((kernel,), MEMORY, sum(_stored_bytes(lowered, name) for name in written)) for kernel, written in first)
-    return (*passing, Stage((last_kernel,)))
+    apart = (Stage((kernel,), MEMORY, sum(_stored_bytes(lowered, name) for name in written)) for kernel, written in first)
+    return (*apart, Stage((last_kernel,)))
 
 
 def _operators(region: Region) -> tuple[str, ...]:

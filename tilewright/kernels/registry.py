@@ -95,7 +95,7 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
     lowered = schema.lower(problem, form, schedule, machine)
     for kernel in lowered.kernels:
         require_instructions(kernel, machine)
-    return with_faults(lowered)
+    return replace(with_faults(lowered), within=(schema.within(form.facts, schedule),))
 
 
 def lower_for_images(problem: Problem, schedule: Any, machine: Machine) -> Lowered:

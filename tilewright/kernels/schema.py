@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.ir.region import REGISTERS, TILE, Lowered, Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import Counted
 
@@ -123,6 +123,8 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     features: inputs of learned models besides counts and estimate, by name. None, or a result of None: the models do not cover these candidates.
     joins: for a sum of products followed by reductions of its result, a number of threads, and a function that gives the schema's best candidate for
         some facts: whether one kernel is faster than two.
+    within: where a schedule's kernel keeps what its steps pass each other, at farthest (`ir.region.WITHIN`): sums for an epilogue, rows that
+        are reduced, weights of attention, transforms; not the parts of one sum that threads or blocks share.
     transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN affect all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: if it has any candidates, no later schema is asked.
@@ -146,6 +148,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     variants: Callable[[Facts, Columns, Machine], tuple[Columns, np.ndarray]] | None = None
     joins: Callable[[Problem, Machine, int, Callable[[Facts], Predicted]], JoinDecision] | None = None
     unordered: Callable[[Schedule], bool] = lambda schedule: False
+    within: Callable[[Facts, Schedule], str] = lambda facts, schedule: REGISTERS
     transforms: bool = False
     alone: bool = False
     sums: bool = False
@@ -155,6 +158,11 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     def schedule_of(self, axes: Mapping[str, int], machine: Machine) -> Schedule:
         """The schedule of one candidate."""
         return self.made(axes, machine) if self.made is not None else self.schedule(**axes)
+
+
+def in_tile_if(passes: Callable[[Facts, Schedule], object]) -> Callable[[Facts, Schedule], str]:
+    """The `within` of a schema whose kernels pass something in a tile where the function says so."""
+    return lambda facts, schedule: TILE if passes(facts, schedule) else REGISTERS
 
 
 AnySchema: TypeAlias = Schema[Any, Any, Any, Any]

@@ -45,7 +45,8 @@ def lower_apart(problem: Problem, schedule: Apart, machine: Machine) -> Lowered:
     kernels: list[Kernel] = []
     calls: list[Call] = []
     storage = {stage.outputs[0]: Storage(problem.values[stage.outputs[0]], problem.layouts[stage.outputs[0]]) for stage in stages[:-1]}
-    said = []
+    said: list[str] = []
+    within: list[str] = []
     for stage, own in zip(stages, schedule.schedules, strict=True):
         same = canonical(Problem(stage, problem.layouts, problem.values, problem.constants))
         part = named(registry.lower_for_images(same.problem, own, machine), stage, {short: name for name, short in same.names.items()})
@@ -55,4 +56,5 @@ def lower_apart(problem: Problem, schedule: Apart, machine: Machine) -> Lowered:
         calls += part.calls
         storage |= part.storage
         said.append(f"{stage.kind} ({part.schedule})")
-    return Lowered(problem.region, f"apart: {'; '.join(said)}", tuple(kernels), tuple(calls), MappingProxyType(storage))
+        within += part.within
+    return Lowered(problem.region, f"apart: {'; '.join(said)}", tuple(kernels), tuple(calls), MappingProxyType(storage), within=tuple(within))

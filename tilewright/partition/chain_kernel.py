@@ -214,7 +214,8 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     roles = {name: "tile" for name in emitter.tiles}
     kernel, arguments = assemble("chain", body, problem, written, header=header, roles=roles, growths=growths)
     call = Call.of(kernel, arguments)
-    return Lowered(chain.problem.region, said, (kernel,), (call,), MappingProxyType(emitter.storage))
+    within = tuple(emitter.within[number] for number in range(len(chain.cuts)))
+    return Lowered(chain.problem.region, said, (kernel,), (call,), MappingProxyType(emitter.storage), within=within)
 
 
 def _growths(chain: Chain, schedule: StripSchedule) -> dict[str, int]:
@@ -241,6 +242,7 @@ class _Emitter:
         self.storage: dict[str, Storage] = {}
         self.tiles: tuple[str, ...] = ()
         self.schedules: list[str] = []
+        self.within: dict[int, str] = {}
 
     def strip(self, rows: int, start: Expr, images: Sequence[Expr], begins: Expr | None) -> Block:
         """A strip of `rows` rows from row `start` on. begins: whether no rows of the tiles are there; None: always."""
@@ -308,6 +310,7 @@ class _Emitter:
         packed = {name: self._stored(name, entry) for name, entry in lowered.storage.items()}
         if (said := f"{part.region.kind} ({lowered.schedule})") not in self.schedules:
             self.schedules.append(said)
+        self.within[number] = lowered.within[0]
 
         def emit(row: Expr, slot: Expr, images: Sequence[Expr]) -> Statement:
             places = {

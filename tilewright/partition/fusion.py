@@ -30,7 +30,7 @@ from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, coefficient, loads, replace_loads, rewrite, substitute, variables, walk
 from tilewright.ir.graph import Graph, Node, Value
-from tilewright.ir.region import Region
+from tilewright.ir.region import MergeDecision, Region
 from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
@@ -59,10 +59,12 @@ class _Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Regions in execution order; `values` extends the graph's values by those that regions store for each other."""
+    """Regions in execution order; `values` extends the graph's values by those that regions store for each other. `considered`: the joins of regions
+    that a judge decided about."""
 
     regions: tuple[Region, ...]
     values: Mapping[str, Value]
+    considered: tuple[MergeDecision, ...] = ()
 
 
 def partition(
@@ -114,6 +116,7 @@ class _Partitioner:
                     self.view_nodes[node.outputs[0]] = node
         self.readers = self._count_readers()
         self.groups: dict[str, _Group] = {}  # keyed by the value they store, in execution order
+        self.considered: list[MergeDecision] = []
 
     def _count_readers(self) -> dict[str, set[str]]:
         """Names of the non-view nodes that read each value, directly or through views."""
@@ -149,7 +152,7 @@ class _Partitioner:
         regions: list[Region] = []
         for group in self.groups.values():
             regions.extend(self._finish(group))
-        return Partition(tuple(regions), MappingProxyType(self.values))
+        return Partition(tuple(regions), MappingProxyType(self.values), tuple(self.considered))
 
     def _place(self, node: Node, output: str, steps: tuple[Step, ...]) -> None:
         steps = tuple(inline_step(step, self.views) for step in steps)
@@ -257,14 +260,14 @@ class _Partitioner:
             form = with_pixels if summed_pixels(host.steps, name, group.steps, self.constants) else with_rows
             joined = form(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
-                decision = _decided(node, name, partial(self.judge_rows, joined, host.steps, group.steps, self.values))
-                if decision.joins:
+                decision = self._decided(node, (name, group.output), partial(self.judge_rows, joined, host.steps, group.steps, self.values))
+                if decision.taken:
                     del self.groups[name]
                     group.kind, group.steps = host.kind, joined
-                    group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins {name}: {decision.reason}"]
+                    group.reasons = host.reasons + group.reasons + [decision.text]
                     group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
                     return
-                joined = decision.reason
+                group.reasons.append(decision.text)
             if isinstance(joined, str):
                 group.reasons.append(f"not joined to {name}: {joined}")
 
@@ -286,17 +289,25 @@ class _Partitioner:
                 continue
             parts = [self.groups[value] for value in joined.values]
             apart = [(part.kind, part.steps) for part in (*parts, group)]
-            decision = _decided(node, name, partial(self.judge_rows.in_one, joined.steps, apart, self.values))
-            if not decision.joins:
-                group.reasons.append(f"not joined to {name}: {decision.reason}")
+            decision = self._decided(node, (*joined.values, group.output), partial(self.judge_rows.in_one, joined.steps, apart, self.values))
+            if not decision.taken:
+                group.reasons.append(decision.text)
                 continue
             for value in joined.values:
                 del self.groups[value]
             group.kind, group.steps = "attention", joined.steps
             members = {member.name for part in (*parts, group) for member in part.nodes}
             group.nodes = [member for member in self.graph.nodes if member.name in members]
-            group.reasons = [f"{node.operator} {node.name} joins {', '.join(joined.values)}: {decision.reason}"]
+            group.reasons = [decision.text]
             return
+
+    def _decided(self, node: Node, results: tuple[str, ...], judge: Callable[[], JoinDecision]) -> MergeDecision:
+        """Whether the node, which stores the last of the results, joins the regions of the others; not if the judge fails."""
+        others = ", ".join(results[:-1])
+        decision = contained(node.described, f"does not join {others}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
+        told = "joins" if decision.joins else "not joined to"
+        self.considered.append(MergeDecision(results, decision.joins, f"{node.operator} {node.name} {told} {others}: {decision.reason}"))
+        return self.considered[-1]
 
     # -- readers absorb maps ---------------------------------------------------------------------------------------
 
@@ -419,11 +430,6 @@ class _Partitioner:
         inner = {name for step in steps[:-1] for name in step.names}
         inputs = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
-
-
-def _decided(node: Node, name: str, judge: Callable[[], JoinDecision]) -> JoinDecision:
-    """Whether the node joins the region of the value; not if the judge fails."""
-    return contained(node.described, f"does not join {name}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
 
 
 def _overlaps(step: Step) -> bool:

@@ -22,7 +22,7 @@ from tilewright.ir.dtypes import NARROW_FLOATS, computed_in
 from tilewright.ir.expr import Load, Var, loads, variables
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
-from tilewright.ir.region import Region
+from tilewright.ir.region import MergeDecision, Region
 from tilewright.partition.concatenation import Slice, concatenations, in_place, order_of, with_slices
 from tilewright.partition.fusion import Partition
 from tilewright.partition.precision import AS_COMPUTED, Precision, reading, with_types
@@ -30,12 +30,14 @@ from tilewright.partition.precision import AS_COMPUTED, Precision, reading, with
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A partition with a layout for every stored value. `slices` maps values to their places in the buffers of others."""
+    """A partition with a layout for every stored value. `slices` maps values to their places in the buffers of others; `considered`: see
+    `fusion.Partition`."""
 
     regions: tuple[Region, ...]
     values: Mapping[str, Value]
     layouts: Mapping[str, Layout]
     slices: Mapping[str, Slice] = field(default_factory=lambda: MappingProxyType({}))
+    considered: tuple[MergeDecision, ...] = ()
 
     def with_layouts(self, layouts: Mapping[str, Layout]) -> LaidOut:
         """The partition with other layouts; those of slices follow from their buffers'."""
@@ -77,7 +79,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
                 layouts[load.buffer] = _in_pairs(layouts[load.buffer], load, found.r)
     why = {name: _why_fixed(name, graph) for name in fixed}
     regions, places = in_place(regions, joined, values, layouts, why, _as_passed(graph, regions))
-    return LaidOut(tuple(regions), MappingProxyType(values), layouts, MappingProxyType(places)).with_layouts(layouts)
+    return LaidOut(tuple(regions), MappingProxyType(values), layouts, MappingProxyType(places), partition.considered).with_layouts(layouts)
 
 
 def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -79,12 +79,14 @@ class ChainSchedule(Protocol):
 
 
 class Way(Protocol):
-    """How a chain is computed (`Strips`, `tile_judge.Tiles`), with the predicted seconds."""
+    """How a chain is computed (`Strips`, `tile_judge.Tiles`), with the predicted seconds and their named terms."""
 
     @property
     def schedule(self) -> ChainSchedule: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def terms(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,13 @@ class Merge:
         found = self.measured
         apart = Candidate("apart", f"{len(self.results)} kernels", self.apart, measured_seconds=found.apart if found is not None else None)
         seconds = found.seconds if found is not None else None
-        return replace(lowered, predicted_seconds=self.way.seconds, measured_seconds=seconds, comparison=Comparison(schema, (apart,)))
+        return replace(
+            lowered,
+            predicted_seconds=self.way.seconds,
+            terms=self.way.terms,
+            measured_seconds=seconds,
+            comparison=Comparison(schema, (apart,)),
+        )
 
     @property
     def gain(self) -> float:

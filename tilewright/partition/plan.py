@@ -41,7 +41,7 @@ from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
 from tilewright.partition.updates import in_place
-from tilewright.selection.bounds import ARITHMETIC, arithmetic_seconds, bounds_of
+from tilewright.selection.bounds import NO_BOUNDS, bounds_of
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.stages import Stages
@@ -51,7 +51,6 @@ Chooser = Callable[[Problem, Machine, int], Choice]
 Recorded = Callable[[Problem, Machine, int, Chooser], Measured | None]
 """What was measured of a canonical chain, and of its regions apart by the schedules that the chooser takes; None unless both were."""
 
-NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 
 
@@ -139,6 +138,8 @@ class _Context:
     ready: Ready = lambda kernels: None
     as_before: bool = False
     """Whether regions that the memory knows take their schedules from it."""
+    considered: list[MergeDecision] = field(default_factory=list)
+    """What was decided about loops when they were lowered."""
 
     @cached_property
     def judge(self) -> StripJudge | TileJudge:
@@ -206,7 +207,7 @@ def plan_program(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready,
             as_before=as_before and not machine.is_gpu,
         )  # fmt: skip
-        search = tuple(decision for decisions in rewritten for decision in decisions.values())
+        search = (*(decision for decisions in rewritten for decision in decisions.values()), *laid_out.considered)
         only_measured = chains is None and machine.is_gpu
         if chains is not False and (recorded is not None or not only_measured):
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
@@ -234,6 +235,7 @@ def plan_program(
         if name not in within
     }
     aliases = {name: place.buffer for name, place in laid_out.slices.items()}
+    search = (*search, *context.considered)
     program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
     return through_torch(program, lost) if lost else program
 
@@ -380,8 +382,7 @@ def _lower(problem: Problem, context: _Context, results: tuple[str, ...]) -> Low
     if problem.region.kind == "chain":
         kernel = context.judge.kernels[key_of(problem)]
         assert not isinstance(kernel, str)
-        bounds = {ARITHMETIC: arithmetic_seconds(problem.region.flops(), context.machine, context.threads)}
-        return replace(kernel, region=replace(problem.region, reasons=()), bounds=MappingProxyType(bounds))
+        return replace(kernel, region=replace(problem.region, reasons=()))
     if context.as_before and (earlier := context.memory.schedules.get(results)) is not None:
         try:
             lowered = lower_for_images(problem, earlier, context.machine)
@@ -429,12 +430,16 @@ def _as_before(problem: Problem, best: Choice, context: _Context, results: tuple
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
     """Lowers a loop to regions before it, one region for all steps, and regions after it. The steps are one kernel if its body is a recurrence for
-    which a schema predicts that to be faster than the kernels of one step, repeated."""
+    which a schema predicts that to be faster than the kernels of one step, repeated. What is decided, about joins in the body too, is added to what
+    the context considered."""
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     body = node.attributes["body"]
     judge = RowJudge(context.machine, context.threads, frozenset(body.constants))
-    apart = _Unfolded(unfold(node, context.graph, lay_out(body, judge, in_place=False), read), context)
+    laid_out_body = lay_out(body, judge, in_place=False)
+    for joined in laid_out_body.considered:  # the body's names are its own
+        context.considered.append(replace(joined, results=tuple(f"{node.name}.{name}" for name in joined.results)))
+    apart = _Unfolded(unfold(node, context.graph, laid_out_body, read), context)
     repeated = apart.repeated(region)
     try:
         if not context.persistent:
@@ -444,10 +449,14 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
             raise Unsuitable("its body copies what it passes through")
         (steps,) = together.steps()
     except Unsuitable as reason:
-        return apart.around(with_reasons(repeated, f"kernels for each step: {reason}"))
+        why = f"kernels for each step: {reason}"
+        context.considered.append(MergeDecision(region.outputs, False, f"{region.name} has {why}"))
+        return apart.around(with_reasons(repeated, why))
     one, each = (f"{1e6 * way.predicted_seconds:.4g} us" for way in (steps, repeated))
     times = f"predicted {one} for all steps in one kernel, {each} for kernels of one step"
-    if steps.predicted_seconds >= repeated.predicted_seconds:
+    taken = steps.predicted_seconds < repeated.predicted_seconds
+    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}"))
+    if not taken:
         return apart.around(with_reasons(repeated, times))
     steps = replace(steps, region=region, schedule=f"{together.loop.length} steps in one kernel: {steps.schedule}")
     return together.around(with_reasons(steps, times))

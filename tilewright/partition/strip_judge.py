@@ -3,14 +3,16 @@ candidates of each of its regions for a strip, on one thread; layouts are known 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, prod
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
+from tilewright.errors import contained
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.calibration import CpuChains, cpu_calibration
 from tilewright.hardware.machine import Machine
@@ -24,6 +26,7 @@ from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, chain_of, lower_chain, strip
 from tilewright.partition.merges import KEPT, Memory, Merge
 from tilewright.partition.strips import Cut, dims_of
+from tilewright.selection.bounds import ARITHMETIC, NO_BOUNDS, arithmetic_seconds
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 
@@ -51,7 +54,13 @@ class Parts:
 
     def seconds(self, constants: CpuChains) -> float:
         """The predicted seconds of the chain."""
-        return self.work - constants.stored * self.stored - constants.start_cycles * self.starts
+        return sum(self.terms(constants).values())
+
+    def terms(self, constants: CpuChains) -> Mapping[str, float]:
+        """The named seconds of which the predicted ones are the sum; those that are saved are negative."""
+        return MappingProxyType(
+            {"strips": self.work, "results in between": -constants.stored * self.stored, "starts": -constants.start_cycles * self.starts}
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class Strips:
     schedule: StripSchedule
     seconds: float
     parts: Parts
+    terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass
@@ -110,7 +120,9 @@ class StripJudge:
         Raises:
             Unsuitable: if it cannot be cut so, or one of its regions needs kernels or memory of its own.
         """
-        return lowered_for_images(problem, partial(self._lowered, schedule=schedule))
+        lowered = lowered_for_images(problem, partial(self._lowered, schedule=schedule))
+        bounds = partial(strip_bounds, problem, schedule, self.machine)
+        return replace(lowered, bounds=contained("a chain in strips", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 
     def _lowered(self, problem: Problem, schedule: StripSchedule) -> Lowered:
         if schedule.dim not in dims_of(problem):
@@ -176,7 +188,8 @@ class StripJudge:
         stored = sum(between_kernels(size, max(read[i], sizes[i + 1]), self.machine, self.threads) for i, size in enumerate(sizes[:-1]))
         free = 1 - chain.tile_bytes(rows) / level_2.bytes if level_2 is not None else 1.0
         parts = Parts(work, free * stored, (len(sizes) - 1) / self.machine.clock_hz)
-        return Strips(StripSchedule(rows, workers, dim), parts.seconds(cpu_calibration(self.machine).chains), parts)
+        constants = cpu_calibration(self.machine).chains
+        return Strips(StripSchedule(rows, workers, dim), parts.seconds(constants), parts, parts.terms(constants))
 
     def _near_seconds(self, problem: Problem, part: Cut, key: object, count: int) -> float:
         """Predicted seconds of `count` rows of a region, on one thread, whose data are in the second-level cache."""
@@ -210,9 +223,17 @@ def between_kernels(size: int, beside: int, machine: Machine, threads: int) -> f
 def _most(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near: Callable[[int], float]) -> tuple[float, float]:
     """The most rows of a region in a worker, and the most seconds, if workers have `each` strips and `near` gives the seconds of some rows together.
     A strip computes its rows one by one if it is the first of a worker or an image, or if rows of it do not exist; those are not computed."""
-    count = -(-chain.height // rows)
-    if count == 1:
+    if rows >= chain.height:
         return each * extent, each * near(extent)
+    exist, single = _computed(chain, rows, each, frame, extent)
+    seconds = exist * np.where(single, near(1), near(frame.fresh) / frame.fresh)
+    starts = np.arange(0, len(exist), each)
+    return float(np.add.reduceat(exist, starts).max()), float(np.add.reduceat(seconds, starts).max())
+
+
+def _computed(chain: Chain, rows: int, each: int, frame: Frame, extent: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each strip of `rows` rows, of which workers have `each`, the rows of a region that it computes, and whether one by one."""
+    count = -(-chain.height // rows)
     task = np.arange(prod(chain.outer) * count)
     strip = task % count
     begins = (strip == 0) | (task % each == 0)
@@ -220,7 +241,20 @@ def _most(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near: C
     first = frame.advance * strip + frame.offset
     begin, end = first + np.where(begins, 0, frame.kept), first + frame.rows - short
     exist = np.maximum(np.minimum(end, extent) - np.maximum(begin, 0), 0)
-    single = (begins | (exist < end - begin)) & (frame.kept > 0 or frame.outside)
-    seconds = exist * np.where(single, near(1), near(frame.fresh) / frame.fresh)
-    workers = task[::each]
-    return float(np.add.reduceat(exist, workers).max()), float(np.add.reduceat(seconds, workers).max())
+    return exist, (begins | (exist < end - begin)) & (frame.kept > 0 or frame.outside)
+
+
+def strip_bounds(problem: Problem, schedule: StripSchedule, machine: Machine) -> Mapping[str, float]:
+    """Seconds that no kernel of a canonical chain in these strips can beat: the arithmetic of the worker with most to do, rows included that another
+    worker computes too, at the peak of a thread."""
+    chain = chain_of(problem, schedule.dim)
+    strips = prod(chain.outer) * -(-chain.height // schedule.rows)
+    each = -(-strips // schedule.workers)
+    starts = np.arange(0, strips, each)
+    flops = np.zeros(len(starts))
+    for number, (part, frame) in enumerate(zip(chain.cuts, chain.frames(schedule.rows), strict=True)):
+        extent = chain.extent(number)
+        rows, _ = _computed(chain, schedule.rows, each, frame, extent)
+        flops += np.add.reduceat(rows, starts) * (part.region.flops() / (prod(chain.outer) * extent))
+    narrow = "bf16" in problem.dtypes.values()
+    return MappingProxyType({ARITHMETIC: arithmetic_seconds(float(flops.max()), machine, 1, narrow)})

@@ -14,16 +14,18 @@ memory; clusters reach fewer processors then. `work` and `turn` are fitted
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil, inf
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
+from tilewright.errors import contained
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
@@ -37,9 +39,11 @@ from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import MEASURED_LOSS, Merge
 from tilewright.partition.strips import Cut, cuts_of, dims_of
+from tilewright.partition.tile_bounds import tile_bounds
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling, windows_along
+from tilewright.selection.bounds import NO_BOUNDS
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.text import seconds_text
@@ -79,6 +83,11 @@ class TileParts:
         """The predicted seconds of the chain."""
         return self.launch + max(constants.work * self.parts + constants.turn * self.turns / clock_hz + self.exchange, self.memory)
 
+    def terms(self, constants: GpuChains, clock_hz: float) -> Mapping[str, float]:
+        """The named seconds of which the predicted ones are composed; those of `memory` overlap the others but the launch."""
+        terms = {"launch": self.launch, "memory": self.memory, "parts": constants.work * self.parts}
+        return MappingProxyType({**terms, "turns": constants.turn * self.turns / clock_hz, "exchange": self.exchange})
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -87,6 +96,7 @@ class Tiles:
     schedule: TileSchedule
     seconds: float
     parts: TileParts
+    terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,9 @@ class TileJudge:
         if choices is None:
             raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
         parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
-        return beginning_early(lower_tiles(tiling, parts, schedule, self.machine), self.machine)
+        lowered = beginning_early(lower_tiles(tiling, parts, schedule, self.machine), self.machine)
+        bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
+        return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 
     def predicted(self, problem: Problem, limit: float = inf) -> list[Tiles]:
         """Tiles of a canonical chain by predicted time, without those of which parts alone take longer than `limit` seconds.
@@ -255,7 +267,8 @@ class TileJudge:
                     seconds = parts.seconds(self.constants, self.machine.clock_hz)
                     rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
                     exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
-                    found.append(Tiles(TileSchedule(rows, threads, share, chunk, exchanged), seconds, parts))
+                    terms = parts.terms(self.constants, self.machine.clock_hz)
+                    found.append(Tiles(TileSchedule(rows, threads, share, chunk, exchanged), seconds, parts, terms))
         return found
 
     def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:

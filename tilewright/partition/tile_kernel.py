@@ -123,7 +123,8 @@ def lower_tiles(tiling: Tiling, stages: Sequence[Lowered], schedule: TileSchedul
     kernel, arguments = assemble("chain", body, problem, problem.region.outputs, header=header, launch=launch, cluster=tiling.cluster)
     if (needed := shared_bytes(kernel)) > machine.shared_bytes_per_block:
         raise Unsuitable(f"shared memory {needed} B > {machine.shared_bytes_per_block} B")
-    return Lowered(problem.region, said, (kernel,), (Call(kernel.name, arguments),), MappingProxyType(storage))
+    within = tuple(level for lowered in stages for level in lowered.within)
+    return Lowered(problem.region, said, (kernel,), (Call(kernel.name, arguments),), MappingProxyType(storage), within=within)
 
 
 def _stage(tiling: Tiling, number: int, lowered: Lowered, launch: Launch, tiles: Sequence[Var], storage: dict[str, Storage]) -> _Stage:

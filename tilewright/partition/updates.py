@@ -152,7 +152,7 @@ def _updated(laid_out: LaidOut, links: Sequence[_Link], given: str) -> LaidOut:
             if values[name].shape == shape:
                 slices[name] = Slice(link.new, start)
     regions = tuple(part for at, region in enumerate(laid_out.regions) for part in stored.get(at, (region,)))
-    return LaidOut(regions, MappingProxyType(values), layouts, MappingProxyType(slices)).with_layouts(layouts)
+    return replace(laid_out, regions=regions, values=MappingProxyType(values), slices=MappingProxyType(slices)).with_layouts(layouts)
 
 
 def _stored(region: Region, link: _Link, given: str, values: dict[str, Value]) -> tuple[Region, ...]:

@@ -11,8 +11,9 @@ from tilewright.hardware.calibration import name_in_use
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
+from tilewright.ir.region import REGISTERS, TILE
 from tilewright.ir.space import Candidate, SpaceCounts
-from tilewright.ir.stage import MEMORY, TILE
+from tilewright.ir.stage import MEMORY
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
@@ -24,7 +25,7 @@ from tilewright.text import WIDTH, aligned, number_of, scaled, seconds_text
 LABEL = 9
 """Characters of the labels before the lines of a region, which are indented by three."""
 LONGEST_TERMS = 3
-THROUGH = {TILE: "tiles on the chip", MEMORY: "memory"}
+THROUGH = {REGISTERS: "registers", TILE: "tiles on the chip", MEMORY: "memory"}
 DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
@@ -104,12 +105,12 @@ def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str
 
 
 def stage_lines(row: PlanRow) -> Iterator[str]:
-    """What the region computes one after another: operators of a stage pass each other elements in registers, a stage the next a tile or memory.
-    Nothing for a single operator."""
-    if len(row.stages) == 1 and len(row.stages[0].what) == 1:
+    """What the region computes one after another: what operators of a stage, or the parts of one, pass each other in registers or in tiles, and a
+    stage the next in tiles or memory. Nothing for a single operator in registers."""
+    if len(row.stages) == 1 and len(row.stages[0].what) == 1 and row.stages[0].within == REGISTERS:
         return
     for stage in row.stages:
-        within = " in registers" if len(stage.what) > 1 else ""
+        within = f" in {THROUGH[stage.within]}" if len(stage.what) > 1 or stage.within != REGISTERS else ""
         passed = f", then {scaled(stage.bytes, 'B')} through {THROUGH[stage.passes]}" if stage.passes else ""
         yield f"{' > '.join(stage.what)}{within}{passed}"
 

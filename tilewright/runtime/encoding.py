@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, LibraryCall, View
-from tilewright.ir.region import KINDS, Call, IndexCheck, MergeDecision, Storage
+from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.ir.stage import LEVELS, Stage
 from tilewright.ir.tensor_map import MOST_PIXELS, MOST_STEP, TensorMap
@@ -221,7 +221,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "bounds": {name: float(seconds) for name, seconds in region.bounds.items()},
                 "library": None if region.library is None else asdict(region.library),
                 "comparison": _encode_comparison(region.comparison),
-                "stages": [[list(stage.what), stage.passes, stage.bytes] for stage in region.stages],
+                "stages": [[list(stage.what), stage.passes, stage.bytes, stage.within] for stage in region.stages],
             }
             for region in program.regions
         ],
@@ -271,11 +271,11 @@ def _decode_decision(data: Field) -> MergeDecision:
 
 
 def _decode_stage(data: Field) -> Stage:
-    what, passes, count = data.exactly(3)
+    what, passes, count, within = data.exactly(4)
     names = what.names()
     if not names:
         raise what.wrong("a list of names")
-    return Stage(names, passes.choice("", *LEVELS), count.integer(0, 1 << 62))
+    return Stage(names, passes.choice("", *LEVELS), count.integer(0, 1 << 62), within.choice(*WITHIN))
 
 
 def _decode_space(data: Field) -> SpaceCounts:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from math import isfinite
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
+from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.deepcuts_limits import limit_seconds
 from tilewright.kernels.schema import form_of
@@ -20,7 +22,9 @@ from tilewright.selection.ranking import Choice
 DEEPCUTS = "DeepCuts' limit"
 """The name of the limit of `kernels.gpu.deepcuts`, which good kernels exceed."""
 ARITHMETIC = "arithmetic at peak"
-"""The name of the limit of a CPU, and of chains."""
+"""The name of the limit of a CPU."""
+
+NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 
 
 def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int = 1) -> Mapping[str, float]:
@@ -33,7 +37,7 @@ def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int =
     form = form_of(choice.schema, problem, machine)
     if isinstance(form, Unsuitable):
         return MappingProxyType({})
-    candidate = {entry.name: np.array([getattr(choice.schedule, entry.name)]) for entry in fields(choice.schedule)}
+    candidate = as_columns(choice.schedule)
     found: dict[str, float] = {}
     if choice.schema.bound is not None:
         moved = choice.schema.counts(form.facts, candidate, machine).memory_bytes
@@ -45,6 +49,11 @@ def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int =
     except Unsuitable:
         return MappingProxyType(found)
     return MappingProxyType({**found, DEEPCUTS: limit} if isfinite(limit) else found)
+
+
+def as_columns(schedule: Any) -> Columns:
+    """A schedule as the only candidate of a space."""
+    return {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}
 
 
 def arithmetic_seconds(flops: float, machine: Machine, threads: int, narrow: bool = False) -> float:

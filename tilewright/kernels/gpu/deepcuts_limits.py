@@ -1,12 +1,14 @@
 """The operations of our GPU schedules as DeepCuts counts them (`kernels.gpu.deepcuts`), fused by its rules, and the least time by its limit.
 
-An epilogue is fused in registers; Winograd's transforms in one kernel with the product, and the two products of attention, in shared memory.
+An epilogue is fused in registers; Winograd's transforms in one kernel with the product, the two products of attention, and the regions of a chain
+in tiles, in shared memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -82,6 +84,34 @@ def limit_seconds(schema: AnySchema, facts: Any, candidates: Columns, machine: M
     for stage in stages_of(schema, facts, candidates):
         rate = limit(stage.operation, stage.launch, machine).flops(machine)
         total = total + np.divide(stage.flops, rate, out=np.full(np.shape(rate), np.inf), where=rate > 0)
+    return total
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a block of a chain computes of one region: a problem of the schema with these facts under a schedule, the only candidate of its columns,
+    `times` times."""
+
+    schema: AnySchema
+    facts: Any
+    candidate: Columns
+    times: int
+
+
+def fused_seconds(parts: Sequence[Part], launch: Launch, machine: Machine) -> float:
+    """The least seconds of a chain by the limits of its operations, one after another, all with the launch of its kernel; infinity if a limit is 0.
+    All but those of the first region find what they read in shared memory.
+
+    Raises:
+        Unsuitable: if no formula of the paper applies to a region.
+    """
+    total = 0.0
+    for number, part in enumerate(parts):
+        for stage in stages_of(part.schema, part.facts, part.candidate):
+            operation = stage.operation.after() if number else stage.operation
+            rate = float(np.ravel(limit(operation, launch, machine).flops(machine))[0])
+            flops = float(np.ravel(stage.flops)[0]) * part.times * float(launch.blocks)
+            total += flops / rate if rate > 0 else inf
     return total
 
 

@@ -9,7 +9,7 @@ from tilewright.kernels.cpu.amx.estimate import amx_estimate
 from tilewright.kernels.cpu.amx.features import amx_features
 from tilewright.kernels.cpu.amx.lower import AmxForm, amx_form, lower_amx
 from tilewright.kernels.cpu.amx.space import CpuAmxFacts, CpuAmxSchedule, cpu_amx_space, schedule_of
-from tilewright.kernels.schema import Form, Schema
+from tilewright.kernels.schema import Form, Schema, in_tile_if
 
 
 def match(problem: Problem, machine: Machine) -> Form[CpuAmxFacts, AmxForm]:
@@ -28,6 +28,7 @@ AMX = Schema(
     counts=amx_counts,
     estimate=lambda facts, candidates, counts, machine, options: amx_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_amx(problem, form.parts, form.facts, schedule, machine),
+    within=in_tile_if(lambda facts, schedule: True),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, candidates, machine, options: amx_features(facts, candidates, machine, options.threads),
     alone=True,

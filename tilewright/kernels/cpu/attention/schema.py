@@ -9,7 +9,7 @@ from tilewright.kernels.attention_form import attention_form
 from tilewright.kernels.cpu.attention.estimate import attention_counts, attention_estimate
 from tilewright.kernels.cpu.attention.lower import lower_attention
 from tilewright.kernels.cpu.attention.space import CpuAttentionSchedule, attention_space
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Schema, in_tile_if, matching
 
 
 def schedule_of(axes: Any, machine: Machine) -> CpuAttentionSchedule:
@@ -25,5 +25,6 @@ ATTENTION = Schema(
     counts=attention_counts,
     estimate=lambda facts, candidates, counts, machine, options: attention_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_attention(problem, form.parts, schedule, machine),
+    within=in_tile_if(lambda facts, schedule: True),
     made=schedule_of,
 )

@@ -18,6 +18,7 @@ from tilewright.kernels.cpu.contraction.lower import contraction_facts
 from tilewright.kernels.cpu.contraction.nest import flat_nest
 from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, longest_row
 from tilewright.kernels.schema import JoinDecision, Predicted
+from tilewright.text import seconds_text
 
 Best = Callable[[CpuContractionFacts], Predicted]
 
@@ -48,9 +49,9 @@ def _rows(facts: CpuContractionFacts, row: int, machine: Machine, threads: int, 
     joined, free = best(facts), best(replace(facts, whole_rows=False, row_operations=0))
     loss = joined.seconds - joined.terms["row reductions"] - free.seconds
     gains, costs = _stored(facts, machine, threads)
-    compared = f"tiles of whole rows cost {1e6 * max(loss, 0.0):.1f} us more, a stored result costs {costs}"
+    compared = _compared(joined.seconds, loss, gains, costs)
     if loss > gains:
-        return JoinDecision(False, f"a row of {row} fits one tile, but {compared}")
+        return JoinDecision(False, f"a row of {row} fits one tile, but that is slower: {compared}")
     return JoinDecision(True, f"one tile owns the row of {row}: {compared}")
 
 
@@ -62,10 +63,15 @@ def _pixels(facts: CpuContractionFacts, pixels: int, machine: Machine, threads: 
     free = best(replace(facts, images=0, row_operations=0))
     loss = joined.seconds - joined.terms["pixel sums"] - free.seconds
     gains, costs = _stored(facts, machine, threads)
-    compared = f"whole images a thread cost {1e6 * max(loss, 0.0):.1f} us more, a stored result costs {costs}"
+    compared = _compared(joined.seconds, loss, gains, costs)
     if loss > gains:
-        return JoinDecision(False, f"{panels} panels for {threads} threads own {pixels} pixels each, but {compared}")
+        return JoinDecision(False, f"{panels} panels for {threads} threads own {pixels} pixels each, but that is slower: {compared}")
     return JoinDecision(True, f"one thread owns the {pixels} pixels of a panel ({panels} panels for {threads} threads): {compared}")
+
+
+def _compared(seconds: float, loss: float, gains: float, costs: str) -> str:
+    """The predicted times of both ways, if one kernel takes `seconds`, its tiles `loss` seconds more than the best, and a stored result `gains`."""
+    return f"{seconds_text(seconds)} predicted in one kernel, {seconds_text(seconds - loss + gains)} with a stored result, which costs {costs}"
 
 
 def _stored(facts: CpuContractionFacts, machine: Machine, threads: int) -> tuple[float, str]:

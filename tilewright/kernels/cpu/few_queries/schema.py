@@ -9,7 +9,7 @@ from tilewright.kernels.attention_form import AttentionFacts, AttentionForm, att
 from tilewright.kernels.cpu.few_queries.estimate import few_queries_counts, few_queries_estimate
 from tilewright.kernels.cpu.few_queries.lower import lower_few_queries, vectors_of
 from tilewright.kernels.cpu.few_queries.space import MOST_QUERIES, FewQueriesSchedule, few_queries_space
-from tilewright.kernels.schema import Form, Schema
+from tilewright.kernels.schema import Form, Schema, in_tile_if
 
 
 def match(problem: Problem, machine: Machine) -> Form[AttentionFacts, AttentionForm]:
@@ -31,5 +31,6 @@ FEW_QUERIES = Schema(
     counts=few_queries_counts,
     estimate=lambda facts, candidates, counts, machine, options: few_queries_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_few_queries(problem, form.parts, schedule),
+    within=in_tile_if(lambda facts, schedule: True),
     made=lambda axes, machine: FewQueriesSchedule(lanes=machine.vector_lanes(), **axes),
 )

@@ -9,7 +9,7 @@ from tilewright.kernels.cpu.winograd.estimate import winograd_estimate
 from tilewright.kernels.cpu.winograd.features import winograd_features
 from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form, lower_winograd
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, CpuWinogradSchedule, cpu_winograd_space, schedule_of
-from tilewright.kernels.schema import Form, Schema
+from tilewright.kernels.schema import Form, Schema, in_tile_if
 from tilewright.kernels.winograd_form import WinogradForm
 
 
@@ -28,6 +28,7 @@ WINOGRAD = Schema(
     counts=winograd_counts,
     estimate=lambda facts, candidates, counts, machine, options: winograd_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, form.facts, schedule),
+    within=in_tile_if(lambda facts, schedule: True),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, candidates, machine, options: winograd_features(facts, candidates, machine, options.threads),
     transforms=True,

@@ -8,7 +8,7 @@ from tilewright.kernels.gpu.attention.counts import attention_counts
 from tilewright.kernels.gpu.attention.estimate import attention_estimate
 from tilewright.kernels.gpu.attention.lower import lower_attention
 from tilewright.kernels.gpu.attention.space import AttentionSchedule, attention_space
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Schema, in_tile_if, matching
 
 ATTENTION = Schema(
     name="attention",
@@ -20,4 +20,5 @@ ATTENTION = Schema(
     estimate=lambda facts, candidates, counts, machine, options: attention_estimate(facts, candidates, counts, machine),
     bound=attention_bound,
     lower=lambda problem, form, schedule, machine: lower_attention(problem, form.parts, schedule, machine),
+    within=in_tile_if(lambda facts, schedule: True),
 )

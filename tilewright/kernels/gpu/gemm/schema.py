@@ -15,7 +15,7 @@ from tilewright.kernels.gpu.gemm.lower import lower_contraction
 from tilewright.kernels.gpu.gemm.row_estimate import with_row_stages
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.gpu.gemm.variants import contraction_variants
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Schema, in_tile_if, matching
 
 
 def estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
@@ -33,6 +33,7 @@ GEMM = Schema(
     counts=contraction_counts,
     estimate=lambda facts, candidates, counts, machine, options: estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
+    within=in_tile_if(lambda facts, schedule: facts.row_stages),
     bound=contraction_bound,
     variants=contraction_variants,
     features=lambda facts, candidates, machine, options: contraction_features(facts, candidates),

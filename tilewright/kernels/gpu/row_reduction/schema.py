@@ -8,7 +8,7 @@ from tilewright.kernels.gpu.row_reduction.estimate import row_reduction_estimate
 from tilewright.kernels.gpu.row_reduction.features import row_reduction_features
 from tilewright.kernels.gpu.row_reduction.lower import lower_row_reduction, row_reduction_form
 from tilewright.kernels.gpu.row_reduction.space import RowReductionSchedule, row_reduction_space
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Schema, in_tile_if, matching
 
 ROW_REDUCTION = Schema(
     name="row reduction",
@@ -21,4 +21,5 @@ ROW_REDUCTION = Schema(
     features=lambda facts, candidates, machine, options: row_reduction_features(facts, candidates),
     bound=bound_of_stored,
     lower=lambda problem, form, schedule, machine: lower_row_reduction(problem, form.parts, schedule),
+    within=in_tile_if(lambda facts, schedule: schedule.threads_per_row > 1),
 )

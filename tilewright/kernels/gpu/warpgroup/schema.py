@@ -7,7 +7,7 @@ from tilewright.kernels.gpu.warpgroup.features import warpgroup_features
 from tilewright.kernels.gpu.warpgroup.form import warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_warpgroup
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, warpgroup_space
-from tilewright.kernels.schema import Schema
+from tilewright.kernels.schema import Schema, in_tile_if
 
 WARPGROUP = Schema(
     name="warpgroups",
@@ -18,6 +18,7 @@ WARPGROUP = Schema(
     counts=warpgroup_counts,
     estimate=lambda facts, candidates, counts, machine, options: warpgroup_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_warpgroup(problem, form.parts, schedule, machine),
+    within=in_tile_if(lambda facts, schedule: schedule.staged),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: warpgroup_features(facts, candidates, machine),
 )

@@ -8,7 +8,7 @@ from tilewright.kernels.gpu.warpgroup_patch.features import patch_features
 from tilewright.kernels.gpu.warpgroup_patch.form import patch_form
 from tilewright.kernels.gpu.warpgroup_patch.lower import lower_patches
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, patch_space
-from tilewright.kernels.schema import Schema
+from tilewright.kernels.schema import Schema, in_tile_if
 
 WARPGROUP_PATCH = Schema(
     name="warpgroup patches",
@@ -19,6 +19,7 @@ WARPGROUP_PATCH = Schema(
     counts=patch_counts,
     estimate=lambda facts, candidates, counts, machine, options: patch_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_patches(problem, form.parts, schedule, machine),
+    within=in_tile_if(lambda facts, schedule: schedule.staged),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.base.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: patch_features(facts, candidates, machine),
 )

@@ -9,7 +9,7 @@ from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_estima
 from tilewright.kernels.gpu.winograd_fused.features import fused_winograd_features
 from tilewright.kernels.gpu.winograd_fused.lower import lower_fused_winograd
 from tilewright.kernels.gpu.winograd_fused.space import FusedWinogradSchedule, fused_winograd_space
-from tilewright.kernels.schema import Schema
+from tilewright.kernels.schema import Schema, in_tile_if
 
 WINOGRAD_FUSED = Schema(
     name="winograd fused",
@@ -20,6 +20,7 @@ WINOGRAD_FUSED = Schema(
     counts=lambda facts, candidates, machine: fused_winograd_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: fused_winograd_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_fused_winograd(problem, form.parts, schedule),
+    within=in_tile_if(lambda facts, schedule: True),
     bound=fused_winograd_bound,
     features=lambda facts, candidates, machine, options: fused_winograd_features(facts, candidates),
     transforms=True,
