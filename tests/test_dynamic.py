@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import tilewright
-from tilewright.errors import ExecutableClosed, InvalidInput, InvalidModel, NotCompiled, TilewrightError, UnsupportedOption
+from tilewright.errors import ExecutableClosed, InvalidInput, InvalidModel, NotCompiled, TilewrightError, UnsupportedOperator, UnsupportedOption
 from tilewright.frontend.symbolic import SymbolicProgram
 from tilewright.frontend.torch_export import exported, tensors_of
 from tilewright.runtime.dynamic import DynamicExecutable
@@ -216,6 +217,46 @@ def test_what_cannot_be_built_warns_once_and_runs_eager() -> None:
     executable._eager = None
     with pytest.raises(InvalidModel, match="too large"):
         executable(x)
+
+
+class Copied(nn.Module):
+    """Its operator has a kernel for few indices only; one that never has a kernel comes before."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x).index_copy(0, index, values) * 2
+
+    @staticmethod
+    def inputs(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.randn(size, 2), torch.randperm(size), torch.randn(size, 2)
+
+
+COPIED = {"x": {0: "n"}, "index": {0: "n"}, "values": {0: "n"}}
+
+
+def test_operators_that_pytorch_runs_for_later_sizes_are_one_warning() -> None:
+    with pytest.warns(NotCompiled, match="^1 operator runs through PyTorch:\n.*bessel_j0") as caught:
+        executable = tilewright.compile(Copied(), Copied.inputs(8), dynamic=COPIED, wait=True)
+    assert len(caught) == 1
+    with warnings.catch_warnings(record=True) as later:
+        warnings.simplefilter("always")
+        for size in (9, 4000, 4001, 4000, 9):
+            inputs = Copied.inputs(size)
+            torch.testing.assert_close(executable(*inputs), Copied()(*inputs))
+    (message,) = [str(warning.message) for warning in later]
+    assert message.startswith("1 operator runs through PyTorch:") and "aten.index_copy.default of 4000x2" in message and "for speed" in message
+    assert later[0].category is NotCompiled and later[0].filename == __file__
+
+
+def test_operators_that_are_an_error_are_one_for_later_sizes_too() -> None:
+    class Later(nn.Module):
+        def forward(self, x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return x.index_copy(0, index, values) * 2
+
+    executable = tilewright.compile(Later(), Copied.inputs(8), dynamic=COPIED, wait=True, unsupported="error")
+    executable(*Copied.inputs(9))
+    for use in (executable, executable, executable.program, executable.verify):
+        with pytest.raises(UnsupportedOperator, match="1 operator is not covered:\n.*index_copy"):
+            use(*Copied.inputs(4000))
 
 
 def test_parameters_that_changed_are_not_mixed() -> None:

@@ -453,6 +453,22 @@ def test_glue_around_operators_of_pytorch_runs_eagerly(compiled_calls: list[Any]
     assert len(compiled_calls) == 2
 
 
+def test_operators_that_are_an_error_leave_later_calls_to_pytorch(compiled_calls: list[Any]) -> None:
+    """As they do for the first program: torch.compile goes on with what it cannot compile."""
+
+    def copied(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return (x @ x.T @ x).index_copy(0, index, x) * 2
+
+    run = compiled(copied, dynamic=True, options={"wait": True, "unsupported": "error"})
+    messages = []
+    for size in (64, 1500, 1500, 64):
+        x, index = torch.randn(size, 48), torch.randperm(size)
+        messages += warned(lambda x=x, index=index: close(run(x, index), copied(x, index)), 1)  # type: ignore[misc]
+    (message,) = messages
+    assert message.startswith("a call of the graph") and "cannot compile it: 1 operator is not covered" in message and "index_copy" in message
+    assert [len(executable.sizes) for executable in compiled_calls] == [1]
+
+
 def test_graphs_of_free_sizes_are_judged_again_for_larger_ones(compiled_calls: list[Any]) -> None:
     def around(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch.special.bessel_j0(x) + 1)

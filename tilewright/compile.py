@@ -19,12 +19,11 @@ from tilewright.errors import (
     InvalidModel,
     KernelFailed,
     UnknownTarget,
-    UnsupportedOperator,
     UnsupportedOption,
     contained,
     warn_not_compiled,
 )
-from tilewright.frontend.imported import Imported, through
+from tilewright.frontend.imported import Imported, report_unsupported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.ranged import ranges_of
 from tilewright.frontend.sized import ModuleModel, OnnxModel, SizedModel
@@ -198,7 +197,7 @@ def compile(
     ranges = None if machine.is_gpu else ranges_of(model, key)
     rounded = None if ranges is None else ranges.rounded(key)
 
-    later = replace(request, trials=0, unsupported="")
+    later = replace(request, trials=0, unsupported="error" if unsupported == "error" else "")
 
     def build(served: Served, as_before: bool, progress: Progress | None) -> Built:
         key, several = served
@@ -237,7 +236,7 @@ def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None
 @dataclass(frozen=True)
 class Request:
     """What `compile` is asked for, apart from the graph: the model, for its parameters' names and defaults, the target, and the options.
-    `unsupported`: as there, or "" if the operators were listed before. `by_code`: whether compiled code may decide between candidates."""
+    `unsupported`: as there, or "" if the caller warns of the operators. `by_code`: whether compiled code may decide between candidates."""
 
     module: Any
     machine: Machine
@@ -260,7 +259,8 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
         graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
     if shared is not None:
         graph = replace(graph, constants=shared.constants(graph.constants))
-    _report_unsupported(graph, request.unsupported)
+    if request.unsupported:
+        report_unsupported(unsupported_nodes(graph), request.unsupported)
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
@@ -455,19 +455,6 @@ def check_options(
         raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
     if threads is not None:
         check_threads(threads)
-
-
-def _report_unsupported(graph: Any, action: str) -> None:
-    nodes = unsupported_nodes(graph) if action else ()
-    if not nodes:
-        return
-    listing = "\n".join(f"  {node}" for node in nodes)
-    one = len(nodes) == 1
-    if action == "error":
-        covered = "1 operator is" if one else f"{len(nodes)} operators are"
-        raise UnsupportedOperator(f"{covered} not covered:\n{listing}", f'use unsupported="warn" to run them {through(nodes)}')
-    remedy = 'results are right; for speed use operators that have kernels, or add these (docs/kernels.md); unsupported="error" refuses them'
-    warn_not_compiled(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} {through(nodes)}:\n{listing}\n{remedy}")
 
 
 def _parameters(module: Any) -> tuple[str, ...]:

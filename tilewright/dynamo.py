@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tilewright.compile import Family, check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
-from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOption, warn_not_compiled
+from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOperator, UnsupportedOption, warn_not_compiled
 from tilewright.frontend.places import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
@@ -123,6 +123,10 @@ def _reason_to_discard(executable: Executable | DynamicExecutable) -> _Eager | N
         return None
     few = f"what would be compiled takes some {at_stake * 1e6:.0f} us, less than the {overhead * 1e6:.0f} us of calling it"
     return _Eager(few, "compile a larger part of the model, without graph breaks and operators that run through PyTorch", True)
+
+
+def _not_compiled(error: TilewrightError) -> _Eager:
+    return _Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model")
 
 
 def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool:
@@ -266,6 +270,9 @@ class _CompiledGraph:
             remedy = error.remedy if isinstance(executable, Executable) else "call torch.compile with dynamic=False"
             self._tell(_Eager(error.cause, remedy), "a call of the graph")
             return self._eager(*inputs)
+        except UnsupportedOperator as error:
+            self._tell(_not_compiled(error), "a call of the graph")
+            return self._eager(*inputs)
 
     def _holds(self, inputs: Inputs) -> bool:
         """Whether what the executable has frozen is unchanged."""
@@ -309,7 +316,7 @@ class _CompiledGraph:
                 model = _Frozen(self._eager, bound, free, self._sizes, fractions)
                 executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), **options)
         except TilewrightError as error:
-            self._decline(_Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model"))
+            self._decline(_not_compiled(error))
             return
         if executable.signature.states:
             changed = [list(bound)[int(state.name.rpartition(_FROZEN)[2])] for state in executable.signature.states]

@@ -19,7 +19,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import ExecutableClosed, InvalidInput, UnsupportedOption, warn_not_compiled
+from tilewright.errors import ExecutableClosed, InvalidInput, UnsupportedOperator, UnsupportedOption, warn_not_compiled
+from tilewright.frontend.imported import report_unsupported, unsupported
 from tilewright.frontend.ranged import Ranges
 from tilewright.frontend.sized import Key, SizedModel
 from tilewright.graph.ranges import Frame
@@ -46,12 +47,14 @@ Served = tuple[Key, bool]
 
 class _Program:
     """The executable for one set of sizes, with the number of calls that use it now; one that was evicted is closed after the last of them. `frame`:
-    how it is called with smaller sizes. `as_before`: whether it has the schedules of other sizes."""
+    how it is called with smaller sizes. `as_before`: whether it has the schedules of other sizes. `unsupported`: its nodes that our kernels do not
+    compute, until these were listed."""
 
     def __init__(self, executable: Executable, frame: Frame | None, as_before: bool) -> None:
         self.executable = executable
         self.frame = frame
         self.as_before = as_before
+        self.unsupported = unsupported(executable.image.program.graph)
         self.users = 0
         self.evicted = False
 
@@ -62,6 +65,7 @@ class DynamicExecutable:
     Raises, when called:
         InvalidInput: for sizes that the model does not allow, and as an Executable does.
         ExecutableClosed: after `close`.
+        UnsupportedOperator: for sizes whose program would run operators through PyTorch, if these are an error.
         TilewrightError: as `compile`, for sizes that could not be compiled, if the model cannot run eager.
     """
 
@@ -89,6 +93,7 @@ class DynamicExecutable:
         self._signature = signature
         served, built, as_before = first
         self._first, _ = built
+        self._listed = {node.identity for node in unsupported(self._first.image.program.graph)}
         self._lock = threading.RLock()
         self._programs: OrderedDict[Served, _Program] = OrderedDict()
         self._failed: dict[Served, Exception] = {}
@@ -178,9 +183,19 @@ class DynamicExecutable:
                 raise ExecutableClosed("this executable is closed", "compile it again")
             program = self._programs.get(key)
             if program is not None:
+                self._list_unsupported(program)
                 self._programs.move_to_end(key)
                 program.users += 1
             return program
+
+    def _list_unsupported(self, program: _Program) -> None:
+        """Warns of the nodes of a program that run through PyTorch, and did not in any program used before. The call does so that uses the program:
+        warnings of the thread that made it would not name the user's line."""
+        if program.unsupported:
+            new = [node for node in program.unsupported if node.identity not in self._listed]
+            self._listed.update(node.identity for node in new)
+            program.unsupported = ()
+            report_unsupported(new, "warn")
 
     def _release(self, program: _Program) -> None:
         with self._lock:
@@ -196,7 +211,7 @@ class DynamicExecutable:
         if eager and self._eager is not None and self._first.is_stale(self._eager):
             eager = False  # it would compute with other parameters
         if key in self._failed:
-            if not eager:
+            if not eager or isinstance(self._failed[key], UnsupportedOperator):
                 raise self._failed[key]
             return None
         while True:
@@ -224,7 +239,7 @@ class DynamicExecutable:
         with self._lock:
             known = key in self._failed
             self._failed[key] = error
-        if not eager:
+        if not eager or isinstance(error, UnsupportedOperator):
             raise error
         if not known:
             warn_not_compiled(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}")
