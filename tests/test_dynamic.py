@@ -187,15 +187,17 @@ def test_calls_run_eager_while_a_program_is_built() -> None:
     started, go_on = threading.Event(), threading.Event()
     slow(executable, started, go_on)
     calls.clear()
-    x = torch.randn(5, 3)
-    for _ in range(2):
-        torch.testing.assert_close(executable(x), x.relu() + 1)
-    assert calls == [torch.Tensor] * 2
+    x = torch.randn(6, 3)
+    with pytest.warns(NotCompiled, match="batch = 5 run eagerly until their program is ready.*wait=True") as caught:
+        for size in (5, 5, 6):
+            torch.testing.assert_close(executable(x[:size]), x[:size].relu() + 1)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert calls == [torch.Tensor] * 3
     started.wait()
     go_on.set()
     executable._builds.request(((5,), False)).done.wait()
     calls.clear()
-    torch.testing.assert_close(executable(x), x.relu() + 1)
+    torch.testing.assert_close(executable(x[:5]), x[:5].relu() + 1)
     assert not calls
     assert {"batch": 5} in executable.sizes
 
@@ -449,7 +451,8 @@ with torch.no_grad():
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    (warning,) = done.stderr.splitlines()
+    assert "NotCompiled: calls with n = 3 run eagerly until" in warning
     assert time.perf_counter() > start
 
 

@@ -414,10 +414,13 @@ def test_a_first_call_without_rows_decides_nothing(compiled_calls: list[Any]) ->
         torch.compile(network, backend=capture, dynamic=True)(x)
         ((run, inputs),) = captured
         sized = [5 if isinstance(value, torch.SymInt) else value for value in inputs]
-        for rows in (0, 5):
+        messages = []
+        for rows in (0, 0, 5):
             given = [rows if isinstance(value, int) else x[:rows] if value is x else value for value in sized]
-            close(run(*given)[0], network(x[:rows]))
+            messages += warned(lambda given=given, rows=rows: close(run(*given)[0], network(x[:rows])), 1)  # type: ignore[misc]
             assert len(compiled_calls) == (rows > 0)
+    (message,) = messages
+    assert message.startswith("a call of the graph") and "a size is 0" in message
 
 
 def test_calls_that_run_eagerly_are_one_warning() -> None:

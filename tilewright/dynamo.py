@@ -251,7 +251,10 @@ class _CompiledGraph:
         with self._lock:
             if self._executable is None or not self._holds(inputs):
                 # no call that says whether compiling is worth while, or one that says that it is not
-                if self._sizes.is_empty(inputs) or self._too_small >= self._sizes.total(inputs) > 0:
+                if self._sizes.is_empty(inputs):
+                    self._tell(_Eager("a size is 0, and it is compiled for the first sizes above", "call it with such sizes"), "a call of the graph")
+                    return self._eager(*inputs)
+                if self._too_small >= self._sizes.total(inputs) > 0:
                     return self._eager(*inputs)
                 self._prepare(inputs)
             executable, free = self._executable, self._free

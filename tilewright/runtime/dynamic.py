@@ -100,6 +100,7 @@ class DynamicExecutable:
         self._before: Key | None = None
         self._ahead: set[Served] = set()
         self._closed = False
+        self._ran_eager = False
         self._build = build
         self._repeats = repeats
         self._builds: Builds[Served, _Program] = Builds(self._make, programs)
@@ -225,8 +226,21 @@ class DynamicExecutable:
                 self._fail(key, build.error, eager)
                 return None
             program = self._taken(key)
-            if program is not None or not patient:
+            if program is not None:
                 return program
+            if not patient:
+                self._warn_eager(key)
+                return None
+
+    def _warn_eager(self, key: Served) -> None:
+        """Warns once that calls run eager while programs are made: such calls are all alike."""
+        with self._lock:
+            known, self._ran_eager = self._ran_eager, True
+        if not known:
+            warn_not_compiled(
+                f"calls with {self._described(key)} run eagerly until their program is ready, which is made in the background, and so may calls with "
+                'other new sizes; use wait=True (in torch.compile options={"wait": True}) to have them wait'
+            )
 
     def _gave_way(self, served: Served) -> bool:
         """Whether sizes whose common program could not be built have programs of their own from now on: a table may hold fewer than the largest."""
