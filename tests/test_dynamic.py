@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import warnings
@@ -356,9 +357,34 @@ def test_options_and_the_rest_of_its_life(tmp_path: Path) -> None:
     assert str(executable.plan)
     executable.close()
     executable.close()
-    for use in (lambda: executable(x), lambda: executable.program(x), lambda: executable.plan):
+    for use in (lambda: executable(x), lambda: executable.program(x), lambda: executable.plan, lambda: executable.threads, executable.synchronize):
         with pytest.raises(ExecutableClosed):
             use()
+
+
+def test_settings_are_those_of_all_programs() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval()
+    executable = tilewright.compile(module, torch.randn(2, 8), dynamic={"input": {0: "batch"}}, wait=True, threads=2)
+    assert executable.threads == 2 and not executable.check
+    executable.program(torch.randn(3, 8))
+    executable.threads, executable.check = 1, True
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(executable(x), module(x).detach())
+    programs = [executable.program(x)] + [program.executable for program in executable._programs.values()]
+    assert len(programs) == 4 and {(program.threads, program.check) for program in programs} == {(1, True)}
+    executable.synchronize()
+    assert all(not program.users for program in executable._programs.values())
+    with pytest.raises(UnsupportedOption, match="threads = 0"):
+        executable.threads = 0
+    assert {"export", "partition", "compile"} <= executable.compile_seconds.keys()
+    assert executable.program(x).compile_seconds.keys().isdisjoint({"export"})
+
+
+def test_clones_are_those_of_one_program() -> None:
+    executable = tilewright.compile(nn.ReLU(), torch.randn(2, 3), dynamic=True)
+    for cloned in (executable.clone, lambda: copy.copy(executable), lambda: copy.deepcopy(executable)):
+        with pytest.raises(UnsupportedOption, match=r"cannot be cloned.*executable\.program"):
+            cloned()
 
 
 def test_python_numbers_may_be_free() -> None:

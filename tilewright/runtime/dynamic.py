@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -25,12 +26,14 @@ from tilewright.frontend.ranged import Ranges
 from tilewright.frontend.sized import Key, SizedModel
 from tilewright.graph.ranges import Frame
 from tilewright.runtime.builds import Build, Builds
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.executable import Executable, check_threads
 from tilewright.runtime.plan import Plan
 from tilewright.runtime.profile import Profile
 from tilewright.runtime.signature import Signature
 from tilewright.runtime.verify import Verification
 from tilewright.stages import Progress
+
+T = TypeVar("T")
 
 MOST_PROGRAMS = 32
 """Programs that are kept. Each has working memory of its own; weights are shared."""
@@ -100,6 +103,8 @@ class DynamicExecutable:
         self._before: Key | None = None
         self._ahead: set[Served] = set()
         self._closed = False
+        self._threads: int | None = None
+        self._check = self._first.check
         self._ran_eager = False
         self._build = build
         self._repeats = repeats
@@ -264,6 +269,9 @@ class DynamicExecutable:
         program = _Program(*built, as_before)
         idle = []
         with self._lock:
+            program.executable.check = self._check
+            if self._threads is not None:
+                program.executable.threads = self._threads
             other = self._programs.get(key)
             if self._closed:
                 idle.append(program)
@@ -344,27 +352,79 @@ class DynamicExecutable:
     def plan(self) -> Plan:
         """The plan of the program used last."""
         with self._lock:
+            return self._kept()[-1].executable.plan
+
+    @property
+    def compile_seconds(self) -> Mapping[str, float]:
+        """As `Executable.compile_seconds`, of the first program; those of another one are `program(*inputs).compile_seconds`."""
+        return self._first.compile_seconds
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of the CPU kernels of all programs, also of those that are made later."""
+        with self._lock:
+            return self._kept()[-1].executable.threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        check_threads(count)
+        with self._lock:
+            for program in self._kept():
+                program.executable.threads = count
+            self._threads = count
+
+    @property
+    def check(self) -> bool:
+        """Whether calls on a GPU wait for their results and raise IndexOutOfRange themselves, in all programs."""
+        return self._check
+
+    @check.setter
+    def check(self, check: bool) -> None:
+        with self._lock:
+            self._check = check
+            for program in self._programs.values():
+                program.executable.check = check
+
+    def _kept(self) -> list[_Program]:
+        """All programs, the one used last at the end."""
+        with self._lock:
             if self._closed:
                 raise ExecutableClosed("this executable is closed", "compile it again")
-            return next(reversed(self._programs.values())).executable.plan
+            return list(self._programs.values())
+
+    def synchronize(self) -> None:
+        """As `Executable.synchronize`, for all programs. Without it an index out of range is raised by the next call that uses the same program."""
+        with self._lock:
+            programs = self._kept()
+            for program in programs:
+                program.users += 1
+        try:
+            for program in programs:
+                program.executable.synchronize()
+        finally:
+            for program in programs:
+                self._release(program)
 
     def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> Verification:
         """As `Executable.verify`, for the program that a call with these inputs uses."""
+        return self._examined(partial(Executable.verify, tolerance=tolerance), args, kwargs)
+
+    def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
+        """As `Executable.profile`, for the program that a call with these inputs uses; padding inputs and cutting results are not measured."""
+        return self._examined(partial(Executable.profile, repetitions=repetitions), args, kwargs)
+
+    def _examined(self, examine: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        """The result of a method of the program that a call with these inputs uses."""
         leaves = self._signature.leaves(args, kwargs)
         key = self._model.key(leaves)
         program = self._made(self._served(key), leaves)
         try:
             with self._writing:
                 if program.frame is None:
-                    return program.executable.verify(*args, tolerance=tolerance, **kwargs)
-                return program.executable.verify(*self._padded(program.frame, self._count(key), leaves), tolerance=tolerance)
+                    return examine(program.executable, *args, **kwargs)
+                return examine(program.executable, *self._padded(program.frame, self._count(key), leaves))
         finally:
             self._release(program)
-
-    def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
-        """As `Executable.profile`, for the program of these inputs' sizes."""
-        with self._writing:
-            return self.program(*args, **kwargs).profile(*args, repetitions=repetitions, **kwargs)
 
     def is_stale(self, module: torch.nn.Module) -> bool:
         """As `Executable.is_stale`: programs for new sizes have the parameters of the first one."""
@@ -373,6 +433,18 @@ class DynamicExecutable:
     def save(self, path: Any) -> str:
         """An artifact holds the program of one set of sizes: raises UnsupportedOption."""
         raise UnsupportedOption("an executable for several sizes cannot be saved", "save the program of one: executable.program(*inputs).save(path)")
+
+    def clone(self) -> NoReturn:
+        """Programs are made for all callers, with the module's own buffers: raises UnsupportedOption."""
+        raise UnsupportedOption(
+            "an executable for several sizes cannot be cloned: threads may call it at the same time",
+            "where calls with the same sizes are to overlap, take clones of one program: executable.program(*inputs)",
+        )
+
+    __copy__ = clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self.clone()
 
     def __reduce__(self) -> str:
         raise UnsupportedOption("an executable cannot be pickled", "compile the model in the other process")
