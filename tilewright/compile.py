@@ -38,7 +38,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.models import resolve
+from tilewright.models import inputs_of, resolve
 from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
@@ -129,7 +129,8 @@ def compile(
         module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or any other name of a
             model on the command line ("zoo:lenet5").
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
-        batch: the first extent of the example inputs that a model given by its name has.
+        batch: the first extent of the example inputs of a model given by its name, or with first extents that are free, such as a file; others are
+            given by `example_inputs`.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
         trials: the number of each region's candidates, the models' favourites, to measure first; needs the target machine. 0: none.
         precision: "fp32"; on GPUs "fp16" and "bf16", on CPUs with AMX "bf16": values stored between kernels and the factors of contractions are
@@ -217,20 +218,24 @@ def compile(
 def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any) -> SizedModel:
     """A model whose sizes may differ from call to call. Raises InvalidModel if none of its sizes may, and UnsupportedOption for a `dynamic` that does
     not fit it."""
-    model: SizedModel
-    if isinstance(module, torch.nn.Module):
-        model = ModuleModel(module, inputs, keywords, dynamic)
-    elif dynamic is not True:
-        raise UnsupportedOption(f"dynamic={dynamic!r}, and the model names its free sizes itself", "use dynamic=True")
-    elif isinstance(module, torch.export.ExportedProgram):
-        model = SymbolicProgram(module)
-    elif isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        model = SymbolicProgram(load_exported(module))
-    else:
-        model = OnnxModel(module)
+    module_given = isinstance(module, torch.nn.Module)
+    model = ModuleModel(module, inputs, keywords, dynamic) if module_given else _with_own_sizes(module)
     if not model.names:
-        raise InvalidModel("no size of the model is free", "leave out `dynamic`, or give examples whose free dimensions have at least two entries")
+        what = "or give examples whose free dimensions have at least two entries" if module_given else "or export it with free sizes"
+        raise InvalidModel("no size of the model is free", f"leave out `dynamic`, {what}")
+    if dynamic is not True and not module_given:
+        cause = f"dynamic={dynamic!r}, and which sizes are free was decided when the model was exported: {', '.join(model.names)}"
+        raise UnsupportedOption(cause, "use dynamic=True, which leaves these free")
     return model
+
+
+def _with_own_sizes(module: Any) -> SizedModel:
+    """A file, or what such files hold, whose free sizes it declares itself."""
+    if isinstance(module, torch.export.ExportedProgram):
+        return SymbolicProgram(module)
+    if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
+        return SymbolicProgram(load_exported(module))
+    return OnnxModel(module)
 
 
 @dataclass(frozen=True)
@@ -298,15 +303,22 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
 
 
 def _given(module: Any, inputs: Sequence[Any] | None, batch: int | None) -> tuple[Any, tuple[Any, ...]]:
-    """The module and its example inputs; a model that is given by a name of the command line is made, and has inputs of its own."""
+    """The module and its example inputs; a model that is given by a name of the command line is made, and has inputs of its own, as has one with free
+    sizes for a batch."""
+    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
+        raise UnsupportedOption(f"batch={batch!r} is no number of entries", "use a whole number from 1 up")
     if isinstance(module, (str, Path)) and Path(module).suffix not in (".pt2", ".onnx"):
         model = resolve(str(module), batch)
         return model.module, tuple(inputs) if inputs else model.inputs(0) if model.inputs else ()
-    if batch is not None:
-        raise UnsupportedOption(
-            f"batch={batch!r} is given, and the model has its own inputs", 'give example_inputs of that batch, or a name such as "zoo:lenet5"'
-        )
-    return module, tuple(inputs or ())
+    if batch is None:
+        return module, tuple(inputs or ())
+    if inputs or isinstance(module, torch.nn.Module):
+        given = "it has example_inputs" if inputs else "a module has no inputs of its own"
+        raise UnsupportedOption(f"batch={batch!r} is given, and {given}", "give example_inputs of that batch alone")
+    if isinstance(module, (str, Path)):
+        model = resolve(str(module), batch)
+        return model.module, model.inputs(0) if model.inputs else ()
+    return module, inputs_of(f"this {type(module).__name__}", _with_own_sizes(module), batch)(0)
 
 
 def _refuse_arrays(inputs: Any, keywords: Any) -> None:
