@@ -435,6 +435,9 @@ def test_names_work_in_python() -> None:
         tilewright.compile(nn.Linear(2, 2), batch=3)
     with pytest.raises(UnsupportedOption, match="batch=0 is no number"):
         tilewright.compile("zoo:lenet5", batch=0)
+    for options in ({}, {"batch": 2}, {"dynamic": True}):
+        with pytest.raises(InvalidModel, match="a set is no model"):
+            tilewright.compile({1}, **options)  # type: ignore[call-overload]
 
 
 def test_wrong_options_of_a_model() -> None:

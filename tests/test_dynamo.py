@@ -509,8 +509,9 @@ def test_kernels_are_planned_for_the_threads_that_run_them(monkeypatch: pytest.M
     assert planned == [2]
 
 
-@pytest.mark.parametrize(("mode", "trials"), [("default", 0), ("reduce-overhead", 0), ("max-autotune", 10), ("max-autotune-no-cudagraphs", 10)])
-def test_modes_are_taken(mode: str, trials: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def trials_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records the trials of every compilation, and makes none."""
     taken: list[int] = []
 
     def recording(*arguments: Any, trials: int = 0, **keywords: Any) -> Any:
@@ -518,14 +519,47 @@ def test_modes_are_taken(mode: str, trials: int, monkeypatch: pytest.MonkeyPatch
         return compile_model(*arguments, **keywords)
 
     monkeypatch.setattr(dynamo, "compile_model", recording)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("mode", "trials"), [("default", 0), ("lite", 0), ("reduce-overhead", 0), ("max-autotune", 10), ("max-autotune-no-cudagraphs", 10)]
+)
+def test_modes_are_taken(mode: str, trials: int, trials_taken: list[int]) -> None:
     network, x = Network().eval(), torch.randn(3, 6)
     with torch.no_grad():
         close(compiled(network, mode=mode, fullgraph=True)(x), network(x))
-    assert taken == [trials]
+    assert trials_taken == [trials]
+
+
+@pytest.mark.parametrize(
+    ("options", "trials", "ignored"),
+    [
+        ({"max_autotune": True}, 10, ""),
+        ({"max_autotune": False, "epilogue_fusion": True}, 0, "epilogue_fusion is an option"),
+        ({"max_autotune": True, "trials": 3}, 3, ""),
+        ({"triton.cudagraphs": True, "shape-padding": False}, 0, "shape-padding, triton.cudagraphs are options"),
+    ],
+)
+def test_options_of_inductor_are_taken_or_ignored(options: dict[str, Any], trials: int, ignored: str, trials_taken: list[int]) -> None:
+    dynamo._warn_ignored.cache_clear()
+    network, x = Network().eval(), torch.randn(3, 6)
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = network(x)
+        torch._dynamo.graph_break()
+        return network(y.repeat(1, 2))
+
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        close(compiled(broken, options=options)(x), broken(x))
+    assert trials_taken == [trials, trials]
+    messages = [str(warning.message) for warning in caught if "Inductor" in str(warning.message)]
+    assert len(messages) == bool(ignored) and all(f"{ignored} of Inductor without a meaning" in message for message in messages)
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with torch.no_grad(), pytest.raises(Exception, match="mode='fastest' is not known; use default, reduce-overhead, max-autotune"):
+    with torch.no_grad(), pytest.raises(Exception, match="mode='fastest' is not known; use default, lite, reduce-overhead, max-autotune"):
         compiled(Network().eval(), mode="fastest")(torch.randn(3, 6))
 
 
@@ -536,7 +570,7 @@ def graph_of(module: nn.Module) -> tuple[torch.fx.GraphModule, list[torch.Tensor
 def test_options_are_checked() -> None:
     graph, inputs = graph_of(nn.Linear(6, 2))
     with pytest.raises(UnsupportedOption, match="speed"):
-        dynamo.backend(graph, inputs, options={"speed": 11})
+        dynamo.backend(graph, inputs, options={"speed": 11, "epilogue_fusion": True})
     with pytest.raises(UnsupportedOption, match="trials=-3"):
         dynamo.backend(graph, inputs, options={"trials": -3})
     with pytest.raises(UnknownTarget):

@@ -235,7 +235,9 @@ def _with_own_sizes(module: Any) -> SizedModel:
         return SymbolicProgram(module)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
         return SymbolicProgram(load_exported(module))
-    return OnnxModel(module)
+    if _is_onnx(module):
+        return OnnxModel(module)
+    raise _no_model(module)
 
 
 @dataclass(frozen=True)
@@ -338,12 +340,20 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
         return import_module(module, inputs, keywords)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
         return import_program(load_exported(module), inputs, keywords)
-    onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
-    if (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
+    if _is_onnx(module):
         from tilewright.frontend.onnx_import import import_onnx
 
         return import_onnx(module, inputs or None)
-    raise InvalidModel(
+    raise _no_model(module)
+
+
+def _is_onnx(module: Any) -> bool:
+    onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
+    return (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx"))
+
+
+def _no_model(module: Any) -> InvalidModel:
+    return InvalidModel(
         f"{module!r} is no model" if isinstance(module, (str, Path)) else f"a {type(module).__name__} is no model",
         "give an nn.Module, an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or a name such as zoo:lenet5",
     )

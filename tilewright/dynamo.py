@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tilewright.compile import Family, check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
-from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOperator, UnsupportedOption, warn_not_compiled
+from tilewright.errors import (
+    InvalidInput,
+    TargetNotPresent,
+    TilewrightError,
+    UnsupportedOperator,
+    UnsupportedOption,
+    warn_at_users_line,
+    warn_not_compiled,
+)
 from tilewright.frontend.places import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
@@ -36,8 +45,9 @@ from tilewright.runtime.executable import Executable
 LOG = logging.getLogger(__name__)
 
 _OPTIONS = frozenset({"target", *signature(check_options).parameters})
+_AUTOTUNE: Mapping[str, Any] = MappingProxyType({"trials": 10})
 _MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"default": {}, "reduce-overhead": {}, "max-autotune": {"trials": 10}, "max-autotune-no-cudagraphs": {"trials": 10}}
+    {"default": {}, "lite": {}, "reduce-overhead": {}, "max-autotune": _AUTOTUNE, "max-autotune-no-cudagraphs": _AUTOTUNE}
 )
 """The options that a `mode` of torch.compile stands for. Calls have little overhead in any."""
 _CHANGES_IN_A_ROW = 3  # parameters that change in this many successive calls are no longer frozen
@@ -68,16 +78,14 @@ def backend(
     """Compiles one graph captured by Dynamo; registered with PyTorch under the name "tilewright".
 
     `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
-    check, wait, programs, quick. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), the others change nothing.
+    check, wait, programs, quick. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), as Inductor's option
+    `max_autotune` does; the other modes change nothing, and other options of Inductor are ignored, with a warning.
 
     Raises UnsupportedOption and UnknownTarget for unknown modes and options, and TargetNotPresent for a target that is not this machine. A graph that
     cannot be compiled is returned unchanged, with a warning."""
     if mode is not None and mode not in _MODES:
         raise UnsupportedOption(f"mode={mode!r} is not known", f"use {', '.join(_MODES)}")
-    chosen = {**_MODES[mode or "default"], **(options or {})}
-    unknown = sorted(set(chosen) - _OPTIONS)
-    if unknown:
-        raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
+    chosen = {**_MODES[mode or "default"], **_own(options or {})}
     check_options(**{name: value for name, value in chosen.items() if name != "target"})
     machine = find_machine(default_target(example_inputs) if chosen.get("target") is None else chosen["target"])
     check_precision(chosen.get("precision", "fp32"), machine)
@@ -88,6 +96,31 @@ def backend(
         _warn(graph_module, "the graph", reason)
         return graph_module.forward
     return _CompiledGraph(graph_module, example_inputs, chosen)
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in our terms. Raises UnsupportedOption for names that neither we nor Inductor know."""
+    foreign = sorted(set(options) - _OPTIONS)
+    own = {name: value for name, value in options.items() if name in _OPTIONS}
+    if not foreign:
+        return own
+    from torch._inductor import list_options
+
+    unknown = [name for name in foreign if name.replace("-", "_") not in list_options()]
+    if unknown:
+        raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
+    ignored = [name for name in foreign if name.replace("-", "_") != "max_autotune"]
+    if ignored:
+        _warn_ignored(tuple(ignored))
+    tuned = any(options[name] for name in foreign if name not in ignored)
+    return {**(_AUTOTUNE if tuned else {}), **own}
+
+
+@cache
+def _warn_ignored(names: tuple[str, ...]) -> None:
+    """Warns once, not for each graph, of which Dynamo may capture many with the same options."""
+    what = f"{', '.join(names)} {'is an option' if len(names) == 1 else 'are options'} of Inductor without a meaning for tilewright, and ignored"
+    warn_at_users_line(f"{what}; leave {'it' if len(names) == 1 else 'them'} out, or use {', '.join(sorted(_OPTIONS))}")
 
 
 def _warn(graph_module: torch.fx.GraphModule, what: str, why: _Eager) -> None:
