@@ -437,7 +437,7 @@ def test_names_work_in_python() -> None:
         tilewright.compile("zoo:lenet5", batch=0)
     for options in ({}, {"batch": 2}, {"dynamic": True}):
         with pytest.raises(InvalidModel, match="a set is no model"):
-            tilewright.compile({1}, **options)  # type: ignore[call-overload]
+            tilewright.compile({1}, **options)
 
 
 def test_wrong_options_of_a_model() -> None:
