@@ -31,8 +31,8 @@ from tilewright.frontend.symbolic import SymbolicProgram, import_program
 from tilewright.frontend.torch_export import load_exported
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
+from tilewright.hardware import is_present, planned_threads
 from tilewright.hardware import machine as find_machine
-from tilewright.hardware import planned_threads
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
@@ -211,7 +211,7 @@ def compile(
     as_before = repeats and not trials and bool(family.memory.schedules)
     first = compiled(bound, request, stages, family, as_before), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
-    eager = module if isinstance(module, torch.nn.Module) else None
+    eager = module if isinstance(module, torch.nn.Module) and is_present(machine) else None
     return DynamicExecutable(model, ranges, build, signature, (served, first, as_before), eager, wait, programs, repeats)
 
 
