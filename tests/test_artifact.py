@@ -28,6 +28,11 @@ from tilewright.runtime.fields import parsed
 from tilewright.runtime.signature import LEAF, OutputLeaf, Signature, StateLeaf, Tree
 
 
+def test_the_documented_format_is_the_written_one() -> None:
+    docs = (Path(__file__).parents[1] / "docs" / "usage.md").read_text()
+    assert f"format version ({artifact.FORMAT_VERSION});" in docs
+
+
 @pytest.fixture(params=["model", "model.tw.zip"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     chain(2).executable(("r1",)).save(tmp_path / request.param)

@@ -154,6 +154,21 @@ def test_files_with_free_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert main(["verify", str(file), "--input", "4x5", "--input", "4x5"]) == 0
         capsys.readouterr()
         assert "--input" in error_line(capsys, "compile", str(file))
+    for given in (path, str(other), torch.export.load(path), onnx.load(other)):
+        inputs = torch.randn(3, 5), torch.randn(3, 5)
+        wanted = sum(inputs) if isinstance(given, (str, onnx.ModelProto)) else Pair()(*inputs)
+        for dynamic in (None, True):
+            executable = tilewright.compile(given, batch=3, dynamic=dynamic)
+            torch.testing.assert_close(executable(*inputs), wanted)
+        with pytest.raises(UnsupportedOption, match=r"free was decided when the model was exported: (x.shape\[0\]|batch); use dynamic=True"):
+            tilewright.compile(given, inputs, dynamic={"x": {0: "b"}})
+        with pytest.raises(UnsupportedOption, match="has example_inputs"):
+            tilewright.compile(given, inputs, batch=3)
+    fixed = torch.export.export(Pair(), inputs)
+    with pytest.raises(UnsupportedOption, match="a batch is given, and this ExportedProgram has its own input shapes"):
+        tilewright.compile(fixed, batch=3)
+    with pytest.raises(InvalidModel, match="no size of the model is free; .*export it with free sizes"):
+        tilewright.compile(fixed, dynamic=True)
     wide = torch.export.export(Pair(), (torch.randn(2, 5), torch.randn(2, 5)), dynamic_shapes=({0: free[0], 1: free[0]},) * 2)
     torch.export.save(wide, path)
     assert "x.shape[1] of" in error_line(capsys, "compile", str(path), "--batch", "2")
@@ -414,8 +429,15 @@ def test_names_work_in_python() -> None:
     torch.testing.assert_close(executable(images).double(), module.double()(images.double()), rtol=1e-4, atol=1e-5)
     with pytest.raises(UnknownModel, match="did you mean zoo:lenet5"):
         tilewright.compile("lenet5")
-    with pytest.raises(UnsupportedOption, match="the model has its own inputs"):
+    with pytest.raises(UnsupportedOption, match="batch=3 is given, and it has example_inputs"):
         tilewright.compile(nn.Linear(2, 2), (torch.zeros(1, 2),), batch=3)
+    with pytest.raises(UnsupportedOption, match="batch=3 is given, and a module has no inputs"):
+        tilewright.compile(nn.Linear(2, 2), batch=3)
+    with pytest.raises(UnsupportedOption, match="batch=0 is no number"):
+        tilewright.compile("zoo:lenet5", batch=0)
+    for options in ({}, {"batch": 2}, {"dynamic": True}):
+        with pytest.raises(InvalidModel, match="a set is no model"):
+            tilewright.compile({1}, **options)
 
 
 def test_wrong_options_of_a_model() -> None:

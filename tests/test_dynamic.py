@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import tilewright
-from tilewright.errors import ExecutableClosed, InvalidInput, InvalidModel, NotCompiled, TilewrightError, UnsupportedOption
+from tilewright.errors import ExecutableClosed, InvalidInput, InvalidModel, NotCompiled, TilewrightError, UnsupportedOperator, UnsupportedOption
 from tilewright.frontend.symbolic import SymbolicProgram
 from tilewright.frontend.torch_export import exported, tensors_of
 from tilewright.runtime.dynamic import DynamicExecutable
@@ -186,15 +188,17 @@ def test_calls_run_eager_while_a_program_is_built() -> None:
     started, go_on = threading.Event(), threading.Event()
     slow(executable, started, go_on)
     calls.clear()
-    x = torch.randn(5, 3)
-    for _ in range(2):
-        torch.testing.assert_close(executable(x), x.relu() + 1)
-    assert calls == [torch.Tensor] * 2
+    x = torch.randn(6, 3)
+    with pytest.warns(NotCompiled, match="batch = 5 run eagerly until their program is ready.*wait=True") as caught:
+        for size in (5, 5, 6):
+            torch.testing.assert_close(executable(x[:size]), x[:size].relu() + 1)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert calls == [torch.Tensor] * 3
     started.wait()
     go_on.set()
     executable._builds.request(((5,), False)).done.wait()
     calls.clear()
-    torch.testing.assert_close(executable(x), x.relu() + 1)
+    torch.testing.assert_close(executable(x[:5]), x[:5].relu() + 1)
     assert not calls
     assert {"batch": 5} in executable.sizes
 
@@ -216,6 +220,46 @@ def test_what_cannot_be_built_warns_once_and_runs_eager() -> None:
     executable._eager = None
     with pytest.raises(InvalidModel, match="too large"):
         executable(x)
+
+
+class Copied(nn.Module):
+    """Its operator has a kernel for few indices only; one that never has a kernel comes before."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x).index_copy(0, index, values) * 2
+
+    @staticmethod
+    def inputs(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.randn(size, 2), torch.randperm(size), torch.randn(size, 2)
+
+
+COPIED = {"x": {0: "n"}, "index": {0: "n"}, "values": {0: "n"}}
+
+
+def test_operators_that_pytorch_runs_for_later_sizes_are_one_warning() -> None:
+    with pytest.warns(NotCompiled, match="^1 operator runs through PyTorch:\n.*bessel_j0") as caught:
+        executable = tilewright.compile(Copied(), Copied.inputs(8), dynamic=COPIED, wait=True)
+    assert len(caught) == 1
+    with warnings.catch_warnings(record=True) as later:
+        warnings.simplefilter("always")
+        for size in (9, 4000, 4001, 4000, 9):
+            inputs = Copied.inputs(size)
+            torch.testing.assert_close(executable(*inputs), Copied()(*inputs))
+    (message,) = [str(warning.message) for warning in later]
+    assert message.startswith("1 operator runs through PyTorch:") and "aten.index_copy.default of 4000x2" in message and "for speed" in message
+    assert later[0].category is NotCompiled and later[0].filename == __file__
+
+
+def test_operators_that_are_an_error_are_one_for_later_sizes_too() -> None:
+    class Later(nn.Module):
+        def forward(self, x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return x.index_copy(0, index, values) * 2
+
+    executable = tilewright.compile(Later(), Copied.inputs(8), dynamic=COPIED, wait=True, unsupported="error")
+    executable(*Copied.inputs(9))
+    for use in (executable, executable, executable.program, executable.verify):
+        with pytest.raises(UnsupportedOperator, match="1 operator is not covered:\n.*index_copy"):
+            use(*Copied.inputs(4000))
 
 
 def test_parameters_that_changed_are_not_mixed() -> None:
@@ -313,9 +357,34 @@ def test_options_and_the_rest_of_its_life(tmp_path: Path) -> None:
     assert str(executable.plan)
     executable.close()
     executable.close()
-    for use in (lambda: executable(x), lambda: executable.program(x), lambda: executable.plan):
+    for use in (lambda: executable(x), lambda: executable.program(x), lambda: executable.plan, lambda: executable.threads, executable.synchronize):
         with pytest.raises(ExecutableClosed):
             use()
+
+
+def test_settings_are_those_of_all_programs() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval()
+    executable = tilewright.compile(module, torch.randn(2, 8), dynamic={"input": {0: "batch"}}, wait=True, threads=2)
+    assert executable.threads == 2 and not executable.check
+    executable.program(torch.randn(3, 8))
+    executable.threads, executable.check = 1, True
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(executable(x), module(x).detach())
+    programs = [executable.program(x)] + [program.executable for program in executable._programs.values()]
+    assert len(programs) == 4 and {(program.threads, program.check) for program in programs} == {(1, True)}
+    executable.synchronize()
+    assert all(not program.users for program in executable._programs.values())
+    with pytest.raises(UnsupportedOption, match="threads = 0"):
+        executable.threads = 0
+    assert {"export", "partition", "compile"} <= executable.compile_seconds.keys()
+    assert executable.program(x).compile_seconds.keys().isdisjoint({"export"})
+
+
+def test_clones_are_those_of_one_program() -> None:
+    executable = tilewright.compile(nn.ReLU(), torch.randn(2, 3), dynamic=True)
+    for cloned in (executable.clone, lambda: copy.copy(executable), lambda: copy.deepcopy(executable)):
+        with pytest.raises(UnsupportedOption, match=r"cannot be cloned.*executable\.program"):
+            cloned()
 
 
 def test_python_numbers_may_be_free() -> None:
@@ -408,7 +477,8 @@ with torch.no_grad():
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    (warning,) = done.stderr.splitlines()
+    assert "NotCompiled: calls with n = 3 run eagerly until" in warning
     assert time.perf_counter() > start
 
 

@@ -414,10 +414,13 @@ def test_a_first_call_without_rows_decides_nothing(compiled_calls: list[Any]) ->
         torch.compile(network, backend=capture, dynamic=True)(x)
         ((run, inputs),) = captured
         sized = [5 if isinstance(value, torch.SymInt) else value for value in inputs]
-        for rows in (0, 5):
+        messages = []
+        for rows in (0, 0, 5):
             given = [rows if isinstance(value, int) else x[:rows] if value is x else value for value in sized]
-            close(run(*given)[0], network(x[:rows]))
+            messages += warned(lambda given=given, rows=rows: close(run(*given)[0], network(x[:rows])), 1)  # type: ignore[misc]
             assert len(compiled_calls) == (rows > 0)
+    (message,) = messages
+    assert message.startswith("a call of the graph") and "a size is 0" in message
 
 
 def test_calls_that_run_eagerly_are_one_warning() -> None:
@@ -451,6 +454,22 @@ def test_glue_around_operators_of_pytorch_runs_eagerly(compiled_calls: list[Any]
         messages = warned(lambda x=x, run=run: close(run(x), around(x)), 1)  # type: ignore[misc]
         assert any("of calling it" in message for message in messages) == eager
     assert len(compiled_calls) == 2
+
+
+def test_operators_that_are_an_error_leave_later_calls_to_pytorch(compiled_calls: list[Any]) -> None:
+    """As they do for the first program: torch.compile goes on with what it cannot compile."""
+
+    def copied(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return (x @ x.T @ x).index_copy(0, index, x) * 2
+
+    run = compiled(copied, dynamic=True, options={"wait": True, "unsupported": "error"})
+    messages = []
+    for size in (64, 1500, 1500, 64):
+        x, index = torch.randn(size, 48), torch.randperm(size)
+        messages += warned(lambda x=x, index=index: close(run(x, index), copied(x, index)), 1)  # type: ignore[misc]
+    (message,) = messages
+    assert message.startswith("a call of the graph") and "cannot compile it: 1 operator is not covered" in message and "index_copy" in message
+    assert [len(executable.sizes) for executable in compiled_calls] == [1]
 
 
 def test_graphs_of_free_sizes_are_judged_again_for_larger_ones(compiled_calls: list[Any]) -> None:
@@ -490,8 +509,9 @@ def test_kernels_are_planned_for_the_threads_that_run_them(monkeypatch: pytest.M
     assert planned == [2]
 
 
-@pytest.mark.parametrize(("mode", "trials"), [("default", 0), ("reduce-overhead", 0), ("max-autotune", 10), ("max-autotune-no-cudagraphs", 10)])
-def test_modes_are_taken(mode: str, trials: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def trials_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records the trials of every compilation, and makes none."""
     taken: list[int] = []
 
     def recording(*arguments: Any, trials: int = 0, **keywords: Any) -> Any:
@@ -499,14 +519,47 @@ def test_modes_are_taken(mode: str, trials: int, monkeypatch: pytest.MonkeyPatch
         return compile_model(*arguments, **keywords)
 
     monkeypatch.setattr(dynamo, "compile_model", recording)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("mode", "trials"), [("default", 0), ("lite", 0), ("reduce-overhead", 0), ("max-autotune", 10), ("max-autotune-no-cudagraphs", 10)]
+)
+def test_modes_are_taken(mode: str, trials: int, trials_taken: list[int]) -> None:
     network, x = Network().eval(), torch.randn(3, 6)
     with torch.no_grad():
         close(compiled(network, mode=mode, fullgraph=True)(x), network(x))
-    assert taken == [trials]
+    assert trials_taken == [trials]
+
+
+@pytest.mark.parametrize(
+    ("options", "trials", "ignored"),
+    [
+        ({"max_autotune": True}, 10, ""),
+        ({"max_autotune": False, "epilogue_fusion": True}, 0, "epilogue_fusion is an option"),
+        ({"max_autotune": True, "trials": 3}, 3, ""),
+        ({"triton.cudagraphs": True, "shape-padding": False}, 0, "shape-padding, triton.cudagraphs are options"),
+    ],
+)
+def test_options_of_inductor_are_taken_or_ignored(options: dict[str, Any], trials: int, ignored: str, trials_taken: list[int]) -> None:
+    dynamo._warn_ignored.cache_clear()
+    network, x = Network().eval(), torch.randn(3, 6)
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = network(x)
+        torch._dynamo.graph_break()
+        return network(y.repeat(1, 2))
+
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        close(compiled(broken, options=options)(x), broken(x))
+    assert trials_taken == [trials, trials]
+    messages = [str(warning.message) for warning in caught if "Inductor" in str(warning.message)]
+    assert len(messages) == bool(ignored) and all(f"{ignored} of Inductor without a meaning" in message for message in messages)
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with torch.no_grad(), pytest.raises(Exception, match="mode='fastest' is not known; use default, reduce-overhead, max-autotune"):
+    with torch.no_grad(), pytest.raises(Exception, match="mode='fastest' is not known; use default, lite, reduce-overhead, max-autotune"):
         compiled(Network().eval(), mode="fastest")(torch.randn(3, 6))
 
 
@@ -517,7 +570,7 @@ def graph_of(module: nn.Module) -> tuple[torch.fx.GraphModule, list[torch.Tensor
 def test_options_are_checked() -> None:
     graph, inputs = graph_of(nn.Linear(6, 2))
     with pytest.raises(UnsupportedOption, match="speed"):
-        dynamo.backend(graph, inputs, options={"speed": 11})
+        dynamo.backend(graph, inputs, options={"speed": 11, "epilogue_fusion": True})
     with pytest.raises(UnsupportedOption, match="trials=-3"):
         dynamo.backend(graph, inputs, options={"trials": -3})
     with pytest.raises(UnknownTarget):

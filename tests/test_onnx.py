@@ -56,7 +56,7 @@ def test_operators_as_onnx_defines_them(letter: str) -> None:
 def test_the_share_of_onnx_cases_that_our_kernels_compute() -> None:
     counted = [recorded()[name] for name, case in cases().items() if case.is_counted and name in recorded()]
     assert len(counted) > 1400 and counted.count(WRONG) == 0
-    assert counted.count(OURS) >= 0.96 * len(counted)
+    assert counted.count(OURS) >= 0.97 * len(counted)
     assert counted.count(OURS) + counted.count(PARTLY) >= 0.98 * len(counted)
 
 

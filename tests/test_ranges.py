@@ -172,6 +172,8 @@ def test_programs_of_ranges(encoder: tuple[Encoder, DynamicExecutable]) -> None:
     module, executable = encoder
     tokens, bias = torch.randint(64, (2, 18)), torch.randn(18, 18)
     assert executable.verify(tokens, bias).passed
+    assert executable.profile(tokens, bias, repetitions=2).regions
+    assert {"batch": 2, "length": 18} not in executable.sizes
     assert executable.program(tokens, bias)(tokens, bias)[0].shape == (2, 18, 16)
     assert {"batch": 2, "length": 18} in executable.sizes
     with pytest.raises(InvalidInput, match=r"input bias: .*\[length, length\] = \[18, 18\]"):

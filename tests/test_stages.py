@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 import tilewright
-from tilewright import cli_compile, cli_output
+from tilewright import cli, cli_compile, cli_output
 from tilewright.cli import main
 from tilewright.stages import STAGES, Stages
 from tilewright.text import stacked
@@ -83,10 +83,35 @@ def test_compile_says_what_took_how_long(capsys: pytest.CaptureFixture[str], tmp
     assert all(len(line) <= 80 for line in lines) and "hottest: " in lines[3]
 
 
-@pytest.mark.parametrize("command", [["verify", "zoo:lenet5"], ["bench", "zoo:lenet5", "--against", "eager,nothing-like-this"], ["targets"], ["targets", "h200", "--sources"],
-                                     ["bench", "zoo:lenet5", "--against", "eager", "--rounds", "2", "--seconds", "0.001"]])  # fmt: skip
+MODEL = "zoo:lenet5"
+COMMANDS = [
+    "", "compile", "bench", "explain", "profile", "verify", "digest", "batch", "tune", "records", "train", "calibrate", "targets", "cache",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["verify", MODEL],
+        ["bench", MODEL, "--against", "eager,nothing-like-this"],
+        ["targets"],
+        ["targets", "h200", "--sources"],
+        ["bench", MODEL, "--against", "eager", "--rounds", "2", "--seconds", "0.001"],
+        ["explain", MODEL, "--against", MODEL],
+        ["explain", MODEL, "--fusion"],
+        ["explain", MODEL, "--code"],
+        *(["explain", MODEL, "--code", number] for number in ("1", "2", "4")),
+        ["explain", MODEL, "--target", "h200", "--code=2"],
+        *([*name.split(), "--help"] for name in COMMANDS),
+    ],
+    ids=" ".join,
+)
 def test_tables_fit_80_columns(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_output, "PIPE_COLUMNS", 80)
+    def terminal() -> Console:
+        return Console(file=sys.stdout, force_terminal=True, color_system=None, width=80, highlight=False, markup=False)
+
+    monkeypatch.setattr(cli, "output_console", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
     code = main(command)
     printed = capsys.readouterr()
     assert (code == 2) == ("nothing-like-this" in command[-1])

@@ -42,17 +42,17 @@ Command: TypeAlias = "Callable[[argparse.Namespace, Console], int]"
 """Runs a command with its options, prints to the console, and returns the exit code."""
 INTERRUPTED_CODE = 130
 EXAMPLES = """examples:
-  tilewright compile zoo:resnet18 -o resnet18.zip      compile for this CPU and save
-  tilewright compile model.onnx --target h200          compile for a GPU that need not be here
-  tilewright explain zoo:mobilenet_v2                  what runs as which kernel, how long it should take, and why
-  tilewright explain zoo:mobilenet_v2 --fusion         which regions were merged and which not, with both predicted times
-  tilewright explain zoo:resnet18 --code               what is in the compiled code of each kernel, and what limits it
-  tilewright profile zoo:resnet18 --trace trace.json   measured time of each region; a trace for ui.perfetto.dev
-  tilewright verify resnet18.zip                       every region against float64
+  tilewright compile zoo:resnet18 -o resnet18.zip     compile for this CPU, save
+  tilewright compile model.onnx --target h200         for a GPU that is not here
+  tilewright explain zoo:mobilenet_v2                 kernels, times and reasons
+  tilewright explain zoo:mobilenet_v2 --fusion        merges, with both times
+  tilewright explain zoo:resnet18 --code              compiled code, its limits
+  tilewright profile zoo:resnet18 --trace trace.json  measured time of regions
+  tilewright verify resnet18.zip                      regions against float64
   tilewright bench zoo:resnet18 --against eager,onnxruntime
-  tilewright tune zoo:resnet18 --trials 10             measure on this machine; later compilations take the best
-  tilewright calibrate                                 measure this CPU for a second; later choices use its facts
-  tilewright targets h200 --sources                    facts about a target, and where they are from
+  tilewright tune zoo:resnet18 --trials 10            measure candidates here
+  tilewright calibrate                                measure this CPU
+  tilewright targets h200 --sources                   facts and their sources
 """
 
 

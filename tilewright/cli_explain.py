@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             with progress_bar("ranking operators by themselves"), quiet(options.debug):
                 numerics = numerics_of(options).at(options.precision)
                 apart = operators_apart(image.program.graph, image.machine, subject.threads, options.precision, numerics)
-        text = "\n".join(search_lines(image, options.model, apart))
+        text = "\n".join(search_lines(image, options.model, apart, width))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)
     else:
@@ -99,7 +99,7 @@ def _code(subject: Subject, options: argparse.Namespace, width: int | None) -> s
 
     with _reading_code(options) as report:
         if options.code is not True:
-            return "\n".join(code_lines(subject.image, subject.threads, options.code, report))
+            return "\n".join(code_lines(subject.image, subject.threads, options.code, report, width))
         return "\n".join(code_table(subject.image, subject.threads, options.model, report, width))
 
 

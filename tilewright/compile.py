@@ -19,12 +19,11 @@ from tilewright.errors import (
     InvalidModel,
     KernelFailed,
     UnknownTarget,
-    UnsupportedOperator,
     UnsupportedOption,
     contained,
     warn_not_compiled,
 )
-from tilewright.frontend.imported import Imported, through
+from tilewright.frontend.imported import Imported, report_unsupported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.ranged import ranges_of
 from tilewright.frontend.sized import ModuleModel, OnnxModel, SizedModel
@@ -32,14 +31,14 @@ from tilewright.frontend.symbolic import SymbolicProgram, import_program
 from tilewright.frontend.torch_export import load_exported
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
+from tilewright.hardware import is_present, planned_threads
 from tilewright.hardware import machine as find_machine
-from tilewright.hardware import planned_threads
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.models import resolve
+from tilewright.models import inputs_of, resolve
 from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
@@ -130,7 +129,8 @@ def compile(
         module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or any other name of a
             model on the command line ("zoo:lenet5").
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
-        batch: the first extent of the example inputs that a model given by its name has.
+        batch: the first extent of the example inputs of a model given by its name, or with first extents that are free, such as a file; others are
+            given by `example_inputs`.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
         trials: the number of each region's candidates, the models' favourites, to measure first; needs the target machine. 0: none.
         precision: "fp32"; on GPUs "fp16" and "bf16", on CPUs with AMX "bf16": values stored between kernels and the factors of contractions are
@@ -198,7 +198,7 @@ def compile(
     ranges = ranges_of(model, key)
     rounded = None if ranges is None else ranges.rounded(key)
 
-    later = replace(request, trials=0, unsupported="")
+    later = replace(request, trials=0, unsupported="error" if unsupported == "error" else "")
 
     def build(served: Served, as_before: bool, progress: Progress | None) -> Built:
         key, several = served
@@ -211,33 +211,39 @@ def compile(
     as_before = repeats and not trials and bool(family.memory.schedules)
     first = compiled(bound, request, stages, family, as_before), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
-    eager = module if isinstance(module, torch.nn.Module) else None
+    eager = module if isinstance(module, torch.nn.Module) and is_present(machine) else None
     return DynamicExecutable(model, ranges, build, signature, (served, first, as_before), eager, wait, programs, repeats)
 
 
 def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any) -> SizedModel:
     """A model whose sizes may differ from call to call. Raises InvalidModel if none of its sizes may, and UnsupportedOption for a `dynamic` that does
     not fit it."""
-    model: SizedModel
-    if isinstance(module, torch.nn.Module):
-        model = ModuleModel(module, inputs, keywords, dynamic)
-    elif dynamic is not True:
-        raise UnsupportedOption(f"dynamic={dynamic!r}, and the model names its free sizes itself", "use dynamic=True")
-    elif isinstance(module, torch.export.ExportedProgram):
-        model = SymbolicProgram(module)
-    elif isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        model = SymbolicProgram(load_exported(module))
-    else:
-        model = OnnxModel(module)
+    module_given = isinstance(module, torch.nn.Module)
+    model = ModuleModel(module, inputs, keywords, dynamic) if module_given else _with_own_sizes(module)
     if not model.names:
-        raise InvalidModel("no size of the model is free", "leave out `dynamic`, or give examples whose free dimensions have at least two entries")
+        what = "or give examples whose free dimensions have at least two entries" if module_given else "or export it with free sizes"
+        raise InvalidModel("no size of the model is free", f"leave out `dynamic`, {what}")
+    if dynamic is not True and not module_given:
+        cause = f"dynamic={dynamic!r}, and which sizes are free was decided when the model was exported: {', '.join(model.names)}"
+        raise UnsupportedOption(cause, "use dynamic=True, which leaves these free")
     return model
+
+
+def _with_own_sizes(module: Any) -> SizedModel:
+    """A file, or what such files hold, whose free sizes it declares itself."""
+    if isinstance(module, torch.export.ExportedProgram):
+        return SymbolicProgram(module)
+    if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
+        return SymbolicProgram(load_exported(module))
+    if _is_onnx(module):
+        return OnnxModel(module)
+    raise _no_model(module)
 
 
 @dataclass(frozen=True)
 class Request:
     """What `compile` is asked for, apart from the graph: the model, for its parameters' names and defaults, the target, and the options.
-    `unsupported`: as there, or "" if the operators were listed before. `by_code`: whether compiled code may decide between candidates."""
+    `unsupported`: as there, or "" if the caller warns of the operators. `by_code`: whether compiled code may decide between candidates."""
 
     module: Any
     machine: Machine
@@ -260,7 +266,8 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
         graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
     if shared is not None:
         graph = replace(graph, constants=shared.constants(graph.constants))
-    _report_unsupported(graph, request.unsupported)
+    if request.unsupported:
+        report_unsupported(unsupported_nodes(graph), request.unsupported)
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
@@ -298,15 +305,22 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
 
 
 def _given(module: Any, inputs: Sequence[Any] | None, batch: int | None) -> tuple[Any, tuple[Any, ...]]:
-    """The module and its example inputs; a model that is given by a name of the command line is made, and has inputs of its own."""
+    """The module and its example inputs; a model that is given by a name of the command line is made, and has inputs of its own, as has one with free
+    sizes for a batch."""
+    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
+        raise UnsupportedOption(f"batch={batch!r} is no number of entries", "use a whole number from 1 up")
     if isinstance(module, (str, Path)) and Path(module).suffix not in (".pt2", ".onnx"):
         model = resolve(str(module), batch)
         return model.module, tuple(inputs) if inputs else model.inputs(0) if model.inputs else ()
-    if batch is not None:
-        raise UnsupportedOption(
-            f"batch={batch!r} is given, and the model has its own inputs", 'give example_inputs of that batch, or a name such as "zoo:lenet5"'
-        )
-    return module, tuple(inputs or ())
+    if batch is None:
+        return module, tuple(inputs or ())
+    if inputs or isinstance(module, torch.nn.Module):
+        given = "it has example_inputs" if inputs else "a module has no inputs of its own"
+        raise UnsupportedOption(f"batch={batch!r} is given, and {given}", "give example_inputs of that batch alone")
+    if isinstance(module, (str, Path)):
+        model = resolve(str(module), batch)
+        return model.module, model.inputs(0) if model.inputs else ()
+    return module, inputs_of(f"this {type(module).__name__}", _with_own_sizes(module), batch)(0)
 
 
 def _refuse_arrays(inputs: Any, keywords: Any) -> None:
@@ -326,12 +340,20 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
         return import_module(module, inputs, keywords)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
         return import_program(load_exported(module), inputs, keywords)
-    onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
-    if (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
+    if _is_onnx(module):
         from tilewright.frontend.onnx_import import import_onnx
 
         return import_onnx(module, inputs or None)
-    raise InvalidModel(
+    raise _no_model(module)
+
+
+def _is_onnx(module: Any) -> bool:
+    onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
+    return (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx"))
+
+
+def _no_model(module: Any) -> InvalidModel:
+    return InvalidModel(
         f"{module!r} is no model" if isinstance(module, (str, Path)) else f"a {type(module).__name__} is no model",
         "give an nn.Module, an ExportedProgram, an onnx.ModelProto, the path of a .pt2 or .onnx file, or a name such as zoo:lenet5",
     )
@@ -455,19 +477,6 @@ def check_options(
         raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
     if threads is not None:
         check_threads(threads)
-
-
-def _report_unsupported(graph: Any, action: str) -> None:
-    nodes = unsupported_nodes(graph) if action else ()
-    if not nodes:
-        return
-    listing = "\n".join(f"  {node}" for node in nodes)
-    one = len(nodes) == 1
-    if action == "error":
-        covered = "1 operator is" if one else f"{len(nodes)} operators are"
-        raise UnsupportedOperator(f"{covered} not covered:\n{listing}", f'use unsupported="warn" to run them {through(nodes)}')
-    remedy = 'results are right; for speed use operators that have kernels, or add these (docs/kernels.md); unsupported="error" refuses them'
-    warn_not_compiled(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} {through(nodes)}:\n{listing}\n{remedy}")
 
 
 def _parameters(module: Any) -> tuple[str, ...]:

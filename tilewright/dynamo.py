@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tilewright.compile import Family, check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
-from tilewright.errors import InvalidInput, TargetNotPresent, TilewrightError, UnsupportedOption, warn_not_compiled
+from tilewright.errors import (
+    InvalidInput,
+    TargetNotPresent,
+    TilewrightError,
+    UnsupportedOperator,
+    UnsupportedOption,
+    warn_at_users_line,
+    warn_not_compiled,
+)
 from tilewright.frontend.places import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
@@ -36,8 +45,9 @@ from tilewright.runtime.executable import Executable
 LOG = logging.getLogger(__name__)
 
 _OPTIONS = frozenset({"target", *signature(check_options).parameters})
+_AUTOTUNE: Mapping[str, Any] = MappingProxyType({"trials": 10})
 _MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"default": {}, "reduce-overhead": {}, "max-autotune": {"trials": 10}, "max-autotune-no-cudagraphs": {"trials": 10}}
+    {"default": {}, "lite": {}, "reduce-overhead": {}, "max-autotune": _AUTOTUNE, "max-autotune-no-cudagraphs": _AUTOTUNE}
 )
 """The options that a `mode` of torch.compile stands for. Calls have little overhead in any."""
 _CHANGES_IN_A_ROW = 3  # parameters that change in this many successive calls are no longer frozen
@@ -68,16 +78,14 @@ def backend(
     """Compiles one graph captured by Dynamo; registered with PyTorch under the name "tilewright".
 
     `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
-    check, wait, programs, quick. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), the others change nothing.
+    check, wait, programs, quick. `mode` is one of those of torch.compile: "max-autotune" measures candidates (trials), as Inductor's option
+    `max_autotune` does; the other modes change nothing, and other options of Inductor are ignored, with a warning.
 
     Raises UnsupportedOption and UnknownTarget for unknown modes and options, and TargetNotPresent for a target that is not this machine. A graph that
     cannot be compiled is returned unchanged, with a warning."""
     if mode is not None and mode not in _MODES:
         raise UnsupportedOption(f"mode={mode!r} is not known", f"use {', '.join(_MODES)}")
-    chosen = {**_MODES[mode or "default"], **(options or {})}
-    unknown = sorted(set(chosen) - _OPTIONS)
-    if unknown:
-        raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
+    chosen = {**_MODES[mode or "default"], **_own(options or {})}
     check_options(**{name: value for name, value in chosen.items() if name != "target"})
     machine = find_machine(default_target(example_inputs) if chosen.get("target") is None else chosen["target"])
     check_precision(chosen.get("precision", "fp32"), machine)
@@ -88,6 +96,31 @@ def backend(
         _warn(graph_module, "the graph", reason)
         return graph_module.forward
     return _CompiledGraph(graph_module, example_inputs, chosen)
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in our terms. Raises UnsupportedOption for names that neither we nor Inductor know."""
+    foreign = sorted(set(options) - _OPTIONS)
+    own = {name: value for name, value in options.items() if name in _OPTIONS}
+    if not foreign:
+        return own
+    from torch._inductor import list_options
+
+    unknown = [name for name in foreign if name.replace("-", "_") not in list_options()]
+    if unknown:
+        raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
+    ignored = [name for name in foreign if name.replace("-", "_") != "max_autotune"]
+    if ignored:
+        _warn_ignored(tuple(ignored))
+    tuned = any(options[name] for name in foreign if name not in ignored)
+    return {**(_AUTOTUNE if tuned else {}), **own}
+
+
+@cache
+def _warn_ignored(names: tuple[str, ...]) -> None:
+    """Warns once, not for each graph, of which Dynamo may capture many with the same options."""
+    what = f"{', '.join(names)} {'is an option' if len(names) == 1 else 'are options'} of Inductor without a meaning for tilewright, and ignored"
+    warn_at_users_line(f"{what}; leave {'it' if len(names) == 1 else 'them'} out, or use {', '.join(sorted(_OPTIONS))}")
 
 
 def _warn(graph_module: torch.fx.GraphModule, what: str, why: _Eager) -> None:
@@ -123,6 +156,10 @@ def _reason_to_discard(executable: Executable | DynamicExecutable) -> _Eager | N
         return None
     few = f"what would be compiled takes some {at_stake * 1e6:.0f} us, less than the {overhead * 1e6:.0f} us of calling it"
     return _Eager(few, "compile a larger part of the model, without graph breaks and operators that run through PyTorch", True)
+
+
+def _not_compiled(error: TilewrightError) -> _Eager:
+    return _Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model")
 
 
 def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool:
@@ -247,7 +284,10 @@ class _CompiledGraph:
         with self._lock:
             if self._executable is None or not self._holds(inputs):
                 # no call that says whether compiling is worth while, or one that says that it is not
-                if self._sizes.is_empty(inputs) or self._too_small >= self._sizes.total(inputs) > 0:
+                if self._sizes.is_empty(inputs):
+                    self._tell(_Eager("a size is 0, and it is compiled for the first sizes above", "call it with such sizes"), "a call of the graph")
+                    return self._eager(*inputs)
+                if self._too_small >= self._sizes.total(inputs) > 0:
                     return self._eager(*inputs)
                 self._prepare(inputs)
             executable, free = self._executable, self._free
@@ -265,6 +305,9 @@ class _CompiledGraph:
                 raise
             remedy = error.remedy if isinstance(executable, Executable) else "call torch.compile with dynamic=False"
             self._tell(_Eager(error.cause, remedy), "a call of the graph")
+            return self._eager(*inputs)
+        except UnsupportedOperator as error:
+            self._tell(_not_compiled(error), "a call of the graph")
             return self._eager(*inputs)
 
     def _holds(self, inputs: Inputs) -> bool:
@@ -309,7 +352,7 @@ class _CompiledGraph:
                 model = _Frozen(self._eager, bound, free, self._sizes, fractions)
                 executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), **options)
         except TilewrightError as error:
-            self._decline(_Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model"))
+            self._decline(_not_compiled(error))
             return
         if executable.signature.states:
             changed = [list(bound)[int(state.name.rpartition(_FROZEN)[2])] for state in executable.signature.states]

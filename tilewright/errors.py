@@ -105,7 +105,12 @@ class NotCompiled(UserWarning):
 
 
 def warn_not_compiled(message: str) -> None:
-    """Warns (`NotCompiled`) at the line of the user's program that led here: the innermost one outside this package, PyTorch and Python's library."""
+    """Warns (`NotCompiled`) at the user's line, see `warn_at_users_line`."""
+    warn_at_users_line(message, NotCompiled)
+
+
+def warn_at_users_line(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line of the user's program that led here: the innermost one outside this package, PyTorch and Python's library."""
     torch = sys.modules.get("torch")
     folders = [str(Path(module.__file__).parent) + os.sep for module in (sys.modules["tilewright"], torch) if module is not None and module.__file__]
     library, packages = sysconfig.get_path("stdlib") + os.sep, ("site-packages", "dist-packages")
@@ -116,7 +121,7 @@ def warn_not_compiled(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while ours(frame.f_code.co_filename) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, NotCompiled, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def contained(subject: str, instead: str, attempt: Callable[[], T], otherwise: Callable[[str], T]) -> T:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 40
 """Largest number of elements of an example input: more is a typing error."""
+_SHAPES = "its inputs (--input, example_inputs)"
 INPUT_PATTERN = re.compile(r"(\d+(?:x\d+)*|scalar)(?::(\w+))?(?:=(\S+))?")
 
 
@@ -150,28 +151,29 @@ def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]]
         if batch is not None and chosen is None:
             from tilewright.frontend.sized import OnnxModel
 
-            chosen = _sized(text, OnnxModel(path), batch)
+            chosen = inputs_of(text, OnnxModel(path), batch)
         return Model(path.stem, str(path), chosen)
     from tilewright.frontend.symbolic import SymbolicProgram, is_free
     from tilewright.frontend.torch_export import load_exported
 
     program = load_exported(path)
     if is_free(program):
-        return Model(path.stem, program, chosen or _sized(text, SymbolicProgram(program), batch))
+        return Model(path.stem, program, chosen or inputs_of(text, SymbolicProgram(program), batch))
     if batch is not None or chosen is not None:
-        option = "--input" if batch is None else "--batch"
+        option = "--input" if batch is None else "a batch"
         cause = f"{option} is given, and the exported program has its own input shapes"
         raise UnsupportedOption(cause, "leave it out, or export it again with free sizes")
     return Model(path.stem, program, lambda seed: _arguments(program, seed))
 
 
-def _sized(text: str, model: SizedModel, batch: int | None) -> Callable[[int], tuple[Any, ...]]:
-    """Random inputs of a file, whose free first dimensions are `batch`. Raises UnsupportedOption if no dimension is that, or others are free."""
+def inputs_of(text: str, model: SizedModel, batch: int | None) -> Callable[[int], tuple[Any, ...]]:
+    """Random inputs of a model called `text`, whose free first dimensions are `batch`. Raises UnsupportedOption if no dimension is that, or others
+    are free."""
     if not model.names:
-        raise UnsupportedOption(f"--batch is given, and {text} has its own input shapes", "export it with this batch, or give --input")
+        raise UnsupportedOption(f"a batch is given, and {text} has its own input shapes", f"export it with this batch, or give {_SHAPES}")
     others = [name for name, dim in zip(model.names, model.dimensions, strict=True) if dim or batch is None]
     if others or batch is None:
-        raise UnsupportedOption(f"the sizes {', '.join(others)} of {text} are free", "give --input; --batch gives only first dimensions")
+        raise UnsupportedOption(f"the sizes {', '.join(others)} of {text} are free", f"give {_SHAPES}; a batch gives only first dimensions")
 
     def draw(seed: int) -> tuple[Any, ...]:
         import torch
@@ -303,7 +305,7 @@ def _callable(text: str, package: str, name: str, batch: int | None, has_inputs:
     except ValueError:  # a function written in C has no signature
         accepts = False
     if batch is not None and not accepts:
-        raise UnsupportedOption(f"--batch is given, and {text} has no parameter 'batch'", "add one, or give --input")
+        raise UnsupportedOption(f"a batch is given, and {text} has no parameter 'batch'", f"add one, or give {_SHAPES}")
     try:
         result = _seeded(lambda: function(batch=batch or 1) if accepts else function())
     except TilewrightError:
@@ -329,4 +331,4 @@ def _returned(text: str, result: Any, has_inputs: bool) -> Model:
     raise InvalidModel(f"{text} returned {kind}", "return (module, (input, ...)), or give the shapes with --input")
 
 
-__all__ = ["Model", "random_tensor", "resolve"]
+__all__ = ["Model", "inputs_of", "random_tensor", "resolve"]

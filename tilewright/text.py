@@ -50,6 +50,13 @@ def clipped(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 3, 0)].rstrip() + "..."
 
 
+def folded(line: str, width: int | None, indent: int) -> list[str]:
+    """The line, continued on further ones that begin with `indent` spaces if it is longer than `width`."""
+    if width is None or len(line) <= width:
+        return [line]
+    return wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
 def aligned(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from tilewright.errors import UnsupportedOperator, warn_not_compiled
 from tilewright.graph import onnx_call
 from tilewright.ir.graph import Graph
 
@@ -60,6 +61,11 @@ class UnsupportedNode:
     place: str
     reason: str
     shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What the node has in common with itself in a graph for other sizes: names of nodes and reasons may differ."""
+        return self.target, self.place or self.node
 
     def __str__(self) -> str:
         shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
@@ -121,3 +127,16 @@ def unsupported(graph: Graph) -> tuple[UnsupportedNode, ...]:
         elif node.operator == "scan":
             found.extend(unsupported(node.attributes["body"]))
     return tuple(found)
+
+
+def report_unsupported(nodes: Sequence[UnsupportedNode], action: str) -> None:
+    """Lists the nodes, if there are any: in a warning, or, if `action` is "error", in an UnsupportedOperator that is raised."""
+    if not nodes:
+        return
+    listing = "\n".join(f"  {node}" for node in nodes)
+    one = len(nodes) == 1
+    if action == "error":
+        covered = "1 operator is" if one else f"{len(nodes)} operators are"
+        raise UnsupportedOperator(f"{covered} not covered:\n{listing}", f'use unsupported="warn" to run them {through(nodes)}')
+    remedy = 'results are right; for speed use operators that have kernels, or add these (docs/kernels.md); unsupported="error" refuses them'
+    warn_not_compiled(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} {through(nodes)}:\n{listing}\n{remedy}")

@@ -17,11 +17,13 @@ from tilewright.report.reasons import UNREAD
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableRegion
 from tilewright.runtime.plan import plan_of
-from tilewright.text import number_of, seconds_text, stacked
+from tilewright.text import folded, number_of, seconds_text, stacked
 
 Progress = Callable[[int, int], None]
 ARTIFACT = "an artifact does not store the loops of its kernels: explain the model for cache misses, conflicts, sectors and traffic"
 
+LABEL = 13
+"""Characters of the labels before the lines of a kernel."""
 LONGER = "--code REGION shows what is known of a kernel that is not analysed, and follows it for longer"
 
 
@@ -54,36 +56,37 @@ def code_table(image: Image, threads: int, title: str, progress: Progress, width
     for name, numbers in callers.items():
         *figures, limit = read[name].cells
         rows.append([_numbers(numbers), name, *figures, _predicted(image.program.regions[numbers[0] - 1]), limit])
-    yield f"{title} for {machine.name} ({machine.architecture}): {number_of(len(rows), 'kernel')}, {_what(image, threads)}"
+    yield from folded(f"{title} for {machine.name} ({machine.architecture}): {number_of(len(rows), 'kernel')}, {_what(image, threads)}", width, 2)
     yield from stacked(["regions", "kernel", *columns[:-1], "predicted", columns[-1]], rows, ("kernel", "limit"), width, keys=2)
     if not machine.is_gpu and any(row[-1].startswith(UNREAD) for row in rows):
-        yield LONGER
+        yield from folded(LONGER, width, 2)
     if not image.kernels and rows:
-        yield ARTIFACT
+        yield from folded(ARTIFACT, width, 2)
 
 
 def _what(image: Image, threads: int) -> str:
     return "one launch" if image.machine.is_gpu else "one call" + (f", the busiest of {threads} threads" if threads > 1 else "")
 
 
-def code_lines(image: Image, threads: int, region: str, progress: Progress) -> Iterator[str]:
-    """One region: its explanation, and the code of each of its kernels in detail.
+def code_lines(image: Image, threads: int, region: str, progress: Progress, width: int | None = None) -> Iterator[str]:
+    """One region: its explanation, and the code of each of its kernels in detail. Lines that would be longer than `width` are continued.
 
     Raises:
         UnsupportedOption: if `region` is neither the number nor the name of a region, nor the name of a kernel.
     """
     number = _chosen(image, region)
     chosen = image.program.regions[number - 1]
-    yield from region_lines(image.program, plan_of(image.program, image.machine).rows[number - 1])
+    yield from region_lines(image.program, plan_of(image.program, image.machine).rows[number - 1], width)
     names = list(dict.fromkeys(call.kernel for call in chosen.calls))
     _, details = kernels_read(image, threads, names, progress, thorough=True)
     for name in names:
         yield ""
-        yield f"{name}: {_what(image, threads)}"
-        yield from (f"   {line}" for line in details[name].lines)
+        yield from folded(f"{name}: {_what(image, threads)}", width, 2)
+        for line in details[name].lines:
+            yield from folded(f"   {line}", width, 5 + (len(line) - len(line.lstrip()) or LABEL))
     if not image.kernels and names:
         yield ""
-        yield ARTIFACT
+        yield from folded(ARTIFACT, width, 2)
 
 
 def calling(image: Image) -> dict[str, list[int]]:

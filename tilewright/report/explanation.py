@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import wrap
 
 from tilewright.frontend.imported import through, unsupported
 from tilewright.hardware.calibration import name_in_use
@@ -20,7 +19,7 @@ from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_me
 from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow, plan_of
 from tilewright.runtime.plan_text import summary_lines
 from tilewright.selection.bounds import DEEPCUTS
-from tilewright.text import WIDTH, aligned, number_of, scaled, seconds_text
+from tilewright.text import WIDTH, aligned, folded, number_of, scaled, seconds_text
 
 LABEL = 9
 """Characters of the labels before the lines of a region, which are indented by three."""
@@ -33,16 +32,22 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
     """The full report on a program; needs neither its machine nor a call. `plan` may hold times that were measured elsewhere. Lines that would be
     longer than `width` are continued under their beginning."""
     plan = plan or plan_of(image.program, image.machine)
-    lines = [*summary_lines(plan, name), *_calibrated(image), ""]
+    lines = [*summary_lines(plan, name), *(part for line in _calibrated(image) for part in folded(line, width, 4)), ""]
     for row in plan.rows:
         lines += [*region_lines(image.program, row, width), ""]
-    lines += [*through_torch_lines(image.program), "", *memory_lines(image)]
-    return "\n".join(lines)
+    rest = [*through_torch_lines(image.program), "", *memory_lines(image)]
+    return "\n".join([*lines, *(part for line in rest for part in folded(line, width, 5))])
 
 
-def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None) -> Iterator[str]:
+def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None, width: int | None = None) -> Iterator[str]:
     """The merges of regions that were considered, in order, with the predicted times of both ways; then the regions of several operators, with their
-    times and those of kernels for each operator. `apart`: the latter's seconds by node (`partition.plan.operators_apart`); None: not known."""
+    times and those of kernels for each operator. `apart`: the latter's seconds by node (`partition.plan.operators_apart`); None: not known. Lines
+    that would be longer than `width` are continued."""
+    for line in _search_lines(image, name, apart):
+        yield from folded(line, width, 9)
+
+
+def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None) -> Iterator[str]:
     search = image.program.search
     taken = sum(decision.taken for decision in search)
     yield f"{name} for {image.machine.name}: {number_of(len(search), 'merge')} of regions considered, {taken} taken"
@@ -71,14 +76,10 @@ def _calibrated(image: Image) -> Iterator[str]:
 def region_lines(program: LoadableProgram, row: PlanRow, width: int | None = None) -> Iterator[str]:
     """One region: what it is, and its entries, a label before the lines of each, which are continued if they are longer than `width`."""
     repeated = f", repeated {row.repeat} times" if row.repeat > 1 else ""
-    yield f"{row.number}. {row.name}: {row.kind}{repeated}"
+    yield from folded(f"{row.number}. {row.name}: {row.kind}{repeated}", width, 3)
     for label, texts in region_entries(program, row):
         for index, text in enumerate(texts):
-            line = f"   {label if index == 0 else '':{LABEL}}{text}"
-            if width is None or len(line) <= width:
-                yield line
-            else:
-                yield from wrap(line, width, subsequent_indent=" " * (LABEL + 5), break_on_hyphens=False)
+            yield from folded(f"   {label if index == 0 else '':{LABEL}}{text}", width, LABEL + 5)
 
 
 def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str, Sequence[str]]]:

@@ -8,7 +8,7 @@ from tilewright.report.page.connections import matched
 from tilewright.runtime.plan import Plan
 from tilewright.runtime.plan_text import operators_of
 from tilewright.runtime.verify import Verification
-from tilewright.text import aligned, seconds_text
+from tilewright.text import aligned, folded, seconds_text
 from tilewright.tuning.measure import Outcome
 
 
@@ -58,7 +58,7 @@ def comparison_lines(first: tuple[str, Plan], second: tuple[str, Plan], width: i
     matches = matched(a, b)
     totals = [sum(match.seconds[side] for match in matches) for side in (0, 1)]
     times = f"first {first_name}, {seconds_text(totals[0])}; second {second_name}, {seconds_text(totals[1])}"
-    yield f"{times}; first / second {_ratio(*totals)}"
+    yield from folded(f"{times}; first / second {_ratio(*totals)}", width, 2)
     rows = []
     for match in sorted(matches, key=lambda match: -abs(match.seconds[0] - match.seconds[1])):
         sides = [a.rows[number - 1] for number in match.first], [b.rows[number - 1] for number in match.second]

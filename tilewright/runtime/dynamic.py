@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import ExecutableClosed, InvalidInput, UnsupportedOption, warn_not_compiled
+from tilewright.errors import ExecutableClosed, InvalidInput, UnsupportedOperator, UnsupportedOption, warn_not_compiled
+from tilewright.frontend.imported import report_unsupported, unsupported
 from tilewright.frontend.ranged import Ranges
 from tilewright.frontend.sized import Key, SizedModel
 from tilewright.graph.ranges import Frame
 from tilewright.runtime.builds import Build, Builds
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.executable import Executable, check_threads
 from tilewright.runtime.plan import Plan
 from tilewright.runtime.profile import Profile
 from tilewright.runtime.signature import Signature
 from tilewright.runtime.verify import Verification
 from tilewright.stages import Progress
+
+T = TypeVar("T")
 
 MOST_PROGRAMS = 32
 """Programs that are kept. Each has working memory of its own; weights are shared."""
@@ -46,12 +50,14 @@ Served = tuple[Key, bool]
 
 class _Program:
     """The executable for one set of sizes, with the number of calls that use it now; one that was evicted is closed after the last of them. `frame`:
-    how it is called with smaller sizes. `as_before`: whether it has the schedules of other sizes."""
+    how it is called with smaller sizes. `as_before`: whether it has the schedules of other sizes. `unsupported`: its nodes that our kernels do not
+    compute, until these were listed."""
 
     def __init__(self, executable: Executable, frame: Frame | None, as_before: bool) -> None:
         self.executable = executable
         self.frame = frame
         self.as_before = as_before
+        self.unsupported = unsupported(executable.image.program.graph)
         self.users = 0
         self.evicted = False
 
@@ -62,6 +68,7 @@ class DynamicExecutable:
     Raises, when called:
         InvalidInput: for sizes that the model does not allow, and as an Executable does.
         ExecutableClosed: after `close`.
+        UnsupportedOperator: for sizes whose program would run operators through PyTorch, if these are an error.
         TilewrightError: as `compile`, for sizes that could not be compiled, if the model cannot run eager.
     """
 
@@ -89,12 +96,16 @@ class DynamicExecutable:
         self._signature = signature
         served, built, as_before = first
         self._first, _ = built
+        self._listed = {node.identity for node in unsupported(self._first.image.program.graph)}
         self._lock = threading.RLock()
         self._programs: OrderedDict[Served, _Program] = OrderedDict()
         self._failed: dict[Served, Exception] = {}
         self._before: Key | None = None
         self._ahead: set[Served] = set()
         self._closed = False
+        self._threads: int | None = None
+        self._check = self._first.check
+        self._ran_eager = False
         self._build = build
         self._repeats = repeats
         self._builds: Builds[Served, _Program] = Builds(self._make, programs)
@@ -178,9 +189,19 @@ class DynamicExecutable:
                 raise ExecutableClosed("this executable is closed", "compile it again")
             program = self._programs.get(key)
             if program is not None:
+                self._list_unsupported(program)
                 self._programs.move_to_end(key)
                 program.users += 1
             return program
+
+    def _list_unsupported(self, program: _Program) -> None:
+        """Warns of the nodes of a program that run through PyTorch, and did not in any program used before. The call does so that uses the program:
+        warnings of the thread that made it would not name the user's line."""
+        if program.unsupported:
+            new = [node for node in program.unsupported if node.identity not in self._listed]
+            self._listed.update(node.identity for node in new)
+            program.unsupported = ()
+            report_unsupported(new, "warn")
 
     def _release(self, program: _Program) -> None:
         with self._lock:
@@ -196,7 +217,7 @@ class DynamicExecutable:
         if eager and self._eager is not None and self._first.is_stale(self._eager):
             eager = False  # it would compute with other parameters
         if key in self._failed:
-            if not eager:
+            if not eager or isinstance(self._failed[key], UnsupportedOperator):
                 raise self._failed[key]
             return None
         while True:
@@ -210,8 +231,21 @@ class DynamicExecutable:
                 self._fail(key, build.error, eager)
                 return None
             program = self._taken(key)
-            if program is not None or not patient:
+            if program is not None:
                 return program
+            if not patient:
+                self._warn_eager(key)
+                return None
+
+    def _warn_eager(self, key: Served) -> None:
+        """Warns once that calls run eager while programs are made: such calls are all alike."""
+        with self._lock:
+            known, self._ran_eager = self._ran_eager, True
+        if not known:
+            warn_not_compiled(
+                f"calls with {self._described(key)} run eagerly until their program is ready, which is made in the background, and so may calls with "
+                'other new sizes; use wait=True (in torch.compile options={"wait": True}) to have them wait'
+            )
 
     def _gave_way(self, served: Served) -> bool:
         """Whether sizes whose common program could not be built have programs of their own from now on: a table may hold fewer than the largest."""
@@ -224,7 +258,7 @@ class DynamicExecutable:
         with self._lock:
             known = key in self._failed
             self._failed[key] = error
-        if not eager:
+        if not eager or isinstance(error, UnsupportedOperator):
             raise error
         if not known:
             warn_not_compiled(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}")
@@ -235,6 +269,9 @@ class DynamicExecutable:
         program = _Program(*built, as_before)
         idle = []
         with self._lock:
+            program.executable.check = self._check
+            if self._threads is not None:
+                program.executable.threads = self._threads
             other = self._programs.get(key)
             if self._closed:
                 idle.append(program)
@@ -315,27 +352,79 @@ class DynamicExecutable:
     def plan(self) -> Plan:
         """The plan of the program used last."""
         with self._lock:
+            return self._kept()[-1].executable.plan
+
+    @property
+    def compile_seconds(self) -> Mapping[str, float]:
+        """As `Executable.compile_seconds`, of the first program; those of another one are `program(*inputs).compile_seconds`."""
+        return self._first.compile_seconds
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of the CPU kernels of all programs, also of those that are made later."""
+        with self._lock:
+            return self._kept()[-1].executable.threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        check_threads(count)
+        with self._lock:
+            for program in self._kept():
+                program.executable.threads = count
+            self._threads = count
+
+    @property
+    def check(self) -> bool:
+        """Whether calls on a GPU wait for their results and raise IndexOutOfRange themselves, in all programs."""
+        return self._check
+
+    @check.setter
+    def check(self, check: bool) -> None:
+        with self._lock:
+            self._check = check
+            for program in self._programs.values():
+                program.executable.check = check
+
+    def _kept(self) -> list[_Program]:
+        """All programs, the one used last at the end."""
+        with self._lock:
             if self._closed:
                 raise ExecutableClosed("this executable is closed", "compile it again")
-            return next(reversed(self._programs.values())).executable.plan
+            return list(self._programs.values())
+
+    def synchronize(self) -> None:
+        """As `Executable.synchronize`, for all programs. Without it an index out of range is raised by the next call that uses the same program."""
+        with self._lock:
+            programs = self._kept()
+            for program in programs:
+                program.users += 1
+        try:
+            for program in programs:
+                program.executable.synchronize()
+        finally:
+            for program in programs:
+                self._release(program)
 
     def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> Verification:
         """As `Executable.verify`, for the program that a call with these inputs uses."""
+        return self._examined(partial(Executable.verify, tolerance=tolerance), args, kwargs)
+
+    def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
+        """As `Executable.profile`, for the program that a call with these inputs uses; padding inputs and cutting results are not measured."""
+        return self._examined(partial(Executable.profile, repetitions=repetitions), args, kwargs)
+
+    def _examined(self, examine: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        """The result of a method of the program that a call with these inputs uses."""
         leaves = self._signature.leaves(args, kwargs)
         key = self._model.key(leaves)
         program = self._made(self._served(key), leaves)
         try:
             with self._writing:
                 if program.frame is None:
-                    return program.executable.verify(*args, tolerance=tolerance, **kwargs)
-                return program.executable.verify(*self._padded(program.frame, self._count(key), leaves), tolerance=tolerance)
+                    return examine(program.executable, *args, **kwargs)
+                return examine(program.executable, *self._padded(program.frame, self._count(key), leaves))
         finally:
             self._release(program)
-
-    def profile(self, *args: Any, repetitions: int = 30, **kwargs: Any) -> Profile:
-        """As `Executable.profile`, for the program of these inputs' sizes."""
-        with self._writing:
-            return self.program(*args, **kwargs).profile(*args, repetitions=repetitions, **kwargs)
 
     def is_stale(self, module: torch.nn.Module) -> bool:
         """As `Executable.is_stale`: programs for new sizes have the parameters of the first one."""
@@ -344,6 +433,18 @@ class DynamicExecutable:
     def save(self, path: Any) -> str:
         """An artifact holds the program of one set of sizes: raises UnsupportedOption."""
         raise UnsupportedOption("an executable for several sizes cannot be saved", "save the program of one: executable.program(*inputs).save(path)")
+
+    def clone(self) -> NoReturn:
+        """Programs are made for all callers, with the module's own buffers: raises UnsupportedOption."""
+        raise UnsupportedOption(
+            "an executable for several sizes cannot be cloned: threads may call it at the same time",
+            "where calls with the same sizes are to overlap, take clones of one program: executable.program(*inputs)",
+        )
+
+    __copy__ = clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self.clone()
 
     def __reduce__(self) -> str:
         raise UnsupportedOption("an executable cannot be pickled", "compile the model in the other process")
