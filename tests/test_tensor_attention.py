@@ -198,7 +198,7 @@ def ptx_of(kernel: Kernel, target: Machine) -> str:
 
 
 WIDE = [
-    TensorAttentionSchedule(64, 64, 4, 2, 0, 1, 1), TensorAttentionSchedule(128, 32, 8, 3, 1, 1, 1), TensorAttentionSchedule(64, 128, 4, 1, 0, 1, 1),
+    TensorAttentionSchedule(64, 64, 4, 2, 0, 1, 1), TensorAttentionSchedule(128, 32, 8, 3, 1, 1, 1, 1), TensorAttentionSchedule(64, 128, 4, 1, 0, 1, 1),
     TensorAttentionSchedule(128, 16, 8, 2, 1, 2, 1),
 ]  # fmt: skip
 WIDE_CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
@@ -242,7 +242,7 @@ def test_compiled_code_of_warpgroups(size: int) -> None:
     (kernel,) = lower(case.problem, best_of(ranking, 1), H200).kernels
     ptx = ptx_of(kernel, H200)
     assert "wgmma.mma_async.sync.aligned.m64n" in ptx and "mma.sync.aligned" not in ptx and "fence.proxy.async" in ptx
-    assert ranking.first().schedule.wide
+    assert ranking.first().schedule.wide and not ranking.first().schedule.turns
 
 
 def test_warpgroups_need_their_instructions_and_whole_panels() -> None:
@@ -299,7 +299,8 @@ def test_bound_by_hand() -> None:
     case = case_of(attend, [torch.zeros(1, 16, 2048, 64) for _ in range(3)], "f16")
     form = TENSOR_ATTENTION.match(case.problem, H200)
     rows = {
-        name: np.array([value]) for name, value in {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "held": 0, "split": 1, "wide": 0}.items()
+        name: np.array([value])
+        for name, value in {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "held": 0, "split": 1, "wide": 0, "turns": 0}.items()
     }
     terms = lower_bound(TENSOR_ATTENTION, form.facts, rows, H200).terms
     scores = 16 * 2048 * 2048

@@ -34,7 +34,8 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
     warps (products + matrix loads + scores (softmax + logit) + rounded fragments + sums + rows + copies) / schedulers;  shared = wavefronts of
     matrices and of copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's own chain of both products and of its softmax.  Waves,
     tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). Products of warpgroups take their time at the machine's peak,
-    are issued once for 64 queries and all keys or elements, and need no matrix loads.
+    are issued once for 64 queries and all keys or elements, and need no matrix loads. Turns cost a latency of shared memory each; what
+    they gain is not modelled, so that only trials choose them.
 
     Worked example, float16 on an h200, 64 queries x 64 keys, r = d = 64, 4 warps: 64 products of 6.9 cycles a warp, on its own scheduler: 440 cycles;
     32 powers a thread take 32 * 32 / 4 = 256."""
@@ -70,6 +71,7 @@ def tensor_attention_estimate(facts: TensorAttentionFacts, candidates: Columns, 
     level2 = counts.step_sectors * SECTOR_BYTES / cache2.bandwidth
     latency = latencies.loaded_latency * machine.memory_latency_cycles
     barrier = np.where(stages > 1, 1, 2) * (latencies.barrier_latencies * cache1.latency_cycles + 2 * warps)
+    barrier = barrier + candidates["turns"] * cache1.latency_cycles
     product = TENSOR_CORES[machine.compute_capability].latency_cycles
     chain = 2 * cache1.latency_cycles + facts.r / depth * np.maximum(product, rows * bn / N * one)
     chain = chain + bn / depth * np.maximum(product, rows * facts.d / N * one) + np.maximum(softmax, powers) + len(DISTANCES) * cache1.latency_cycles

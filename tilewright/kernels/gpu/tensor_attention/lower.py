@@ -10,8 +10,8 @@
 
 Warpgroups (`wide`) multiply with `wgmma` instead, whose sums lie in the registers of each warp as those of `mma.sync` do: only factors differ.
 Queries, keys and values lie in panels of 128-byte rows, and weights are first factors in registers. While one warpgroup computes powers, the products
-of another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024): two of one block take turns, the
-second issues its first products behind those of the first one, so that the first one has its scores when half of all are computed.
+of another, of the same block or of another one, occupy the tensor cores (as in FlashAttention-3, Shah et al., 2024). Two of one block may take turns:
+the second issues its first products behind those of the first one, so that the first one has its scores when half of all are computed.
 
 A thread has pairs of scores that are adjacent along the keys, which is where a first factor of 16 bits has its elements. That of TF32 has elements
 four apart instead: key c / 2 + 4 (c mod 2) of each eight is then stored in row c of the tile, so that no element changes threads.
@@ -126,10 +126,12 @@ class _Tiles:
         whole = schedule.block_m == M * schedule.warps and not rest and groups <= MOST_GROUPS
         if schedule.wide and not (whole and warpgroups_multiply(form.facts, machine)):
             raise Unsuitable(f"no warpgroups multiply such factors on {machine.name}, or {schedule} has no whole ones")
+        if schedule.turns and not (schedule.wide and groups == MOST_GROUPS):
+            raise Unsuitable(f"{schedule} has no two warpgroups")
         self.scale, self.bare, self.facts, self.shape = form.scale, form.bare, form.facts, form.facts.shape
         self.frame = attention_frame(form.attention, schedule.block_m, schedule.block_n, schedule.threads, schedule.split)
         self.form, self.sizes, self.dtype, self.stored = self.frame.form, form.attention.facts, form.attention.dtype, self.shape.stored
-        self.schedule, self.groups = schedule, schedule.warps // WARPS_OF_GROUP * schedule.wide
+        self.schedule = schedule
         self.buffers = buffers_of(schedule.stages, self.frame.most_passes) if schedule.stages > 1 else 1
         self.rows, self.score_columns, self.sum_columns = schedule.block_m // (M * schedule.warps), schedule.block_n // N, self.facts.d // N
         self.packed = REGISTER_BYTES // size_of(self.stored)
@@ -197,9 +199,9 @@ class _Tiles:
             at = Var("at", count)
             result.append(Allocate(Buffer(name, self.dtype, count, "register")))
             result.append(For(at, index_const(count), Store(name, at, value), "unroll"))
-        if self.groups > 1:
-            result.append(Allocate(mbarrier.barriers(TURNS, self.groups)))
-            first = [mbarrier.initialise(Place(TURNS, index_const(number)), 1) for number in range(self.groups)]
+        if self.schedule.turns:
+            result.append(Allocate(mbarrier.barriers(TURNS, MOST_GROUPS)))
+            first = [mbarrier.initialise(Place(TURNS, index_const(number)), 1) for number in range(MOST_GROUPS)]
             result.append(If(compare("eq", self.frame.thread, index_const(0)), block(first)))
         if self.schedule.held:
             result.append(self._fragments("query_part", self.rows * self.shape.a.size * (self.facts.r // self.shape.depth)))
@@ -297,10 +299,10 @@ class _Tiles:
         group = self.warp // WARPS_OF_GROUP
         result: list[Statement] = []
         passed: list[Statement] = []
-        if self.groups > 1:
+        if self.schedule.turns:
             # the first one waits for the second one's turn of the tile before, of which there is none at the beginning
             result.append(mbarrier.wait(Place(TURNS, group), (tile_number + group + 1) % 2, "warpgroup"))
-            arrival = mbarrier.arrive(Place(TURNS, (group + 1) % self.groups))
+            arrival = mbarrier.arrive(Place(TURNS, (group + 1) % MOST_GROUPS))
             passed.append(If(compare("eq", self.frame.thread % (WARPS_OF_GROUP * WARP), index_const(0)), arrival))
         result.append(wgmma.fence())
         for turn in range(self.facts.r // depth):

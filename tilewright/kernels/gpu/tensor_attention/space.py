@@ -21,7 +21,7 @@ from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
 WARP = 32
 WARPS_OF_GROUP = 4
 MOST_GROUPS = 2
-"""Warpgroups of a block, which take turns."""
+"""Warpgroups of a block."""
 BARRIER_BYTES = 8
 PANEL = 64
 """16-bit elements of a row of 128 bytes, of which factors of a warpgroup have whole ones."""
@@ -32,7 +32,8 @@ class TensorAttentionSchedule:
     """One candidate. `stages`: buffers for keys and values, filled by asynchronous copies that run `stages` - 1 tiles ahead; 1: a buffer that is
     filled before it is read, through registers where there are no copies. `held` (0 or 1): queries stay in registers, instead of being loaded from
     shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together. `wide` (0 or
-    1): warpgroups multiply (`wgmma`), and read keys and values, and queries that are not held, from shared memory."""
+    1): warpgroups multiply (`wgmma`), and read keys and values, and queries that are not held, from shared memory. `turns` (0 or 1): the two of a
+    block issue the products of their scores one after the other."""
 
     block_m: int
     block_n: int
@@ -41,6 +42,7 @@ class TensorAttentionSchedule:
     held: int = 0
     split: int = 1
     wide: int = 0
+    turns: int = 0
 
     @property
     def threads(self) -> int:
@@ -51,6 +53,7 @@ class TensorAttentionSchedule:
         return (
             f"tensor attention block={block} warps={self.warps} stages={self.stages}"
             + " wgmma" * self.wide
+            + " in turns" * self.turns
             + " held" * self.held
             + (f" split={self.split}" if self.split > 1 else "")
         )
@@ -64,6 +67,7 @@ AXES = {
     "held": (0, 1),
     "split": SPLITS,
     "wide": (0, 1),
+    "turns": (0, 1),
 }
 MOST_ROWS = 2
 """Matrices of 16 queries that a warp has at most: each has all scores and sums of its rows in registers."""
@@ -82,7 +86,8 @@ def tensor_attention_space(facts: TensorAttentionFacts, machine: Machine, tf32: 
         [
             ("no warpgroups multiply such factors", wide & (not warpgroups_multiply(facts, machine))),
             ("a warpgroup has four warps of 16 queries", wide & ((warps % WARPS_OF_GROUP != 0) | (rows != 1))),
-            ("more warpgroups than take turns", wide & (warps > WARPS_OF_GROUP * MOST_GROUPS)),
+            ("more warpgroups than a block has", wide & (warps > WARPS_OF_GROUP * MOST_GROUPS)),
+            ("no two warpgroups take turns", (candidates["turns"] > 0) & (~wide | (warps != WARPS_OF_GROUP * MOST_GROUPS))),
             ("a warp has no whole matrices of queries", (bm % (M * warps) != 0) | (rows == 0)),
             ("a warp has too many queries", rows > MOST_ROWS),
             ("elements are too narrow to be copied asynchronously", (stages > 1) & (not facts.copies)),
@@ -122,8 +127,7 @@ def shared_bytes_of(facts: TensorAttentionFacts, candidates: Columns) -> np.ndar
     bm, bn = candidates["block_m"], candidates["block_n"]
     tiles = -(-facts.attention.n // bn)
     buffers = np.minimum(candidates["stages"], -(-tiles // candidates["split"]))
-    groups = candidates["warps"] // WARPS_OF_GROUP * candidates["wide"]
-    turns = np.where(groups > 1, groups * BARRIER_BYTES, 0)
+    turns = candidates["turns"] * MOST_GROUPS * BARRIER_BYTES
     needed: np.ndarray = facts.element_bytes * (bm * facts.r + buffers * bn * (facts.r + facts.d)) + turns
     return needed
 
