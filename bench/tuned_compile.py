@@ -1,6 +1,7 @@
 """What trials gain on networks on the GPU present, and what they take: chosen by the models alone, and with trials of each region.
 
     python -m bench.tuned_compile [NETWORK ...] [--batch 1,8,64] [--trials 20] [--seconds S] [--resume] [--name tuned_compile_h200]
+    python -m bench.tuned_compile --type float16 --batch 1 --seconds 500 --name tuned_compile_float16
 
 A network is `zoo:NAME`, `torchvision:NAME` or `timm:NAME` (random weights); without names the ten of UNSEEN, none of which the zoo defines. Each is
 compiled with `--trials` trials per region, from empty records (and an empty kernel cache where TILEWRIGHT_CACHE names an empty folder), and then with
@@ -27,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 import tilewright
-from bench import common
+from bench import common, half
 from bench.common import as_list, double_precision_outputs, relative_error
+from bench.gpu_half import TF32, built
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
-from tilewright.models import resolve
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import code_of
@@ -42,25 +43,23 @@ UNSEEN = (
 )  # fmt: skip
 """Convolutional networks with groups, depthwise and dense connections, a vision transformer and an MLP-Mixer."""
 LARGEST_ERROR = 1e-3
-"""Largest error relative to the largest output."""
+"""Largest error in float32 relative to the largest output."""
 LOSSES_KEPT = 12
 """Regions named in a row."""
 
 
-def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
+def measure(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
     """Raises ValueError for a wrong result."""
-    model = resolve(name, batch)
-    assert model.inputs is not None
-    module = model.module.cuda().eval()
-    inputs = tuple(x.cuda() for x in model.inputs(0))
+    module, inputs = built(name, torch.float32 if dtype == TF32 else getattr(torch, dtype), batch)
+    precision = "tf32" if dtype == TF32 else "fp32"
     expected = double_precision_outputs(module, inputs)
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records.sqlite"
         start = time.perf_counter()
-        tuned = tilewright.compile(module, inputs, trials=trials, records=records)
+        tuned = tilewright.compile(module, inputs, precision=precision, trials=trials, records=records)
         tuned_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        planned = tilewright.compile(module, inputs)
+        planned = tilewright.compile(module, inputs, precision=precision)
         planned_seconds = time.perf_counter() - start
         with Records(records) as known:
             measured = len(known)
@@ -69,7 +68,7 @@ def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tens
     errors: dict[str, float] = {}
     for how, executable in (("planned", planned), ("tuned", tuned)):
         errors[how] = relative_error(as_list(executable(*inputs)), expected)
-        if not errors[how] < LARGEST_ERROR:
+        if not errors[how] < (LARGEST_ERROR if dtype == "float32" else half.TOLERANCE):
             raise ValueError(f"wrong result ({how}), relative error {errors[how]:.1e}")
     for _ in range(rounds):
         for how, executable in (("planned", planned), ("tuned", tuned)):
@@ -103,11 +102,11 @@ def losses(planned: LoadableProgram, records: Records) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: -entry["seconds"])[:LOSSES_KEPT]
 
 
-def attempted(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
+def attempted(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
     """The row of a network, with the reason if it failed."""
-    row: dict[str, Any] = {"network": name, "batch": batch, "trials": trials}
+    row: dict[str, Any] = {"network": name, "batch": batch, "type": dtype, "trials": trials}
     try:
-        return row | measure(name, batch, trials, rounds, scratch)
+        return row | measure(name, batch, dtype, trials, rounds, scratch)
     except Exception as error:  # a network without figures must not take the others' with it
         return row | {"failed": f"{type(error).__name__}: {error}"[:500]}
     finally:
@@ -127,12 +126,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def known_rows(name: str, trials: int) -> list[dict[str, Any]]:
-    """The rows of networks in a result file of the same commit and number of trials."""
-    before = common.earlier_results(name)
-    if before is None or before["commit"] != common.git_commit() or before["settings"]["trials"] != trials:
-        return []
-    return [row for row in before["results"] if row["network"] != "all"]
+def known_rows(name: str, trials: int, dtype: str) -> list[dict[str, Any]]:
+    """The rows of networks in a result file of the same commit, number of trials and type."""
+    return [row for row in common.rows_to_resume(name, {"trials": trials, "type": dtype}) if row["network"] != "all"]
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -153,13 +149,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", default=UNSEEN)
     parser.add_argument("--batch", default="1,8,64")
+    parser.add_argument("--type", choices=("float32", TF32, *half.TYPES), default="float32", help="of the modules")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no network is begun later")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--name", default="tuned_compile_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
-    rows = known_rows(options.name, options.trials) if options.resume else []
+    rows = known_rows(options.name, options.trials, options.type) if options.resume else []
     done = {(row["network"], row["batch"]) for row in rows}
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     start = time.monotonic()
@@ -167,7 +164,7 @@ def main() -> None:
         for name in options.networks:
             if (name, batch) in done or time.monotonic() - start > options.seconds:
                 continue
-            rows.append(attempted(name, batch, options.trials, options.rounds, scratch))
+            rows.append(attempted(name, batch, options.type, options.trials, options.rounds, scratch))
             common.write_results(options.name, vars(options), [*summary(rows), *rows])
             print(name, batch, rows[-1].get("failed", rows[-1].get("gain")), f"{time.monotonic() - start:.0f} s", flush=True)
     show([*rows, *summary(rows)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -218,6 +218,19 @@ def test_warpgroups(name: str, kind: str) -> None:
     for schedule in WIDE:
         if schedule.split == 1 or "causal" not in name:
             check_case(case, schedule, kind)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], phases=(Phase.generate,))
+@given(
+    m=st.integers(33, 140), n=st.integers(17, 140), r=st.sampled_from([64, 128, 192]), d=st.sampled_from([64, 128, 256]), causal=st.booleans(),
+    kind=st.sampled_from(["f16", "bf16"]), seed=st.integers(0, 10_000),
+)  # fmt: skip
+def test_warpgroups_of_random_sizes(m: int, n: int, r: int, d: int, causal: bool, kind: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    case = case_of(partial(attend, is_causal=causal), operands(m, n, r, 1, 1, columns=d), kind)
+    ranking = ranking_of(case, kind)
+    found = [choice for choice in map(ranking.choice, range(*map(int, ranking.starts[-2:]))) if choice.schedule.wide]
+    check_case(case, found[seed % len(found)].schedule, kind)
 
 
 def test_what_threads_copy_is_published() -> None:

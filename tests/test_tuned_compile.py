@@ -21,7 +21,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, in
     found: list[tuple[str, int]] = []
     empty = torch.empty
 
-    def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
+    def measure(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
         found.append((name, batch))
         if (name, batch) not in GAINS:
             raise ValueError("wrong result (tuned), relative error 1.0e+00")
