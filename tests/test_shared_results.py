@@ -106,6 +106,20 @@ def test_a_view_returned_twice_is_one_tensor() -> None:
     assert first is second and third is not first and first.data_ptr() == third.data_ptr() == y.data_ptr() and torch.equal(first, 2 * x.t())
 
 
+def test_what_reshape_copied_is_shared_with_a_part_that_is_written() -> None:
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            whole = x.reshape(-1)
+            part = whole[7:]
+            part.neg_()
+            return whole, part
+
+    x = torch.randn(3, 3, 2).transpose(1, 2)
+    whole, part = tilewright.compile(Written(), (x,), target="native", threads=1)(x)
+    part.mul_(2)
+    assert torch.equal(whole[7:], part) and torch.equal(part, -2 * x.reshape(-1)[7:])
+
+
 def test_views_in_an_artifact(tmp_path: Path) -> None:
     module, x = Returning(lambda y: y[:, 1:3], lambda y: y.t().unsqueeze(0)), torch.randn(4, 6)
     tilewright.compile(module, (x,), target="native", threads=1).save(tmp_path / "views.zip")

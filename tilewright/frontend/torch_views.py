@@ -19,6 +19,9 @@ from tilewright.frontend.tensor_memory import storage_of
 from tilewright.frontend.torch_call import bound
 from tilewright.frontend.torch_operators import VIEWS, replayed
 
+_FLAT = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+"""Views that a call makes again by torch.reshape. The second one is what torch.reshape makes of its own copy, which what is written to a part of the
+result changes too."""
 Calls = tuple[tuple[str, tuple[Any, ...]], ...]
 """Calls of view operators, one after another: the operator's name and its arguments after the tensor, element types by their names."""
 
@@ -39,7 +42,7 @@ def step(node: torch.fx.Node, sizes: Sizes) -> tuple[torch.fx.Node, tuple[str, t
         return None
     if node.target is operator.getitem:
         return _piece(source, int(rest[0]), sizes)  # type: ignore[arg-type]
-    if not isinstance(node.target, torch._ops.OpOverload) or str(node.target).removeprefix("aten.") not in VIEWS:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target not in _FLAT and str(node.target).removeprefix("aten.") not in VIEWS:
         return None
     if storage_of(node.meta["val"]) != storage_of(source.meta["val"]):
         return None  # a copy, as torch.reshape may make
@@ -47,7 +50,7 @@ def step(node: torch.fx.Node, sizes: Sizes) -> tuple[torch.fx.Node, tuple[str, t
     if any(isinstance(leaf, torch.fx.Node) for leaf in pytree.tree_leaves(arguments)):
         return None  # select, for example, takes a tensor as its position
     # a view of a caller's tensor with other strides than the example's is a copy for some shapes, as of torch.reshape
-    name = "aten.reshape.default" if node.target is torch.ops.aten.view.default else str(node.target)
+    name = "aten.reshape.default" if node.target in _FLAT else str(node.target)
     return source, (name, tuple(tuple(a) if isinstance(a, (list, tuple)) else a for a in arguments))
 
 
