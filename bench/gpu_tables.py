@@ -126,6 +126,16 @@ def compared_models() -> Rows:
     return rows
 
 
+def compared_tensor_models() -> Rows:
+    """Orders of kernels on tensor cores of random layers: formulas, DeepGEMM's closed form, and training methods."""
+    says = {"analytical": "formulas", "closed form": "DeepGEMM's closed form", "ours": "**ours** (`RECIPE` of tensor cores)"}
+    rows = [["order", "LoP@1 %", "LoP@10 %", "LoP@30 %", "rank correlation"]]
+    for entry in results_of("model_comparison_tensor_h100"):
+        losses = (percent(entry[f"lop@{count}"]) for count in (1, 10, 30))
+        rows.append([says.get(entry["model"], entry["model"]), *losses, f"{entry['spearman']:.2f}"])
+    return rows
+
+
 def published_training() -> Rows:
     """Training methods on the training files of CNNOpt's published data."""
     found = results_of("published_v100_training")
@@ -524,6 +534,7 @@ GPU_TABLES = (
     top_ratios,
     refitted,
     compared_models,
+    compared_tensor_models,
     published_training,
     published,
     choices,
