@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.cells import Rows, percent, results_of
@@ -281,15 +281,24 @@ def tuned() -> Rows:
 
 def gpu_recurrent() -> Rows:
     """Recurrent layers in one persistent kernel against a kernel for each step and cuDNN."""
-    found = {(entry["network"], entry["contender"]): entry for entry in results_of("gpu_recurrent")}
-    rows = [["layer", "one kernel, us", "predicted, us", "kernels of one step, us", "cuDNN, us", "cuDNN / one kernel"]]
-    for layer in dict.fromkeys(network for network, _ in found):
-        own = found[layer, "tilewright"]
-        cudnn = min(found[layer, name]["median_seconds"] for name in ("cuDNN", "cuDNN, no graph") if (layer, name) in found)
-        steps = found[layer, "tilewright by steps"]["median_seconds"]
-        seconds = (own["median_seconds"], own["predicted_seconds"], steps, cudnn)
-        rows.append([layer, *(f"{1e6 * value:.0f}" for value in seconds), f"{cudnn / own['median_seconds']:.2f}"])
-    return rows
+    return recurrent_rows("gpu_recurrent", "layer")[0]
+
+
+def recurrent_rows(file: str, heading: str) -> tuple[Rows, list[float]]:
+    """The rows of recurrent layers, and how many times as fast as the faster of cuDNN's ways one kernel is."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for entry in results_of(file):
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry
+    rows = [[heading, "one kernel, us", "predicted, us", "kernels of one step, us", "cuDNN, us", "cuDNN / one kernel"]]
+    ratios = []
+    for layer, ways in found.items():
+        own, steps = ways["tilewright"], ways["tilewright by steps"]
+        cudnn = min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
+        ratios.append(cudnn / own["median_seconds"])
+        seconds = (own["median_seconds"], own["predicted_seconds"], steps["median_seconds"], cudnn)
+        rows.append([layer, *(f"{1e6 * value:.0f}" for value in seconds), f"{ratios[-1]:.2f}"])
+    return rows, ratios
 
 
 WORKLOADS = "gpu_workloads_h100_*.json"
@@ -457,21 +466,9 @@ def against_before() -> Rows:
 
 
 def recurrent_many() -> Rows:
-    """Recurrent layers of many sequences in float16 on tensor cores, against kernels of one step and the faster of cuDNN's ways."""
-    rows = [["layer, float16", "one kernel, us", "predicted, us", "kernels of one step, us", "cuDNN, us", "cuDNN / one kernel"]]
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for entry in results_of("gpu_recurrent_many"):
-        if entry["median_seconds"]:
-            found.setdefault(entry["network"], {})[entry["contender"]] = entry
-    ratios = []
-    for name, ways in found.items():
-        own, steps = ways["tilewright"], ways["tilewright by steps"]
-        peer = min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
-        ratios.append(peer / own["median_seconds"])
-        times = (own["median_seconds"], own["predicted_seconds"], steps["median_seconds"], peer)
-        rows.append([name, *(f"{1e6 * seconds:.0f}" for seconds in times), f"{ratios[-1]:.2f}"])
-    rows.append(["**geometric mean**", "", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"])
-    return rows
+    """The same of many sequences in float16 on tensor cores."""
+    rows, ratios = recurrent_rows("gpu_recurrent_many", "layer, float16")
+    return [*rows, ["**geometric mean**", "", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"]]
 
 
 def half_fusion() -> Rows:
@@ -488,23 +485,25 @@ def half_fusion() -> Rows:
 def half_recurrent() -> Rows:
     """Recurrent networks in float16 against eager PyTorch, whose layers are cuDNN's."""
     rows = [["network", "batch", "ours, ms", "eager, ms", "eager / ours"]]
-    found = {(entry["network"], entry["contender"]): 1e3 * entry["median_seconds"] for entry in results_of("gpu_half_recurrent_h100")}
-    for label, _ in [key for key in found if key[1] == "tilewright"]:
-        name, _, batch = label.split()
-        own, eager = found[label, "tilewright"], found[label, "eager"]
-        rows.append([name, batch[1:], f"{own:.2f}", f"{eager:.2f}", f"{eager / own:.2f}"])
+    for name, batch, own, eager in both("gpu_half_recurrent_h100", "eager"):
+        rows.append([name, batch, f"{1e3 * own:.2f}", f"{1e3 * eager:.2f}", f"{eager / own:.2f}"])
     return rows
 
 
 def computed_maps() -> Rows:
     """What contractions that compute maps gain on tensor cores, against plans that store all maps."""
     rows = [["network", "batch", "all maps stored, us", "ours, us", "stored / ours"]]
-    found = {(entry["network"], entry["contender"]): 1e6 * entry["median_seconds"] for entry in results_of("gpu_prologues_h100")}
-    for label, _ in [key for key in found if key[1] == "tilewright"]:
-        name, _, batch = label.split()
-        stored, own = found[label, "stored"], found[label, "tilewright"]
-        rows.append([name, batch[1:], f"{stored:.0f}", f"{own:.0f}", f"{stored / own:.2f}"])
+    for name, batch, own, stored in both("gpu_prologues_h100", "stored"):
+        rows.append([name, batch, f"{1e6 * stored:.0f}", f"{1e6 * own:.0f}", f"{stored / own:.2f}"])
     return rows
+
+
+def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
+    """Network and batch of each comparison of `bench.gpu_half`, with the seconds of ours and of another contender."""
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of(file)}
+    for label, own in [(label, seconds) for (label, name), seconds in found.items() if name == "tilewright"]:
+        network, _, batch = label.split()
+        yield network, batch[1:], own, found[label, contender]
 
 
 def tensor_products() -> Rows:

@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.interpreted import run_program
 from tests.on_device import cuda_binary, launch
+from tests.statements import without
 from tests.test_gpu_half import check, planned
 from tests.test_half_modules import EACH_TYPE, TYPES, array_of, in_type
 from tilewright.analysis.gpu.warps import NotStatic, accesses
@@ -24,8 +25,7 @@ from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
-from tilewright.ir.kernel import Block as Statements
-from tilewright.ir.kernel import For, If, Invoke, Kernel, Statement, statements
+from tilewright.ir.kernel import For, Invoke, Kernel, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
@@ -109,20 +109,6 @@ IN_TURNS = (
 """Blocks that compute several tiles, with fewer stages than steps and with more, and for which GPU."""
 
 
-def without(root: Statement, left_out: Statement) -> Statement:
-    """The statements but one."""
-    if root is left_out:
-        return Statements(())
-    if isinstance(root, Statements):
-        return Statements(tuple(without(s, left_out) for s in root.statements))
-    if isinstance(root, For):
-        return replace(root, body=without(root.body, left_out))
-    if isinstance(root, If):
-        otherwise = None if root.otherwise is None else without(root.otherwise, left_out)
-        return replace(root, then=without(root.then, left_out), otherwise=otherwise)
-    return root
-
-
 def in_turns(program: Program) -> Kernel:
     """The last region's kernel, which fits on the GPU and has more tiles than blocks."""
     (kernel,) = program.regions[-1].kernels
@@ -153,7 +139,7 @@ def test_the_last_stage_of_a_tile_is_freed_for_the_next_one() -> None:
     kernel = in_turns(program_of(module, inputs, WarpgroupSchedule(128, 2, 3, persistent=1), [], target=ONE))
     arrivals = [s for s in statements(kernel.body) if isinstance(s, Invoke) and s.intrinsic.name == "arrival at a barrier"]
     arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
-    faults = run(replace(kernel, body=without(kernel.body, arrivals[-1])), arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body, lambda s: s is arrivals[-1])), arrays).faults
     assert any("deadlock" in fault for fault in faults), faults
 
 
@@ -330,7 +316,7 @@ def test_what_is_left_out_of_clusters_is_reported(left_out: str, position: int, 
 
     arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
     assert not run(kernel, arrays).faults
-    faults = run(replace(kernel, body=without(kernel.body, others[position])), arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body, lambda s: s is others[position])), arrays).faults
     assert any(found in fault for fault in faults), faults
 
 

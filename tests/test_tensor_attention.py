@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.attention_cases import regions_of
 from tests.gpu_cases import Case, execute
 from tests.on_device import cuda_binary
+from tests.statements import without
 from tests.test_attention import INFINITY, attend, holes, masked, of_projections, operands, softmax
 from tests.test_half_modules import array_of
 from tilewright.analysis.gpu.warps import accesses
@@ -27,7 +28,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
-from tilewright.ir.kernel import Block, For, Invoke, Kernel, Statement
+from tilewright.ir.kernel import Invoke, Kernel
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.counts import TileCounts
@@ -239,13 +240,9 @@ def test_what_threads_copy_is_published() -> None:
     lowered = lower(case.problem, WIDE[0], H200)
     (kernel,) = lowered.kernels
 
-    def without(root: Statement) -> Statement:
-        if isinstance(root, Block):
-            return Block(tuple(without(s) for s in root.statements if not (isinstance(s, Invoke) and s.intrinsic.order == "publish")))
-        return replace(root, body=without(root.body)) if isinstance(root, For) else root
-
+    body = without(kernel.body, lambda s: isinstance(s, Invoke) and s.intrinsic.order == "publish")
     with pytest.raises(AssertionError, match="not published"):
-        execute(case, replace(lowered, kernels=(replace(kernel, body=without(kernel.body)),)))
+        execute(case, replace(lowered, kernels=(replace(kernel, body=body),)))
 
 
 @pytest.mark.parametrize("size", [64, 128])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.codegen.common import expression_flops, widest
 from tilewright.codegen.intrinsics.async_copy import COPIED_BYTES
-from tilewright.codegen.intrinsics.mma import SHAPES, N, Shape
+from tilewright.codegen.intrinsics.mma import SHAPES, N
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import lowest
 from tilewright.ir.dtypes import FLOAT32, size_of
@@ -16,25 +16,17 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.attention_form import SCORE, AttentionFacts, AttentionForm, loaded_width
 from tilewright.kernels.gpu.attention.schema import ATTENTION
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
+from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.schema import Form, form_of
 
 
 @dataclass(frozen=True)
-class TensorAttentionFacts:
+class TensorAttentionFacts(Factors):
     """The sizes, with vectors of up to 16 bytes, stores of pairs, and without operations on logits where these are the scores; and the type of the
     factors, a key of `mma.SHAPES`."""
 
     attention: AttentionFacts
     kind: str
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.kind]
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an element of a factor."""
-        return size_of(self.shape.stored)
 
     @property
     def r(self) -> int:

@@ -55,9 +55,10 @@ from tilewright.kernels.gpu.tensor_attention.space import (
     warpgroups_multiply,
 )
 from tilewright.kernels.gpu.tensor_cores.lower import WarpTile
+from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT
 
 QUERIES, KEYS, VALUES, TURNS = "queries", "keys", "values", "turns"
-ROW_BYTES, ALIGNMENT = 128, 1024
+ROW_BYTES = 128
 """Of panels of `wgmma`'s factors."""
 DISTANCES = (1, 2)
 """Of the lanes that hold elements of one row of a matrix of sums."""

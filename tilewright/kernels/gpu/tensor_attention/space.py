@@ -17,12 +17,12 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, product_of, reject
 from tilewright.kernels.gpu.attention.space import SPLITS, splits_to_reject
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
+from tilewright.kernels.gpu.warpgroup.space import BARRIER_BYTES
 
 WARP = 32
 WARPS_OF_GROUP = 4
 MOST_GROUPS = 2
 """Warpgroups of a block."""
-BARRIER_BYTES = 8
 PANEL = 64
 """16-bit elements of a row of 128 bytes, of which factors of a warpgroup have whole ones."""
 

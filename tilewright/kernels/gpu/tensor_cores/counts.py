@@ -11,6 +11,7 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
 from tilewright.kernels.gpu.counts import TensorCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
+from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.gpu.tensor_cores.space import matrices_of, registers_of, shared_bytes_of, sums_of, threads_of
 
@@ -84,6 +85,6 @@ def fill_wavefronts(facts: TensorCoreFacts, candidates: Columns, machine: Machin
     return cycles
 
 
-def product_flops(facts: TensorCoreFacts) -> int:
+def product_flops(facts: Factors) -> int:
     """Operations of one `mma.sync`."""
     return 2 * M * N * facts.shape.depth

@@ -14,6 +14,7 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts
 from tilewright.kernels.gpu.rates import LINE_BYTES, SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 from tilewright.kernels.gpu.tensor_cores.counts import fill_wavefronts, product_flops
+from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
 from tilewright.kernels.gpu.tensor_cores.space import matrices_of
 
@@ -27,7 +28,7 @@ TURNING = 2
 """Instructions for the place of a swizzled row: an exclusive or and an addition."""
 
 
-def mma_cycles(facts: TensorCoreFacts, machine: Machine) -> float:
+def mma_cycles(facts: Factors, machine: Machine) -> float:
     """Cycles for which one `mma.sync` occupies the tensor core of its scheduler."""
     each = mma_flops(machine, facts.kind) / (machine.processors * machine.schedulers_per_processor * machine.clock_hz)
     return product_flops(facts) / each

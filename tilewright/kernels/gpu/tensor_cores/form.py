@@ -6,33 +6,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.common import guarded_load
-from tilewright.codegen.intrinsics.mma import SHAPES, Shape
+from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import loads
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
+from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.schema import Form, form_of
 
 
 @dataclass(frozen=True)
-class TensorCoreFacts:
+class TensorCoreFacts(Factors):
     """The sizes of a product, whose factors are read in vectors of up to 16 bytes, and the type of its factors, a key of `mma.SHAPES`."""
 
     product: ContractionFacts
     kind: str
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.kind]
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an element of a factor."""
-        return size_of(self.shape.stored)
 
     @property
     def copies(self) -> bool:

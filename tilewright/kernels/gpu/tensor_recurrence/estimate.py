@@ -18,20 +18,16 @@ import numpy as np
 
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, gpu_recurrence
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.tensor_cores import TENSOR_CORES, mma_flops
+from tilewright.hardware.tensor_cores import TENSOR_CORES
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided, length
 from tilewright.kernels.counts import counted
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, launch_counts
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth, latency_seconds
+from tilewright.kernels.gpu.tensor_cores.estimate import ROUNDING, mma_cycles
 from tilewright.kernels.gpu.tensor_recurrence.form import TensorRecurrenceFacts
 from tilewright.kernels.gpu.tensor_recurrence.lower import FRAGMENTS
 from tilewright.kernels.gpu.tensor_recurrence.space import WARP, blocks_of, matrices_of, registers_of, rounds_of, shared_bytes_of
-
-SUM_REGISTERS = 4
-"""Sums of a fragment that a lane holds, stored as two pairs."""
-ROUNDING = 2
-"""Issue slots of a rounding to TF32, as in `tensor_cores.estimate`."""
 
 
 def tensor_recurrence_counts(facts: TensorRecurrenceFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
@@ -54,12 +50,12 @@ def tensor_recurrence_estimate(facts: TensorRecurrenceFacts, candidates: Columns
     warps, rounds = candidates["warps"], rounds_of(facts, candidates)
     rows, columns = matrices_of(facts, candidates)
     scheduled = np.ceil(warps / machine.schedulers_per_processor)
-    one = 2.0 * 16 * 8 * facts.shape.depth * machine.schedulers_per_processor * machine.processors * clock / mma_flops(machine, facts.kind)
+    one = mma_cycles(facts, machine)
     latency = TENSOR_CORES[machine.compute_capability].latency_cycles
     rounded = rounds * rows * FRAGMENTS * facts.shape.a.size * ROUNDING * scheduled if facts.kind == "tf32" else 0
     tiles = candidates["rows"] // candidates["together"]
     multiplied = tiles * (FRAGMENTS * rounds * np.maximum(rows * columns * scheduled * one, latency) + rounded)
-    stored = tiles * warps * rows * columns * SUM_REGISTERS * machine.warp_size * WORD / machine.shared_bytes_per_cycle
+    stored = tiles * warps * rows * columns * facts.shape.sums.size * machine.warp_size * WORD / machine.shared_bytes_per_cycle
     met = 2 * level1.latency_cycles + 2 * stored
     turns = ceil_divided(candidates["rows"] * candidates["units"], WARP * warps)
     gates = turns * (sizes.flops * machine.fma_latency_cycles + level1.latency_cycles)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.codegen.intrinsics.mma import SHAPES, Shape
+from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Load, Var, linear
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.recurrence.steps import exchanged_state, shared_form, stored_at
+from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.recurrence_form import RecurrenceFacts, RecurrenceForm
 from tilewright.kernels.schema import Form
 
@@ -22,20 +22,11 @@ LANES_OF_ROW = 4
 
 
 @dataclass(frozen=True)
-class TensorRecurrenceFacts:
+class TensorRecurrenceFacts(Factors):
     """The sizes of a recurrence, and the type of its factors, a key of `mma.SHAPES`."""
 
     sizes: RecurrenceFacts
     kind: str
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.kind]
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of a weight and of a stored state."""
-        return size_of(self.shape.stored)
 
     @property
     def vector(self) -> int:
