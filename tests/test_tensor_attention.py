@@ -199,8 +199,8 @@ def ptx_of(kernel: Kernel, target: Machine) -> str:
 
 
 WIDE = [
-    TensorAttentionSchedule(64, 64, 4, 2, 0, 1, 1), TensorAttentionSchedule(128, 32, 8, 3, 1, 1, 1, 1), TensorAttentionSchedule(64, 128, 4, 1, 0, 1, 1),
-    TensorAttentionSchedule(128, 16, 8, 2, 1, 2, 1),
+    TensorAttentionSchedule(64, 64, 4, 2, 0, 1, 1), TensorAttentionSchedule(128, 32, 8, 3, 0, 1, 1, 1), TensorAttentionSchedule(64, 128, 4, 1, 0, 1, 1),
+    TensorAttentionSchedule(128, 16, 8, 2, 0, 2, 1),
 ]  # fmt: skip
 WIDE_CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "several tiles": (attend, operands(70, 150, 64, 1, 1)),
@@ -214,7 +214,7 @@ WIDE_CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", WIDE_CASES)
 def test_warpgroups(name: str, kind: str) -> None:
-    """Products of four warps together, of queries in registers or in shared memory, in the interpreter, which knows what is not awaited or published."""
+    """Products of four warps together in the interpreter, which knows what is not awaited or published."""
     case = case_of(*WIDE_CASES[name], kind)
     for schedule in WIDE:
         if schedule.split == 1 or "causal" not in name:
@@ -260,6 +260,10 @@ def test_warpgroups_need_their_instructions_and_whole_panels() -> None:
     with pytest.raises(Unsuitable, match="no warpgroups multiply such factors on a100"):
         lower(case.problem, WIDE[0], A100)
     assert not rank(case.problem, A100, learned=False).parts[-1].candidates["wide"].any()
+    with pytest.raises(Unsuitable, match="warpgroups read queries from shared memory"):
+        lower(case.problem, replace(WIDE[0], held=1), H200)
+    wide = ranking_of(case, "f16").parts[-1].candidates
+    assert wide["wide"].any() and not (wide["wide"] & wide["held"]).any()
     narrow = case_of(attend, operands(70, 80, 48, 1, 1), "f16")
     assert not ranking_of(narrow, "f16").parts[-1].candidates["wide"].any()
     with pytest.raises(Unsuitable, match="no warpgroups multiply"):
@@ -326,6 +330,18 @@ def test_warpgroups_on_a_gpu(name: str, kind: str) -> None:
     with Trials(here) as trials:
         jobs = [Job(canonical(case.problem).problem, schedule, name) for schedule in WIDE if schedule.split == 1 or "causal" not in name]
         outcomes = list(trials.measure(jobs))
+    assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [64, 128])
+def test_candidates_of_warpgroups_on_a_gpu(size: int) -> None:
+    """Many of one shape: what the assembler makes of registers depends on how many the tiles take."""
+    here, case = machine("cuda"), case_of(attend, operands(197, 197, size), "f16")
+    ranking = ranking_of(case, "f16", here)
+    wide = [choice.schedule for choice in map(ranking.choice, range(*map(int, ranking.starts[-2:]))) if choice.schedule.wide]
+    with Trials(here) as trials:
+        outcomes = list(trials.measure([Job(canonical(case.problem).problem, schedule, "wide") for schedule in wide]))
     assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]
 
 

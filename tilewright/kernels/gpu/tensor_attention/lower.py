@@ -127,6 +127,8 @@ class _Tiles:
         whole = schedule.block_m == M * schedule.warps and not rest and groups <= MOST_GROUPS
         if schedule.wide and not (whole and warpgroups_multiply(form.facts, machine)):
             raise Unsuitable(f"no warpgroups multiply such factors on {machine.name}, or {schedule} has no whole ones")
+        if schedule.wide and schedule.held:
+            raise Unsuitable(f"warpgroups read queries from shared memory, and {schedule} holds them in registers")
         if schedule.turns and not (schedule.wide and groups == MOST_GROUPS):
             raise Unsuitable(f"{schedule} has no two warpgroups")
         self.scale, self.bare, self.facts, self.shape = form.scale, form.bare, form.facts, form.facts.shape
@@ -296,7 +298,7 @@ class _Tiles:
 
     def _wide_scores(self, buffer: Expr, tile_number: Expr) -> list[Statement]:
         """The products of a warpgroup's queries with the keys of the tile, in its turn."""
-        depth, size = self.shape.depth, self.shape.a.size
+        depth = self.shape.depth
         group = self.warp // WARPS_OF_GROUP
         result: list[Statement] = []
         passed: list[Statement] = []
@@ -309,14 +311,9 @@ class _Tiles:
         for turn in range(self.facts.r // depth):
             panel, inside = divmod(turn * depth, PANEL)
             keys = Place(KEYS, buffer + _panel(self.keys.rows, panel) + inside)
-            if self.schedule.held:
-                queries, tile = Place("query_part", index_const(turn * size)), None
-            else:
-                rows = group * (wgmma.M * PANEL)
-                queries, tile = Place(QUERIES, rows + _panel(self.queries.rows, panel) + inside), Tile(ROW_BYTES)
-            add = const(turn > 0, "bool")
-            sums = Place("scores", index_const(0))
-            result.append(wgmma.multiply(self.facts.kind, self.schedule.block_n, sums, queries, keys, add, (tile, Tile(ROW_BYTES))))
+            queries = Place(QUERIES, group * (wgmma.M * PANEL) + _panel(self.queries.rows, panel) + inside)
+            sums, tiles = Place("scores", index_const(0)), (Tile(ROW_BYTES), Tile(ROW_BYTES))
+            result.append(wgmma.multiply(self.facts.kind, self.schedule.block_n, sums, queries, keys, const(turn > 0, "bool"), tiles))
         return [*result, wgmma.commit(), *passed, wgmma.await_sums(self.schedule.block_n, Place("scores", index_const(0)))]
 
     def _wide_sums(self, buffer: Expr) -> list[Statement]:

@@ -32,8 +32,8 @@ class TensorAttentionSchedule:
     """One candidate. `stages`: buffers for keys and values, filled by asynchronous copies that run `stages` - 1 tiles ahead; 1: a buffer that is
     filled before it is read, through registers where there are no copies. `held` (0 or 1): queries stay in registers, instead of being loaded from
     shared memory for each tile of keys. `split`: parts of the keys, each with blocks of its own, which a second kernel puts together. `wide` (0 or
-    1): warpgroups multiply (`wgmma`), and read keys and values, and queries that are not held, from shared memory. `turns` (0 or 1): the two of a
-    block issue the products of their scores one after the other."""
+    1): warpgroups multiply (`wgmma`), and read queries, keys and values from shared memory. `turns` (0 or 1): the two of a block issue the products
+    of their scores one after the other."""
 
     block_m: int
     block_n: int
@@ -86,6 +86,8 @@ def tensor_attention_space(facts: TensorAttentionFacts, machine: Machine, tf32: 
         [
             ("no warpgroups multiply such factors", wide & (not warpgroups_multiply(facts, machine))),
             ("a warpgroup has four warps of 16 queries", wide & ((warps % WARPS_OF_GROUP != 0) | (rows != 1))),
+            # ptxas 13.0 gives registers of first factors that outlive a loop's iteration to the weights as well
+            ("warpgroups read queries from shared memory", wide & (candidates["held"] > 0)),
             ("more warpgroups than a block has", wide & (warps > WARPS_OF_GROUP * MOST_GROUPS)),
             ("no two warpgroups take turns", (candidates["turns"] > 0) & (~wide | (warps != WARPS_OF_GROUP * MOST_GROUPS))),
             ("a warp has no whole matrices of queries", (bm % (M * warps) != 0) | (rows == 0)),
@@ -138,7 +140,7 @@ def registers_of(facts: TensorAttentionFacts, candidates: Columns) -> np.ndarray
     rows = rows_of(candidates)
     packed = REGISTER_BYTES // facts.element_bytes
     queries = facts.shape.a.size // packed * np.where(candidates["held"] > 0, facts.r // facts.shape.depth, 2)
-    queries = np.where((candidates["wide"] > 0) & (candidates["held"] == 0), 0, queries)
+    queries = np.where(candidates["wide"] > 0, 0, queries)
     sums = facts.shape.sums.size * (candidates["block_n"] // N + facts.d // N)
     fragments = 2 * 2 * facts.shape.b.size // packed + facts.shape.a.size // packed * rows
     # all weights of a tile are rounded before the first product of a warpgroup
