@@ -194,7 +194,7 @@ def test_candidates_on_a_gpu(name: str) -> None:
     number = next(number for number, part in enumerate(ranking.parts) if part.schema is TENSOR_CORES)
     positions = Random(name).sample(range(*map(int, ranking.starts[number : number + 2])), 20)
     with Trials(here) as trials:
-        outcomes = trials.measure([Job(problem, ranking.choice(position).schedule, name) for position in positions])
+        outcomes = list(trials.measure([Job(problem, ranking.choice(position).schedule, name) for position in positions]))
     assert not [(str(outcome.job.schedule), outcome.reason) for outcome in outcomes if outcome.status != "measured"]
 
 
@@ -209,7 +209,7 @@ def test_errors_on_a_gpu_are_at_most_those_of_its_library() -> None:
         expected = layer.double()(x.double())
     torch.backends.cudnn.allow_tf32 = before
     with tilewright.compile(layer.float(), (x,), precision="fp32-tensor", winograd=False) as executable:
-        assert "pairs" in str(executable.plan)
+        assert any("pairs" in row.schedule for row in executable.plan.rows)
         ours = executable(x)
     error, usual = ((found.double() - expected).square().mean().sqrt() for found in (ours, theirs))
     assert error <= 1.05 * usual
