@@ -26,6 +26,7 @@ from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, patch_rows
 from tilewright.kernels.schema import Options, form_of
+from tilewright.tuning.dataset import layer_problem
 from tilewright.tuning.problems import convolution_problem
 
 H200 = machine("h200")
@@ -209,6 +210,16 @@ def test_tiles_and_patches() -> None:
     last = pixels - 1 + facts.spans[0] * pitch + facts.spans[1]
     rows = patch_rows(facts, candidates)
     assert (last < rows).all() and (rows <= last + pitch).all()
+
+
+@pytest.mark.parametrize("name", ["batch=2 channels=96 outputs=64 size=57x30 filter=5x5", "batch=16 channels=32 outputs=512 size=3159 filter=7"])
+def test_no_candidate_is_twice_in_the_space(name: str) -> None:
+    problem = layer_problem({"name": f"convolution {name} stride=1 dilation=1 groups=1 transposed=0 then=silu precision=fp16"})
+    form = form_of(WARPGROUP_PATCH, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    candidates, _ = WARPGROUP_PATCH.space(form.facts, H200, Options())
+    schedules = np.stack([np.broadcast_to(column, length(candidates)) for column in candidates.values()])
+    assert len(np.unique(schedules, axis=1).T) == length(candidates) > 100
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
         tiles | {"height": height, "width": width},
         [
             ("a line is not divided into so many pieces", (pieces - 1) * width >= facts.outputs[-1]),
+            ("fewer pieces give the same tile", (pieces > 1) & (_tiles(facts, pixels_of(tiles), _fewer(pieces))[1] == width)),
             ("a line of the tile is longer than the rows of a block", width > pixels),
             ("most rows of a block are not stored", height * width < LEAST_USEFUL * pixels),
             ("a patch is larger than a box of the copy engine", np.maximum.reduce([np.broadcast_to(e, len(pixels)) for e in extents]) > MOST_IN_BOX),
@@ -134,6 +135,13 @@ def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray) -> tuple[n
         return np.ones_like(width), np.minimum(width, pixels)
     lines = np.clip((pixels - width) // (width + facts.spans[-1]) + 1, 1, facts.outputs[-2])
     return ceil_divided(facts.outputs[-2], ceil_divided(facts.outputs[-2], lines)), width
+
+
+def _fewer(pieces: np.ndarray) -> np.ndarray:
+    """The next smaller numbers of `pieces`; one for one."""
+    axis = np.asarray(TILE_AXES["pieces"])
+    fewer: np.ndarray = axis[np.maximum(np.searchsorted(axis, pieces) - 1, 0)]
+    return fewer
 
 
 def pixels_of(candidates: Columns) -> np.ndarray:
