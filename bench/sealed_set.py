@@ -10,7 +10,8 @@ the fastest `--again` and the first ten of every ranking once more, interleaved,
 
 A seed whose problems were measured is no longer sealed: the command refuses it, and also a tree with changes. `--resume` continues an interrupted run
 of the same commit; `--unsealed` measures nevertheless, and the result says so. With `--complete` models made after the set was drawn (and never
-trained with it) are judged: only what they choose first and the data lack is measured, in turns with the fastest. `--batches` judges the twenty
+trained with it) are judged: only what they choose first and the data lack is measured, in turns with the fastest; with `--judge` nothing is, on any
+machine. `--batches` judges the twenty
 benchmark layers in the same way, in the place of drawn problems. Problems with candidates on tensor cores have DeepGEMM's order of these too
 (`bench.closed_form`).
 """
@@ -182,12 +183,13 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--unsealed", action="store_true")
     parser.add_argument("--complete", action="store_true", help="only measure the first choices that the data lack")
+    parser.add_argument("--judge", action="store_true", help="measure nothing: judge the data by today's spaces and models, on any machine")
     parser.add_argument("--name", help="the result file's name in bench/results (default sealed_set_TARGET)")
     options = parser.parse_args()
     options.name = options.name or f"sealed_set_{options.target}"
     options.data = options.data or Path(__file__).parent / "data" / f"sealed_{options.target}_{options.seed}.jsonl.gz"
     reason = why_not(options.name, options.seed, common.git_commit(), options.data, options.resume)
-    if reason is not None and not (options.unsealed or options.complete):
+    if reason is not None and not (options.unsealed or options.complete or options.judge):
         parser.error(f"{reason}; --unsealed measures nevertheless")
     machine = identified_machine(options.target)
     precisions = options.precisions.split(",")
@@ -197,14 +199,18 @@ def main() -> None:
     else:
         classes = drawn(options.seed, options.trained, options.classes.split(","), options.each, precisions)
     settings = {**vars(options), "data": options.data.name, "not sealed because": reason, "targets": TARGETS}
-    common.write_results(options.name, settings, [])  # from now on the seed counts as used
-    if options.data.exists():
-        dataset.without_remains(options.data)
-    with Trials(machine) as trials:
-        if options.complete:
-            complete(trials, machine, options)
-        else:
-            measure(trials, machine, list(classes), options)
+    if options.judge:
+        before = common.earlier_results(options.name)
+        settings["measured at"] = before["settings"].get("measured at", before["commit"]) if before is not None else None
+    else:
+        common.write_results(options.name, settings, [])  # from now on the seed counts as used
+        if options.data.exists():
+            dataset.without_remains(options.data)
+        with Trials(machine) as trials:
+            if options.complete:
+                complete(trials, machine, options)
+            else:
+                measure(trials, machine, list(classes), options)
     rows = judge(options.data, machine, classes)
     averages = means(rows)
     common.write_results(options.name, settings, [*averages, *rows])
