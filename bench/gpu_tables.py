@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.cells import Rows, percent, results_of
+from bench.chains import summary
 from bench.common import RESULTS
 
 
@@ -231,11 +232,12 @@ def first_choices() -> Rows:
     """Losses of performance of the orders as shipped."""
     (shipped,) = (e for e in results_of("choice_quality_h200") if (e["layer"], e["over"], e["way"]) == ("all", "space", "shipped"))
     (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
-    files = ("sealed_set_h200", "sealed_set_h100")
-    sealed, later = (e for file in files for e in results_of(file) if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
+    files = ("sealed_set_h200", "sealed_set_h100", "sealed_set_tensor_h100")
+    sealed, later, tensor = (e for file in files for e in results_of(file) if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
     says = {
         "H200, all schemas, 60 random convolutions, none of which the models that are judged were trained with (`sealed_set_h200`)": sealed,
         "an H100, the same models, 60 others, drawn after these were frozen (`sealed_set_h100`)": later,
+        "an H100, 42 random convolutions in float16, bfloat16 and TF32, drawn after the models were frozen (`sealed_set_tensor_h100`)": tensor,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
@@ -471,6 +473,23 @@ def recurrent_many() -> Rows:
     return [*rows, ["**geometric mean**", "", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"]]
 
 
+def gpu_chain_times() -> Rows:
+    """Chains of convolutions on a GPU in one kernel and in separate ones, and what the models made of them."""
+    rows = [["chain", "separate, us", "cuDNN, us", "best predicted, us", "ratio", "predicted ratio", "best of all, ratio", "decision"]]
+    for entry in results_of("gpu_chains_judged"):
+        seconds, predicted = entry["seconds"], entry["predicted"]
+        separate, merged = seconds["separate"], seconds["merged"]
+        best = separate / min(each for name, each in seconds.items() if name != "separate")
+        decided = f"{'merged' if entry['taken'] else 'separate'}{', wrong' if entry['taken'] != (separate > merged) else ''}"
+        times = (f"{1e6 * each:.1f}" for each in (separate, min(entry["cudnn"].values()), merged))
+        ratios = (f"{each:.2f}" for each in (separate / merged, predicted["apart"] / predicted["chain"], best))
+        rows.append([f"{entry['name']} ({entry['chain']})", *times, *ratios, decided])
+    said = summary(results_of("gpu_chains_judged"))
+    taken = f"{said['taken']} merged, {said['wrongly taken']} of them slower"
+    rows.append([f"**{said['chains']} chains**", "", "", "", f"{said['gain of taken']:.2f} of the merged", "", "", taken])
+    return rows
+
+
 def half_fusion() -> Rows:
     """Networks in float16 by what is fused: nothing, in registers, and in shared memory too as far as that is predicted to gain."""
     rows = [["network", "batch", "nothing fused, us", "in registers, us", "chains too, us", "nothing / registers", "registers / chains"]]
@@ -550,6 +569,7 @@ GPU_TABLES = (
     tensor_attention,
     against_before,
     computed_maps,
+    gpu_chain_times,
     recurrent_many,
     half_fusion,
     half_recurrent,
