@@ -27,7 +27,7 @@ from tilewright.runtime import artifact, cpu
 from tilewright.runtime.loadable import LoadableKernel
 
 XEON = machine("xeon-sapphire-rapids")
-here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")
+here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="this CPU has no products of bfloat16")
 
 
 class Small(nn.Module):
@@ -226,7 +226,7 @@ def test_trials_measure_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["x86-avx2", "x86-avx512", "neoverse-n1"])
 def test_other_machines_are_refused_with_a_remedy(target: str) -> None:
-    with pytest.raises(UnsupportedOption, match=f"needs AMX, and {target} is a CPU.*fp32") as error:
+    with pytest.raises(UnsupportedOption, match=f"needs AVX512-BF16, and {target} is a CPU.*fp32") as error:
         tilewright.compile(nn.Linear(4, 4), torch.randn(2, 4), target, precision="bf16")
     assert "fp32" in str(error.value)
 

@@ -313,7 +313,7 @@ def test_what_tile_registers_do_not_suit_is_refused_or_left_out(
     monkeypatch.setattr(cpu_choice, "find_machine", lambda name: machine("x86-avx512"))
     with pytest.raises(SystemExit):
         collect(NAMES[0], "--precision", "bf16")
-    assert "needs AMX" in capsys.readouterr().err
+    assert "needs AVX512-BF16" in capsys.readouterr().err
 
 
 def test_judged_problems_are_convolutions_and_products() -> None:

@@ -32,7 +32,7 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code")
     on_gpu = "fp32 (default), fp32-tensor, tf32, fp16 or bf16 on a GPU"
-    parser.add_argument("--precision", default="fp32", metavar="P", help=f"{on_gpu}; fp32, or bf16 on a CPU with AMX")
+    parser.add_argument("--precision", default="fp32", metavar="P", help=f"{on_gpu}; fp32, or bf16 on a CPU with AVX512-BF16")
     parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first (default 0)")
     parser.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     add_numerics(parser)

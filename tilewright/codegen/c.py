@@ -388,7 +388,13 @@ class CPrinter(Printer):
     # --- instructions ---
 
     def address(self, place: Place) -> str:
-        return self.buffer(place.buffer)[0] if place.offset == Const(0, INDEX) else super().address(place)
+        text, buffer = self.buffer(place.buffer)
+        if self.is_plain(buffer):
+            return f"&{text}"
+        if place.offset == Const(0, INDEX):
+            return text
+        vectors = buffer.space == "register" and buffer.lanes > 1
+        return super().address(Place(place.buffer, floordiv(place.offset, buffer.lanes)) if vectors else place)
 
     # --- loops ---
 

@@ -78,7 +78,8 @@ PRECISIONS = ("fp32", "fp32-tensor", "tf32", "fp16", "bf16")
 NARROW = MappingProxyType({"fp16": "f16", "bf16": "bf16"})
 """The types in which values are stored, by precision."""
 FP32 = 'use precision="fp32"'
-BFLOAT16_ISA = ("amx_tile", "amx_bf16", "avx512_bf16")
+BFLOAT16_ISA = ("avx512_bf16",)
+"""Products of bfloat16 in vectors; every processor with tile registers has them too."""
 
 
 def precision_of(name: str, graph: Graph, machine: Machine) -> Precision:
@@ -109,7 +110,7 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
         raise UnsupportedOption(f"precision {precision!r} is for GPUs, and {machine.name} is a CPU", FP32)
     missing = [name for name in BFLOAT16_ISA if name not in machine.isa]
     if missing:
-        raise UnsupportedOption(f"precision 'bf16' needs AMX, and {machine.name} is a CPU without {', '.join(missing)}", FP32)
+        raise UnsupportedOption(f"precision 'bf16' needs AVX512-BF16, and {machine.name} is a CPU without {', '.join(missing)}", FP32)
 
 
 def with_types(

@@ -154,16 +154,21 @@ def _products(sums: Array, a: Array, b: Array) -> Array:
     """Sums the even and the odd steps separately, by fused multiply-adds in float32 in order; the two sums are added, then added to the accumulator.
     Subnormal numbers count as zero (Intel SDM, TDPBF16PS)."""
     (_, rows, columns), steps = sums.shape, b.shape[1]
-    left = _flushed((a[0].astype(np.uint32) << 16).view(np.float32)).reshape(rows, steps, 2)
-    right = _flushed((b[0].astype(np.uint32) << 16).view(np.float32)).reshape(steps, columns, 2)
+    left = flushed(widened(a[0])).reshape(rows, steps, 2)
+    right = flushed(widened(b[0])).reshape(steps, columns, 2)
     parts = np.zeros((rows, columns, 2), np.float32)
     with np.errstate(all="ignore"):
         for k in range(steps):
             # a product of two bfloat16 is exact in float32 unless it is tiny
-            parts = _flushed((parts.astype(np.float64) + left[:, k, None, :].astype(np.float64) * right[k]).astype(np.float32))
-        return _flushed(_flushed(sums[0]) + _flushed(parts[..., 0] + parts[..., 1]))[None]
+            parts = flushed((parts.astype(np.float64) + left[:, k, None, :].astype(np.float64) * right[k]).astype(np.float32))
+        return flushed(flushed(sums[0]) + flushed(parts[..., 0] + parts[..., 1]))[None]
 
 
-def _flushed(values: Array) -> Array:
+def widened(bits: Array) -> Array:
+    """float32 of the bits of bfloat16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def flushed(values: Array) -> Array:
     """Replaces subnormal float32 by zero of the same sign."""
     return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)

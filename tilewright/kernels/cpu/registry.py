@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.kernels.cpu.amx.schema import AMX
 from tilewright.kernels.cpu.attention.schema import ATTENTION
-from tilewright.kernels.cpu.contraction.schema import CONTRACTION, NARROW_WEIGHTS
+from tilewright.kernels.cpu.contraction.schema import CONTRACTION, NARROW_WEIGHTS, PAIRS
 from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
 from tilewright.kernels.cpu.few_queries.schema import FEW_QUERIES
 from tilewright.kernels.cpu.loops.schema import LOOPS
@@ -13,5 +13,5 @@ from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, NARROW_WEIGHTS, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, RECURRENCE, *LOOPS)
+SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, NARROW_WEIGHTS, PAIRS, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, RECURRENCE, *LOOPS)
 LIBRARY = library(("convolution", "fft_convolution", "matmul", "linear"), LOOPS)

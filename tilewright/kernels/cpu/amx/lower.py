@@ -15,7 +15,7 @@ run, and each pixel is stored by only one tile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
@@ -24,10 +24,8 @@ from tilewright.codegen.common import bytes_touched, decode
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics import amx as tiles
 from tilewright.codegen.intrinsics.amx import TILE_CHANNELS
-from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.hardware.machine import Machine
-from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     TRUE,
@@ -44,25 +42,21 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
     Buffer,
     For,
     If,
-    Kernel,
     Let,
     Statement,
     Store,
 )
-from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
+from tilewright.ir.region import Call, Lowered, Region, Unsuitable
 from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxFacts, CpuAmxSchedule
 from tilewright.kernels.cpu.common import accumulated, wide_epilogue
-from tilewright.kernels.cpu.contraction.second_factor import how_b_lies
-from tilewright.kernels.cpu.loops.map import lower_map
-from tilewright.kernels.cpu.loops.space import LoopSchedule
+from tilewright.kernels.cpu.contraction.pairs import adjacent, packed_pairs
+from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, how_b_lies
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
     rows = axes[-2] if len(axes) > 1 else Var("m_row", 1)
     n = max(found.n, key=lambda axis: axis.extent or 0)
     ordered = storage_order(found.r, at)
-    reduced, depth = _adjacent(ordered, at, layouts[a.buffer])
+    reduced, depth = adjacent(ordered, at, layouts[a.buffer])
     leading = tuple(v for v in (*found.batch, *(v for v in found.n if v != n)) if v.extent != 1)
     stride, row_stride = coefficient(at, columns) or 0, coefficient(at, rows) or 0
     row_pixels = row_stride // stride if stride > 0 and row_stride % stride == 0 and row_stride // stride >= (columns.extent or 1) else 0
@@ -159,62 +153,20 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
     return form, facts
 
 
-def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[Var, ...], int]:
-    """The outer reduction axes, and the number of adjacent elements that the innermost ones make up. An odd extent is rounded up if A has a border of
-    zeros there; the extra element is zero in both factors.
-
-    Raises:
-        Unsuitable: if elements along the innermost axis are not adjacent.
-    """
-    *outside, inner = ordered
-    depth = inner.extent or 0
-    if coefficient(at, inner) != 1:
-        raise Unsuitable("A is not adjacent along the reduction")
-    dim, factor = layout.order[-1]
-    if depth % 2 and factor == 0 and layout.shape[dim] == depth and layout.halo[dim][1]:
-        depth += 1
-    while outside and coefficient(at, outside[-1]) == depth and depth % 2 == 0:
-        depth *= outside.pop().extent or 0
-    return tuple(outside), depth
-
-
 def _wide(form: AmxForm, lanes: int) -> Expr | None:
     """The epilogue of a vector of sums along N; None if the result is not contiguous along N or the epilogue cannot be vectorised."""
     return wide_epilogue(form.epilogue, form.n, lanes, form.found.dtype) if coefficient(form.offset, form.n) == 1 else None
 
 
-def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
-    """The layout of B that tiles read.
-
-    Dimensions (leading..., reduced..., n) are stored as (leading, n / 16, reduced except the last, last / 2, n mod 16, last mod 2)."""
-    n = len(sizes) - 1
-    order = (*((d, 0) for d in range(leading)), (n, 0), *((d, 0) for d in range(leading, n)), (n, TILE_CHANNELS), (n - 1, 2))
-    return Layout(tuple(sizes), order)
-
-
 def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxFacts, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
     """Kernels of a contraction: one that packs B, unless B is constant, and the product."""
     region = problem.region
-    b = form.found.b
-    packed = f"{b.buffer}@{region.name}"
-    sizes = tuple(axis.extent or 0 for axis in form.b_axes)
-    layout = packed_pairs(sizes, len(form.leading))
-    value = Value(packed, sizes, tiles.FACTOR)
-    kernels: list[Kernel] = []
-    calls: list[Call] = []
-    view = operand_view(b, problem.values[b.buffer].shape, form.b_axes) if b.buffer in problem.constants else None
-    storage = {packed: Storage(value, layout) if view is None else Storage(value, layout, b.buffer, view)}
-    stored = problem.with_storage(storage)
-    if view is None:
-        copy = Region(packed, "map", (), (Step(packed, sizes, form.b_axes, (b,)),), (b.buffer,), (packed,))
-        lowered = lower_map(replace(stored, region=copy), LoopSchedule(schedule.lanes))
-        kernels += lowered.kernels
-        calls += lowered.calls
-    body = _Blocks(region, form, facts, schedule, packed, layout).parts()
-    roles = {form.source: "A", packed: f"B in panels of {TILE_CHANNELS}, pairs of steps"}
+    b = packed_pairs(problem, form.found.b, form.b_axes, len(form.leading), TILE_CHANNELS, schedule.lanes)
+    body = _Blocks(region, form, facts, schedule, b).parts()
+    roles = {form.source: "A", b.buffer: f"B in panels of {TILE_CHANNELS}, pairs of steps"}
     header = f"{described(problem)}\n{schedule}"
-    kernel, arguments = assemble("amx", body, stored, region.outputs, header=header, roles=roles)
-    return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call.of(kernel, arguments)), storage)
+    kernel, arguments = assemble("amx", body, problem.with_storage(b.storage), region.outputs, header=header, roles=roles)
+    return Lowered(region, str(schedule), (*b.kernels, kernel), (*b.calls, Call.of(kernel, arguments)), b.storage)
 
 
 @dataclass(frozen=True)
@@ -225,8 +177,7 @@ class _Blocks:
     form: AmxForm
     facts: CpuAmxFacts
     schedule: CpuAmxSchedule
-    packed: str
-    packed_layout: Layout
+    b: SecondFactor
 
     @property
     def run(self) -> int:
@@ -329,8 +280,8 @@ class _Blocks:
 
     def _b_offset(self, panel: Expr) -> Expr:
         """The offset of a panel of B."""
-        index: list[Expr] = [*self.form.leading, *(ZERO for _ in self.form.b_axes[len(self.form.leading) : -1]), panel * TILE_CHANNELS]
-        return self.packed_layout.offset(index)
+        first: dict[Var, Expr] = {axis: ZERO for axis in self.form.b_axes[len(self.form.leading) : -1]}
+        return substitute(self.b.offset, {**first, self.form.n: panel * TILE_CHANNELS})
 
     def _step(self, bases: Sequence[Expr], panels: Sequence[Expr], chunk: Expr) -> Statement:
         """One chunk of the reduction."""
@@ -344,7 +295,7 @@ class _Blocks:
         weights = (number * form.depth + chunk * form.chunk) * TILE_CHANNELS
         result: list[Statement] = []
         for j, panel in enumerate(panels):
-            result.append(tiles.load(self._b(j), self.packed, panel + weights, 2 * TILE_CHANNELS))
+            result.append(tiles.load(self._b(j), self.b.buffer, panel + weights, 2 * TILE_CHANNELS))
         for i, base in enumerate(bases):
             result.append(tiles.load(self._a(i), form.source, base + place, distance))
             result += [tiles.multiply(self._sums(i, j), self._a(i), self._b(j)) for j in range(s.channel_tiles)]
@@ -407,4 +358,4 @@ class _Blocks:
         return If(compare("le", channel + TILE_CHANNELS, index_const(self.facts.n)), block(*vectors), singly)
 
 
-__all__ = ["AmxForm", "amx_form", "lower_amx", "packed_pairs"]
+__all__ = ["AmxForm", "amx_form", "lower_amx"]

@@ -16,30 +16,30 @@ through a small buffer. Padding costs nothing if A has a zeroed halo.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import merge_axes
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import expression_flops, guarded_load
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, loads, substitute
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
+from tilewright.ir.expr import ZERO, Apply, Const, Expr, Var, coefficient, index_const, loads
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered
-from tilewright.kernels.cpu.common import common_origin, loops
+from tilewright.kernels.cpu.common import loops
 from tilewright.kernels.cpu.contraction.nest import Nest
+from tilewright.kernels.cpu.contraction.pairs import PairedNest, packed_pairs
+from tilewright.kernels.cpu.contraction.products import PairProducts, Products, VectorProducts
 from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
-from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, CpuContractionSchedule
-from tilewright.kernels.cpu.contraction.tile_stores import Pixels, TileStores, over_pixels
+from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, CpuContractionSchedule, CpuPairsSchedule
+from tilewright.kernels.cpu.contraction.tile_stores import Pixels, TileStores
 
 LINE_BYTES = 64
 """Bytes of a cache line."""
-SHORT = 8
-"""Iterations of the innermost loop below which merging it with the next loop measured faster (gcc 12, 7 x 7 filters)."""
 
 
 def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
@@ -77,17 +77,34 @@ def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
 
 def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSchedule, machine: Machine) -> Lowered:
     """Kernels of a contraction: one that copies B into panels, if needed, and the tiled product."""
-    found = nest.found
-    leading = depends_on(found, (*nest.batch, *nest.n_outer))
-    b = second_factor(problem, found, nest.n, leading, schedule)
+    leading = depends_on(nest.found, (*nest.batch, *nest.n_outer))
+    b = second_factor(problem, nest.found, nest.n, leading, schedule)
+    role = f"B in panels of {schedule.panel}" if b.layout is not None else "B"
+    return _lowered(problem, nest, schedule, machine, b, role, lambda panel: VectorProducts(nest, schedule, panel, b))
+
+
+def lower_pairs(problem: Problem, form: PairedNest, schedule: CpuPairsSchedule, machine: Machine) -> Lowered:
+    """Kernels of a contraction of bfloat16 in pairs: one that copies B into panels, unless it is constant, and the tiled product."""
+    nest = form.nest
+    leading = depends_on(nest.found, (*nest.batch, *nest.n_outer))
+    b = packed_pairs(problem, nest.found.b, (*leading, *form.ordered, nest.n), len(leading), schedule.panel, schedule.lanes)
+    role = f"B in panels of {schedule.panel}, pairs of steps"
+    return _lowered(problem, nest, schedule, machine, b, role, lambda panel: PairProducts(form, schedule, panel, b))
+
+
+def _lowered(
+    problem: Problem, nest: Nest, schedule: CpuContractionSchedule, machine: Machine, b: SecondFactor, role: str, products: Callable[[Var], Products]
+) -> Lowered:
+    """The kernels with these products for the panel that a variable numbers."""
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
     stores = TileStores(problem.region.outputs[0], nest, schedule, panel)
     axis = _tile_axis(nest, schedule)
-    tile = _Tile(nest, schedule, panel, b, stores, axis, _tiles_of_image(nest, axis), level_2.bytes // 2 if level_2 is not None else 0)
+    prefetched = level_2.bytes // 2 if level_2 is not None else 0
+    tile = _Tile(nest, schedule, panel, b, products(panel), stores, axis, _tiles_of_image(nest, axis), prefetched)
     body = _outer_loops(nest, schedule, panel, tile)
     header = f"{described(problem)}\n{schedule}"
-    roles = {**{load.buffer: "A" for load in loads(found.a)}, b.buffer: f"B in panels of {schedule.panel}" if b.layout is not None else "B"}
+    roles = {**{load.buffer: "A" for load in loads(nest.found.a)}, b.buffer: role}
     kernel, arguments = assemble("contraction", body, problem.with_storage(b.storage), problem.region.outputs, header=header, roles=roles)
     return Lowered(problem.region, str(schedule), (*b.kernels, kernel), (*b.calls, Call.of(kernel, arguments)), b.storage)
 
@@ -166,6 +183,7 @@ class _Tile:
     schedule: CpuContractionSchedule
     panel: Var
     b: SecondFactor
+    products: Products
     stores: TileStores
     tile: Var  # the parallel loop over tile rows (or columns) inside the loop over panels
     tiles: int  # of one image along it
@@ -179,49 +197,19 @@ class _Tile:
         k = Var("k", size)
         start: list[Statement] = [Allocate(Buffer("acc", dtype, size * lanes, "register", lanes))]
         start.append(For(k, index_const(size), Store("acc", k * lanes, zero), "unroll"))
-        reduced, (element, base, step) = self._reduced()
-        inner: Statement = block(self._accumulate(pixels, element, base, step))
-        for axis in reversed(reduced):
+        inner: Statement = block(self.products.loaded(), self._prefetch(), self.products.added(pixels))
+        for axis in reversed(self.products.axes):
             inner = For(axis, index_const(axis.extent or 0), inner)
         return block(start, inner, self.stores.store(pixels))
 
-    def _reduced(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
-        """The axes of the reduction loops; and, as functions of them, A's element, the offset of B's vectors and the step number. A short innermost
-        loop is merged with the next if both factors are contiguous over the two, as with a large filter over an image of three channels."""
-        start = substitute(self.b.offset, {self.nest.n: self.panel * self.schedule.panel})
-        step: Expr = ZERO
-        for axis in self.nest.found.r:
-            step = step * (axis.extent or 1) + axis
-
-        def short(outer: Var, inner: Var) -> bool:
-            return (inner.extent or 0) < SHORT and (outer.extent or 0) * (inner.extent or 0) >= 2 * SHORT
-
-        return merge_axes(self.nest.found.r, [self.nest.a, start, step], short)
-
-    def _accumulate(self, pixels: Pixels, element: Expr, base: Expr, step: Expr) -> list[Statement]:
-        """One step of the reduction: acc[row][column][v] += A[row, column] * B[v]. `element`, `base` and `step` come from `_reduced`."""
-        lanes, vectors, dtype = self.schedule.lanes, self.schedule.vectors, self.nest.dtype
-        i, j, v = Var("i", pixels.rows), Var("j", pixels.columns), Var("v", vectors)
-        weight = Load("b", (v * lanes,), dtype, lanes)
-        result: list[Statement] = [Allocate(Buffer("b", dtype, vectors * lanes, "register", lanes))]
-        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.b.buffer, (base + v * lanes,), dtype, lanes)), "unroll"))
-        pixel = Var("a", None, dtype)
-        at = (i * pixels.columns + j) * (vectors * lanes) + v * lanes
-        old = Load("acc", (at,), dtype, lanes)
-        update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), dtype, lanes)), dtype, lanes))
-        start, value = common_origin(self.nest.at(element, pixels.row + i, pixels.column + j), (i, j))
-        body: Statement = block(Let(pixel, value), For(v, index_const(vectors), update, "unroll"))
-        return [*result, *self._prefetch(step), *start, over_pixels(body, i, j)]
-
-    def _prefetch(self, step: Expr) -> list[Statement]:
+    def _prefetch(self) -> list[Statement]:
         """Prefetches the next panel while the tiles of one panel are computed: each tile fetches its share, one cache line per step."""
-        steps_of_tile = self.nest.found.size_r
+        steps_of_tile, step_bytes = self.products.steps, self.schedule.panel * self.products.element_bytes
         element = size_of(self.b.dtype)
-        line_of = LINE_BYTES // element
-        lines = self.schedule.panel * steps_of_tile // line_of
+        lines = step_bytes * steps_of_tile // LINE_BYTES
         large = self.b.layout is not None and self.b.layout.size * element > self.prefetched_bytes
-        if self.schedule.order != "n" or not large or not 2 <= self.tiles <= 16 or self.schedule.panel % line_of:
+        if self.schedule.order != "n" or not large or not 2 <= self.tiles <= 16 or step_bytes % LINE_BYTES:
             return []
-        shares = min(self.tiles, self.schedule.panel // line_of)
-        line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
-        return [prefetch(self.b.buffer, line * line_of)]
+        shares = min(self.tiles, step_bytes // LINE_BYTES)
+        line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + self.products.step
+        return [prefetch(self.b.buffer, line * (LINE_BYTES // element))]

@@ -1,25 +1,31 @@
-"""The schemas of sums of products in register tiles: with weights packed in float32, or in their 16-bit type."""
+"""The schemas of sums of products in register tiles: with weights packed in float32, or in their 16-bit type, and of pairs of bfloat16."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilewright.codegen.intrinsics.amx import FACTOR
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import NARROW_FLOATS, size_of
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.contraction.counts import contraction_counts
 from tilewright.kernels.cpu.contraction.estimate import contraction_estimate
 from tilewright.kernels.cpu.contraction.features import contraction_features
 from tilewright.kernels.cpu.contraction.joining import join_decision
-from tilewright.kernels.cpu.contraction.lower import contraction_facts, lower_contraction
+from tilewright.kernels.cpu.contraction.lower import contraction_facts, lower_contraction, lower_pairs
 from tilewright.kernels.cpu.contraction.nest import Nest, flat_nest
+from tilewright.kernels.cpu.contraction.pairs import PairedNest, paired
 from tilewright.kernels.cpu.contraction.space import (
+    ACROSS_N,
     CONSTANT,
     CpuContractionFacts,
     CpuContractionSchedule,
     CpuNarrowSchedule,
+    CpuPairsSchedule,
     cpu_contraction_space,
     schedule_of,
 )
@@ -71,4 +77,47 @@ def narrow_schedule(axes: Mapping[str, int], machine: Machine) -> CpuNarrowSched
 
 NARROW_WEIGHTS = replace(
     CONTRACTION, name="narrow weights", schedule=CpuNarrowSchedule, match=match_narrow, made=narrow_schedule, features=None, joins=None
+)
+
+
+def match_pairs(problem: Problem, machine: Machine) -> Form[CpuContractionFacts, PairedNest]:
+    """The form of products of pairs, whose facts count pairs as elements. Raises Unsuitable like `paired`."""
+    form = match(problem, machine)
+    nest = paired(problem, form.parts, machine)
+    pair = 2 * size_of(FACTOR)
+    b = CONSTANT if form.facts.b == CONSTANT else ACROSS_N  # what is computed is packed first
+    b_bytes = form.facts.b_bytes // (form.facts.element_bytes * form.facts.r) * pair * nest.steps
+    return Form(replace(form.facts, r=nest.steps, element_bytes=pair, b_bytes=b_bytes, b=b), nest)
+
+
+def multiplying_pairs(machine: Machine) -> Machine:
+    """The machine with the rate of products of pairs as that of its multiply-adds: where no peak of bfloat16 tells it, or that of tile registers, one
+    vector a cycle."""
+    known = "amx_bf16" not in machine.isa and "bf16" in machine.peak_flops
+    ports = machine.fma_ports * machine.peak_flops["bf16"] / (2 * machine.peak_flops["fp32"]) if known else 1.0
+    return replace(machine, fma_ports=ports)
+
+
+def pairs_counts(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> Counts:
+    counts = contraction_counts(facts, candidates, machine)
+    return replace(counts, flops=counts.flops + (counts.flops - facts.row_operations))  # a pair is two multiply-adds
+
+
+def pairs_schedule(axes: Mapping[str, int], machine: Machine) -> CpuPairsSchedule:
+    plain = schedule_of(machine.vector_lanes(), **axes)
+    return CpuPairsSchedule(plain.tile_rows, plain.tile_columns, plain.vectors, plain.lanes, plain.order)
+
+
+PAIRS = Schema(
+    name="pairs",
+    kinds=("contraction",),
+    schedule=CpuPairsSchedule,
+    match=match_pairs,
+    space=lambda facts, machine, options: cpu_contraction_space(facts, machine),
+    counts=pairs_counts,
+    estimate=lambda facts, candidates, counts, machine, options: contraction_estimate(
+        facts, candidates, counts, multiplying_pairs(machine), options.threads
+    ),
+    lower=lambda problem, form, schedule, machine: lower_pairs(problem, form.parts, schedule, machine),
+    made=pairs_schedule,
 )

@@ -69,6 +69,14 @@ class CpuNarrowSchedule(CpuContractionSchedule):
         return f"{super().__str__()}, weights of 16 bits"
 
 
+@dataclass(frozen=True)
+class CpuPairsSchedule(CpuContractionSchedule):
+    """The same tiles of products of pairs of bfloat16."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, pairs of bfloat16"
+
+
 ORDERS = ("n", "m")
 VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 
