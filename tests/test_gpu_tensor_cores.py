@@ -35,7 +35,7 @@ from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 from tilewright.tuning.problems import convolution_problem
 
-H200, A100, RTX4090, V100 = map(machine, ("h200", "a100", "rtx4090", "v100"))
+H200, A100, RTX4090, RTX2080, V100 = map(machine, ("h200", "a100", "rtx4090", "rtx2080", "v100"))
 
 
 def with_schedule(pick: Callable[[int], int] | TensorCoreSchedule, used: list[TensorCoreSchedule], numerics: Numerics = USUAL) -> Chooser:
@@ -218,7 +218,7 @@ def chosen(module: nn.Module, inputs: Sequence[torch.Tensor], target: Machine) -
 
 def test_they_are_chosen_where_they_pay() -> None:
     layer, x = nn.Linear(512, 512), torch.zeros(1024, 512)
-    for target, name in ((H200, "warpgroups"), (A100, "tensor cores"), (RTX4090, "tensor cores")):
+    for target, name in ((H200, "warpgroups"), (A100, "tensor cores"), (RTX4090, "tensor cores"), (RTX2080, "tensor cores")):
         assert set(chosen(layer.half(), (x.half(),), target)) == {name}, target.name
     assert "tensor cores" not in chosen(layer.half(), (x.half(),), V100)
     assert "tensor cores" not in chosen(layer.float(), (x,), H200)
@@ -237,8 +237,13 @@ def test_what_is_no_product_of_stored_values_is_refused() -> None:
     planned(nn.Sequential(nn.Linear(24, 16), nn.Softmax(-1)).half(), (torch.zeros(19, 24).half(),), A100, chooser)
     with pytest.raises(Unsuitable, match="rows of the result are reduced"):
         TENSOR_CORES.match(problems[-1], H200)
-    with pytest.raises(Unsuitable, match="needs sm_80"):
+    planned(nn.Linear(24, 16).half(), (torch.zeros(19, 24).half(),), A100, chooser)
+    with pytest.raises(Unsuitable, match="no mma.sync of f16 with float32 sums, which needs sm_75"):
         TENSOR_CORES.match(problems[-1], V100)
+    assert TENSOR_CORES.match(problems[-1], RTX2080).facts.copies is False
+    planned(nn.Linear(24, 16).bfloat16(), (torch.zeros(19, 24).bfloat16(),), A100, chooser)
+    with pytest.raises(Unsuitable, match="no mma.sync of bf16 with float32 sums, which needs sm_80"):
+        TENSOR_CORES.match(problems[-1], RTX2080)
     with pytest.raises(Unsuitable, match="not of one type"):
         TENSOR_CORES.match(mixed, H200)
     narrow = planned(nn.Conv2d(3, 16, 3).half(), (torch.zeros(1, 3, 9, 9).half(),), H200, chooser)
@@ -270,6 +275,21 @@ def test_compiled_code_has_the_instructions_and_no_spills(schedule: TensorCoreSc
         products = schedule.block_m * schedule.block_n * schedule.block_k // (16 * 8 * 16 * schedule.threads // 32)
         assert ptx.count("mma.sync.aligned.m16n8k16") == products and "ldmatrix" in ptx
         assert ("cp.async.cg.shared.global" in ptx) == (schedule.stages > 1)
+
+
+@pytest.mark.parametrize("schedule", [TensorCoreSchedule(64, 64, 32, 2, 2, 1), TensorCoreSchedule(32, 8, 16, 2, 1, 1)], ids=str)
+def test_turing_multiplies_halves(schedule: TensorCoreSchedule) -> None:
+    """Products of 16 are two of 8 there, tiles are filled through registers, and an odd column is two matrices, with valid addresses of all lanes."""
+    torch.manual_seed(0)
+    module, inputs = nn.Sequential(nn.Conv2d(24, 40, 3, padding=1), nn.ReLU()).half(), (torch.randn(2, 24, 9, 11).half(),)
+    program = planned(module, inputs, RTX2080, with_schedule(schedule, []))
+    check(module, inputs, program)
+    (made,) = (lowered for lowered in program.regions if lowered.schedule == str(schedule))
+    text = print_cuda(made.kernels)
+    passed, log = cuda_binary(text, RTX2080.architecture)
+    outcome, ptx, _ = NvrtcCompiler.find(RTX2080).translated(SourceFile("products", text, "cuda", (made.kernels[0].name,)))
+    assert passed and outcome.succeeded, log
+    assert "m16n8k8" in ptx and "m16n8k16" not in ptx and "ldmatrix" in ptx and "cp.async" not in ptx
 
 
 @pytest.mark.parametrize("block_k", [16, 32, 64])

@@ -46,7 +46,7 @@ from tilewright.toolchain.compilers import NvrtcCompiler
 from tilewright.tuning.trials import Job, Trials
 from tilewright.zoo import bert
 
-H200, A100, V100 = map(machine, ("h200", "a100", "v100"))
+H200, A100, V100, RTX2080 = map(machine, ("h200", "a100", "v100", "rtx2080"))
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 ERRORS = {"f16": 2.0**-9, "bf16": 2.0**-6, "tf32": 2.0**-8}
@@ -121,6 +121,19 @@ def test_results_are_pytorchs(name: str, kind: str) -> None:
     ranking = ranking_of(case, kind)
     for number in range(2):
         check_case(case, picked(ranking, Random(f"{name} {number}")), kind)
+
+
+def test_turing_has_attention_in_float16() -> None:
+    for name in ("plain", "odd sizes", "causal"):
+        case = case_of(*CASES[name], "f16")
+        ranking = ranking_of(case, "f16", RTX2080)
+        assert set(ranking.parts[-1].candidates["stages"]) == {1}
+        schedule = picked(ranking, Random(name))
+        check_case(case, schedule, "f16", RTX2080)
+        passed, log = cuda_binary(print_cuda(lower(case.problem, schedule, RTX2080).kernels), RTX2080.architecture)
+        assert passed, log
+    with pytest.raises(Unsuitable, match="no mma.sync of bf16 with float32 sums, which needs sm_80"):
+        TENSOR_ATTENTION.match(case_of(*CASES["plain"], "bf16").problem, RTX2080)
 
 
 @EACH_KIND
@@ -283,7 +296,7 @@ def test_shared_memory_has_no_bank_conflicts(kind: str, size: int) -> None:
 
 def test_what_tensor_cores_cannot_do_is_refused() -> None:
     case = case_of(*CASES["plain"], "f16")
-    with pytest.raises(Unsuitable, match="needs sm_80"):
+    with pytest.raises(Unsuitable, match="needs sm_75"):
         TENSOR_ATTENTION.match(case.problem, V100)
     kept = replace(case, values={name: replace(value, dtype="f32") if name in case.region.outputs else value for name, value in case.values.items()})
     with pytest.raises(Unsuitable, match="not stored in one type"):

@@ -19,6 +19,7 @@ class TensorCores:
 
 
 TENSOR_CORES = {
+    (7, 5): TensorCores(33.0, 1.0, "assumed: two products of m16n8k8 take as long as one of m16n8k16 on 8.0"),
     (8, 0): TensorCores(33.0, 1.0, named.LUO),
     (8, 6): TensorCores(33.0, 1.0, f"assumed: as of 8.0 in {named.LUO}"),
     (8, 7): TensorCores(33.0, 1.0, f"assumed: as of 8.0 in {named.LUO}"),

@@ -88,6 +88,8 @@ def _shapes() -> dict[str, Shape]:
 
 SHAPES = _shapes()
 """The shapes by the type of the factors."""
+FIRST = {"tf32": "sm_80", "f16": "sm_75", "bf16": "sm_80"}
+"""The first architecture with products of such factors."""
 
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -104,7 +106,8 @@ def is_product(intrinsic: Intrinsic) -> bool:
 
 
 def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: bool = False) -> Invoke:
-    """Loads `count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m. A lane receives register lane % 4 of row
+    """Loads `count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m; those of the other lanes are not read, but
+    valid on Turing. A lane receives register lane % 4 of row
     lane / 4 of every matrix; if `transposed` (16 bits only), of the transposed matrix."""
     return Invoke(_ldmatrix(dtype, count, transposed), (target, source))
 
@@ -143,8 +146,16 @@ def _mma(kind: str) -> Intrinsic:
     outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(d))
     inputs = ", ".join(f'"r"({register_word(factor, shape.stored)})' for factor in factors)
     held = register_type(shape.stored)
+    whole = f'"mma.sync.aligned.{name}.row.col.f32.{kind}.{kind}.f32 {lists[0]}, {lists[1]}, {lists[2]}, {lists[0]};"'
+    if kind == "f16":  # Turing has the halves, whose registers are those of the whole one after another
+        halves = [[part[half * len(part) // 2 : (half + 1) * len(part) // 2] for part in (registers[d:at], registers[at:])] for half in (0, 1)]
+        parts = "".join(
+            f"mma.sync.aligned.m{M}n{N}k{shape.depth // 2}.row.col.f32.f16.f16.f32 "
+            f"{lists[0]}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {lists[0]};" for a, b in halves
+        )  # fmt: skip
+        whole = f'\n#if __CUDA_ARCH__ >= 800\n        {whole}\n#else\n        "{parts}"\n#endif\n       '
     source = f"""{_QUALIFIER} void tw_mma_{kind}(float *sums, const {held} *a, const {held} *b) {{
-    asm volatile("mma.sync.aligned.{name}.row.col.f32.{kind}.{kind}.f32 {lists[0]}, {lists[1]}, {lists[2]}, {lists[0]};"
+    asm volatile({whole}
                  : {outputs}
                  : {inputs});
 }}"""
@@ -155,7 +166,7 @@ def _mma(kind: str) -> Intrinsic:
             return shape.sums.of((shape.sums.matrix(sums).astype(np.float64) + left @ right).astype(np.float32))
 
     text = {"CUDA": Text(f"tw_mma_{kind}({{sums}}, {{a}}, {{b}});", f"tw_mma_{kind}", source)}
-    return Intrinsic(f"mma {name} {kind}", "warp", operands, meaning, text, f"mma.{name}.{kind}", ("sm_80",))
+    return Intrinsic(f"mma {name} {kind}", "warp", operands, meaning, text, f"mma.{name}.{kind}", (FIRST[kind],))
 
 
 @lru_cache(maxsize=16)
@@ -185,8 +196,7 @@ def _ldmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
         return matrices.reshape(count, LANES["warp"], packed).swapaxes(0, 1).reshape(LANES["warp"], count * packed)
 
     text = {"CUDA": Text(f"{function}({{target}}, {{source}});", function, source)}
-    requires = ("sm_75",) if count == 4 else ("sm_80",)  # earlier machines require valid addresses from the other lanes too
-    return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", requires)
+    return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", ("sm_75",))
 
 
 def _nearest(value: Array) -> Array:

@@ -16,17 +16,18 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.attention_form import SCORE, AttentionFacts, AttentionForm, loaded_width
 from tilewright.kernels.gpu.attention.schema import ATTENTION
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
-from tilewright.kernels.gpu.tensor_cores.factors import Factors
+from tilewright.kernels.gpu.tensor_cores.factors import Factors, check_multiplies, copies_asynchronously
 from tilewright.kernels.schema import Form, form_of
 
 
 @dataclass(frozen=True)
 class TensorAttentionFacts(Factors):
     """The sizes, with vectors of up to 16 bytes, stores of pairs, and without operations on logits where these are the scores; and the type of the
-    factors, a key of `mma.SHAPES`."""
+    factors, a key of `mma.SHAPES`. asynchronous: whether the machine copies to shared memory asynchronously."""
 
     attention: AttentionFacts
     kind: str
+    asynchronous: bool = True
 
     @property
     def r(self) -> int:
@@ -41,7 +42,7 @@ class TensorAttentionFacts(Factors):
     @property
     def copies(self) -> bool:
         """Whether asynchronous copies can bring keys and values to shared memory."""
-        return min(self.attention.k_vector, self.attention.v_vector) * self.element_bytes >= COPIED_BYTES[0]
+        return self.asynchronous and min(self.attention.k_vector, self.attention.v_vector) * self.element_bytes >= COPIED_BYTES[0]
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,11 @@ def tensor_attention_form(problem: Problem, machine: Machine) -> Form[TensorAtte
     if isinstance(found, Unsuitable):
         raise Unsuitable(str(found))
     attention = found.parts
-    if not machine.has("sm_80"):
-        raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
     types = {*attention.stored, problem.values[attention.output].dtype}
     kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == types), None)
     if kind is None or attention.dtype != FLOAT32:
         raise Unsuitable("keys, values and results are not stored in one type, float32 or of 16 bits")
+    check_multiplies(machine, kind)
     q, scale = _without_scale(attention.q)
     bare = scale > 0 and _is_bare(attention.logit)
     scaled = {} if bare else {SCORE: Load(SCORE, (index_const(0),), FLOAT32) * scale}
@@ -88,7 +88,7 @@ def tensor_attention_form(problem: Problem, machine: Machine) -> Form[TensorAtte
         store_vector=widest(attention.element, attention.d[-1], layouts, attention.offset, 2),
     )
     sizes = replace(sizes, logit_flops=0.0 if bare and isinstance(seen, Load) else expression_flops(logit))
-    facts = TensorAttentionFacts(sizes, kind)
+    facts = TensorAttentionFacts(sizes, kind, copies_asynchronously(machine))
     return Form(facts, TensorAttentionForm(replace(attention, facts=sizes), facts, scale if bare else 1.0, bare))
 
 

@@ -15,21 +15,23 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
-from tilewright.kernels.gpu.tensor_cores.factors import Factors
+from tilewright.kernels.gpu.tensor_cores.factors import Factors, check_multiplies, copies_asynchronously
 from tilewright.kernels.schema import Form, form_of
 
 
 @dataclass(frozen=True)
 class TensorCoreFacts(Factors):
-    """The sizes of a product, whose factors are read in vectors of up to 16 bytes, and the type of its factors, a key of `mma.SHAPES`."""
+    """The sizes of a product, whose factors are read in vectors of up to 16 bytes, and the type of its factors, a key of `mma.SHAPES`. asynchronous:
+    whether the machine copies to shared memory asynchronously."""
 
     product: ContractionFacts
     kind: str
+    asynchronous: bool = True
 
     @property
     def copies(self) -> bool:
         """Whether asynchronous copies can bring both factors to shared memory."""
-        return self.product.a.plain and self.product.b.plain
+        return self.asynchronous and self.product.a.plain and self.product.b.plain
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,14 @@ def tensor_core_form(problem: Problem, machine: Machine) -> Form[TensorCoreFacts
     if isinstance(found, Unsuitable):
         raise Unsuitable(str(found))
     product = found.parts
-    if not machine.has("sm_80"):
-        raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
     if product.row_stages:
         raise Unsuitable("rows of the result are reduced, which tiles of fragments do not hold")
     stored = {product.stored(product.b), *_first_types(problem, product)}
     kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == stored), None)
     if kind is None or product.dtype != FLOAT32 or guarded_load(product.b) is None:
         raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
-    facts = TensorCoreFacts(with_wide_vectors(product.facts), kind)
+    check_multiplies(machine, kind)
+    facts = TensorCoreFacts(with_wide_vectors(product.facts), kind, copies_asynchronously(machine))
     return Form(facts, TensorCoreForm(product, facts))
 
 

@@ -98,10 +98,11 @@ class WarpTile:
         if size_of(stored) == 2 or tile.deep:
             vector = ROW_BYTES // size_of(stored)
             # lane 8 i + j gives the address of row j of matrix i; the order of the matrices is that of the fragment's registers
-            matrix, row = self.lane // 8, self.lane % 8
+            matrices = size * size_of(stored) // REGISTER_BYTES
+            lane = self.lane % (8 * matrices)  # the other lanes' addresses are valid too
+            matrix, row = lane // 8, self.lane % 8
             along_own, along_k = (matrix % 2 * 8, matrix // 2 * vector) if is_a else (matrix // 2 * 8, matrix % 2 * vector)
             own, k = (own + along_own + row, k + along_k) if tile.deep else (own + along_own, k + along_k + row)
-            matrices = size * size_of(stored) // REGISTER_BYTES
             loads: list[Statement] = [ldmatrix(stored, matrices, Place(name, first), Place(tile.tile, buffer + tile.at(own, k)), not tile.deep)]
             values = [Load(name, (first + number,), stored) for number in range(size)]
         else:
