@@ -29,6 +29,9 @@ def summary_lines(plan: Plan, title: str = "", width: int = WIDTH) -> Iterator[s
     if measured:
         total, predicted = (sum(times) for times in zip(*((row.seconds, row.predicted_seconds) for row in measured), strict=True))
         yield f"  measured {seconds_text(total)} in {number_of(len(measured), 'region')}, predicted {seconds_text(predicted)}"
+    if plan.partitions:
+        chosen = next((partition.text for partition in plan.partitions if partition.taken), "")
+        yield clipped(f"  of {number_of(len(plan.partitions), 'partition')} measured as a whole: {chosen}", width)
     hottest = plan.hottest(HOTTEST)
     if hottest:
         yield f"  hottest: {percent(sum(row.seconds for row in hottest), plan.seconds)} of the time in {number_of(len(hottest), 'region')}"
