@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from tilewright.errors import (
-    InvalidArtifact,
     InvalidInput,
     InvalidModel,
     KernelFailed,
@@ -37,10 +36,10 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
-from tilewright.ir.region import MergeDecision, Program
+from tilewright.ir.region import Program
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.models import inputs_of, resolve
-from tilewright.partition.merges import BY_MERGES, Memory, Policy
+from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
 from tilewright.runtime.buffers import SharedConstants
@@ -52,11 +51,9 @@ from tilewright.stages import Progress, Stages
 from tilewright.system.collection import collection_paused
 from tilewright.toolchain import Binary, Early, SourceFile, compile_kernels
 from tilewright.tuning.choices import remembered
-from tilewright.tuning.partition_trials import Measurer, WholeOutcome, measured
-from tilewright.tuning.partitions import CHOSEN, Network, network_key, network_text
-from tilewright.tuning.partitions import compared as compared_partitions
+from tilewright.tuning.partitions import Network, Planning, fastest
 from tilewright.tuning.records import Records
-from tilewright.tuning.tuning import chooser_for, distinct_problems, recorded_as, tune
+from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
 
 @dataclass(frozen=True)
@@ -275,6 +272,15 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
+    names, defaults = _parameters(module), _defaults(module)
+
+    def image(program: Program, whole: bool) -> Image | str:
+        """The image of a program that trials measure, or why there is none; not for lack of a kernel unless it has to be `whole`."""
+        binaries, faults = binaries_of(program, machine, lambda *_: None)
+        if faults and whole:
+            return f"a kernel does not compile: {next(iter(faults.values())).splitlines()[0]}"
+        return image_of(without_kernels(program, faults), imported, machine, binaries, None, names, defaults)
+
     with Early(machine) as early:
 
         def begin(kernels: Sequence[Kernel]) -> None:
@@ -286,21 +292,22 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
 
         with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
             stored = remembered(numerics)
-            planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
-            planned = partial(planned, recorded=recorded, updates=imported.updates)
+            fixed = (graph, machine, request.threads, chooser, request.precision, numerics, stored)
+            planned = partial(plan_program, *fixed, recorded=recorded, updates=imported.updates)
             memory = memory or Memory()
             before = memory.copied()
             with collection_paused():
                 program = planned(stages=stages, memory=memory, ready=ready, as_before=as_before)
             if recorded is not None and not as_before:
+                network = Network(graph, machine, request.threads, request.precision, numerics, tuple(imported.updates))
+                planning = Planning(planned, before, memory)
                 with stages.stage("partitions"):
-                    program = compared_as_a_whole(program, graph, imported, request, partial(planned, stages=None), before, memory, stages.report)
+                    program = fastest(network, program, planning, image, request.trials, request.records, partial(stages.report, "partitions"))
         with stages.stage("compile"):
             program, binaries = build(program, machine, stages.report, early)
     live = module if isinstance(module, torch.nn.Module) else None
 
     def executable(program: Program, binaries: Sequence[Binary]) -> Executable:
-        names, defaults = _parameters(module), _defaults(module)
         texts = _texts(program, machine)
         made = executable_of(program, imported, machine, binaries, texts, live, names, request.threads, defaults, request.check, shared)
         made.compile_seconds = stages.seconds
@@ -312,55 +319,6 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     stages.report("packing")
     with stages.stage("packing"):
         return contained("the model", "all of it runs through PyTorch", lambda: executable(program, binaries), without_any)
-
-
-def compared_as_a_whole(
-    chosen: Program,
-    graph: Graph,
-    imported: Imported,
-    request: Request,
-    planned: Callable[..., Program],
-    before: Memory,
-    memory: Memory,
-    progress: Progress,
-) -> Program:
-    """The program of the partition that was measured to be fastest as a whole (`tuning.partitions`), measured first if trials are asked for.
-    `planned` plans the graph with a memory, which was `before` when `chosen` was planned; `memory` is that of the program in the end."""
-    machine, numerics = request.machine, request.numerics
-    memories: dict[Policy, Memory] = {BY_MERGES: memory}
-
-    def plan(policy: Policy) -> Program:
-        memories[policy] = before.copied()
-        with collection_paused():
-            return planned(memory=memories[policy], policy=policy)
-
-    def measure(programs: Sequence[Program]) -> list[WholeOutcome]:
-        names, defaults = _parameters(request.module), _defaults(request.module)
-        images: list[Image | str] = []
-        for number, program in enumerate(programs):
-            binaries, failures = binaries_of(program, machine, lambda *_: None)
-            if failures and number:
-                images.append(f"a kernel does not compile: {next(iter(failures.values())).splitlines()[0]}")
-            else:
-                images.append(image_of(without_kernels(program, failures), imported, machine, binaries, None, names, defaults))
-        measurer = Measurer(machine, request.threads, numerics.tf32)
-        return measured(images, measurer, lambda done: progress("partitions", done, len(programs)))
-
-    def compared() -> tuple[Policy, Program]:
-        try:
-            key = network_key(graph, request.precision, numerics, imported.updates)
-        except InvalidArtifact as error:  # none of its programs could be stored for the process that measures
-            said = MergeDecision(chosen.graph.outputs, True, f"{CHOSEN.name}, not compared with others: {error.cause}")
-            return BY_MERGES, replace(chosen, partitions=(said,)) if request.trials else chosen
-        measuring = request.trials > 0 and is_present(machine)
-        with Records(request.records, write=measuring) as records:
-            network = Network(key, network_text(graph), machine, recorded_as(machine, request.threads), plan, records)
-            return compared_partitions(network, chosen, request.trials, measure if measuring else None)
-
-    policy, program = contained("the model", "partitions of it are not compared", compared, lambda _: (BY_MERGES, chosen))
-    if policy != BY_MERGES:
-        memory.become(memories[policy])
-    return program
 
 
 def _given(module: Any, inputs: Sequence[Any] | None, batch: int | None) -> tuple[Any, tuple[Any, ...]]:

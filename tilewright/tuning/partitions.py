@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 
+from tilewright.errors import InvalidArtifact, contained
+from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import MergeDecision, Program, Ways
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.merges import BY_MERGES, CHAIN, MEASURED_LOSS, MergeKey, Policy, gains
+from tilewright.partition.merges import BY_MERGES, CHAIN, MEASURED_LOSS, Memory, MergeKey, Policy, gains
 from tilewright.runtime.encoding import encode_graph
+from tilewright.runtime.executable import Image
+from tilewright.system.collection import collection_paused
 from tilewright.text import number_of, seconds_text
 from tilewright.tuning.measurement import Measurement, now, printable
-from tilewright.tuning.partition_trials import WholeOutcome
+from tilewright.tuning.partition_trials import MEASURER, Measurer, WholeOutcome, measured
 from tilewright.tuning.problems import code_of, generator
 from tilewright.tuning.records import Records
 from tilewright.tuning.trials import TUNING_MODE
+from tilewright.tuning.tuning import recorded_as
 
 MOST = 4
 """Maximum partitions of a graph that are measured: each is planned, and its kernels compiled."""
@@ -47,7 +54,7 @@ class Partition:
         return json.dumps({"type": type(self).__name__, "policy": hashlib.sha256(repr(facts).encode()).hexdigest()[:20]})
 
 
-CHOSEN = Partition("as each merge's own times decide")
+CHOSEN = Partition("merges by their own times")
 
 
 def alternatives(search: Sequence[MergeDecision], most: int) -> list[Partition]:
@@ -65,7 +72,7 @@ def alternatives(search: Sequence[MergeDecision], most: int) -> list[Partition]:
     if any(decision.taken for decision in chains):
         add("without chains", Policy(refused=frozenset(map(_key, chains))))
     if any(d.ways is not None and d.ways.measured is not None and gains(*d.ways.measured) != gains(*d.ways.predicted) for d in known):
-        add("as predictions decide", Policy(predicted=True))
+        add("merges by predictions", Policy(predicted=True))
     alike: dict[tuple[bool, Ways], list[MergeDecision]] = {}
     for decision in known:
         assert decision.ways is not None
@@ -95,82 +102,146 @@ def _flipped(decisions: Sequence[MergeDecision], taken: bool) -> str:
     return f"{first.ways.kind if first.ways is not None else ''} {names}{others} {'apart' if taken else 'together'}"
 
 
-def network_key(graph: Graph, precision: str, numerics: Numerics, updates: Iterable[tuple[int, int]]) -> str:
-    """A digest of everything that determines the partitions of a graph besides the machine: its operators and sizes, without the values of its
-    constants, and the options."""
-    plain = encode_graph(graph, "", {})
-    for node in plain["nodes"]:
-        del node["place"]
-    facts = (json.dumps(plain, sort_keys=True), precision, repr(numerics), sorted(updates))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
-
-
-def network_text(graph: Graph) -> str:
-    """The graph in a few words."""
-    inputs = (f"{name} {'x'.join(map(str, graph.values[name].shape)) or 'scalar'}" for name in graph.inputs)
-    return f"network of {number_of(len(graph.nodes), 'operator')}; {'; '.join(inputs)}"[:MOST_TEXT]
-
-
 def program_code(program: Program) -> str:
     """A digest of the kernels of a program in the order of their calls, and of what runs through libraries and PyTorch."""
     parts = [code_of(lowered) or " ".join(node.operator for node in lowered.region.nodes) for lowered in program.regions]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
-Plan = Callable[[Policy], Program]
-"""Plans the graph under a policy."""
-Measure = Callable[[Sequence[Program]], Sequence[WholeOutcome]]
-"""The outcomes of programs that compute the graph, timed in turns."""
+Replan = Callable[..., Program]
+"""`partition.plan.plan_program` of a graph with all arguments but `memory`, `policy` and what does not change the plan."""
+ImageOf = Callable[[Program, bool], Image | str]
+"""The image of a program, or why there is none; with True also for a kernel that does not compile, whose region else runs through PyTorch."""
+Told = Callable[[int, int], object]
+"""Is called with the number of programs that were checked so far, and of all."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A graph to be planned for a machine: its `network_key`, the words that describe it, the machine's name in records (`tuning.recorded_as`),
-    and what plans it."""
+    """A graph that is planned for a machine, with the options that its plan depends on."""
 
-    key: str
-    described: str
+    graph: Graph
     machine: Machine
-    place: str
-    plan: Plan
-    records: Records
-    planned: dict[str, Program] = field(default_factory=dict)
-    """Programs by the texts of their partitions."""
+    threads: int
+    precision: str
+    numerics: Numerics
+    updates: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of everything that determines the partitions besides the machine: operators, sizes and options, without the values of constants.
+
+        Raises:
+            InvalidArtifact: if the graph cannot be stored.
+        """
+        plain = encode_graph(self.graph, "", {})
+        for node in plain["nodes"]:
+            del node["place"]
+        facts = (json.dumps(plain, sort_keys=True), self.precision, repr(self.numerics), self.updates)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
+
+    @property
+    def place(self) -> str:
+        """The name of the machine in records."""
+        return recorded_as(self.machine, self.threads)
+
+    def __str__(self) -> str:
+        inputs = (f"{name} {'x'.join(map(str, self.graph.values[name].shape)) or 'scalar'}" for name in self.graph.inputs)
+        return printable(f"network of {number_of(len(self.graph.nodes), 'operator')}; {'; '.join(inputs)}"[:MOST_TEXT])
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Plans of a graph, each partition's once. `before`: the memory of other sizes' plans without that of this graph; `memory`: with the plan that
+    the merges' own times choose, later with that which is taken."""
+
+    replan: Replan
+    before: Memory
+    memory: Memory
+    programs: dict[Policy, tuple[Program, Memory]] = field(default_factory=dict)
 
     def program(self, partition: Partition) -> Program:
-        if partition.text not in self.planned:
-            self.planned[partition.text] = self.plan(partition.policy)
-        return self.planned[partition.text]
+        """The program of a partition."""
+        if partition.policy not in self.programs:
+            memory = self.before.copied()
+            with collection_paused():
+                self.programs[partition.policy] = self.replan(memory=memory, policy=partition.policy), memory
+        return self.programs[partition.policy][0]
 
-    def turn(self, chosen: Program) -> list[Measurement]:
-        """What was measured in turns with a program that the merges' own times choose, which comes first; empty if it was not, or its code has
-        changed."""
-        standing = self.records.standing(self.key, self.place)
-        code = program_code(chosen)
-        own = next((entry for entry in standing if entry.schedule == CHOSEN.text and entry.code == code), None)
-        return [] if own is None else [own, *(entry for entry in standing if entry.date == own.date and entry is not own)]
+    def take(self, partition: Partition) -> None:
+        """Has the memory be that with this partition's plan."""
+        if partition.policy != BY_MERGES:
+            self.memory.become(self.programs[partition.policy][1])
 
 
-def compared(network: Network, chosen: Program, trials: int, measure: Measure | None) -> tuple[Policy, Program]:
-    """The program of the partition that was measured to be the fastest beyond noise, otherwise `chosen`, that of the merges' own times; with its
-    policy, and with what was measured. `trials`: the maximum number of partitions, as of a region's candidates; with `measure`, those that are not
-    in the records yet are measured first."""
+def fastest(
+    network: Network,
+    chosen: Program,
+    planning: Planning,
+    image: ImageOf,
+    trials: int,
+    path: str | Path | None,
+    tell: Told,
+    command: Sequence[str] = MEASURER,
+) -> Program:
+    """The program of the partition that was measured to be the fastest beyond noise, otherwise `chosen`, that of the merges' own times; with what was
+    measured.
+
+    `trials`: the maximum number of partitions, as of a region's candidates; those that the records at `path` lack are measured first, if the machine
+    is here. `command`: of the process that measures.
+
+    Raises:
+        CacheError: for records that cannot be used.
+    """
+
+    def measure(programs: Sequence[Program]) -> list[WholeOutcome]:
+        images = [image(program, number > 0) for number, program in enumerate(programs)]
+        measurer = Measurer(network.machine, network.threads, network.numerics.tf32, command=command)
+        return measured(images, measurer, lambda done: tell(done, len(images)))
+
+    def found() -> Program:
+        measuring = trials > 0 and is_present(network.machine)
+        try:
+            with Records(path, write=measuring) as records:
+                return compared(network, chosen, planning, records, trials, measure if measuring else None)
+        except InvalidArtifact as error:  # no program of the graph can be stored for the process that measures
+            said = MergeDecision(chosen.graph.outputs, True, f"{CHOSEN.name}, not compared with others: {error.cause}")
+            return replace(chosen, partitions=(said,)) if trials else chosen
+
+    return contained("the model", "partitions of it are not compared", found, lambda _: chosen)
+
+
+Measure = Callable[[Sequence[Program]], Sequence[WholeOutcome]]
+"""The outcomes of programs that compute the same, timed in turns."""
+
+
+def compared(network: Network, chosen: Program, planning: Planning, records: Records, trials: int, measure: Measure | None) -> Program:
+    """As `fastest`; with `measure`, partitions that the records lack are measured."""
     others = alternatives(chosen.search, MOST - 1)
-    network.planned[CHOSEN.text] = chosen
-    turn = network.turn(chosen)
-    wanted = others[: trials - 1] if trials else []
+    planning.programs[CHOSEN.policy] = chosen, planning.memory
+    turn = _turn(network, chosen, records)
+    wanted = others[: max(trials - 1, 0)]
     if measure is not None and wanted and not {partition.text for partition in wanted} <= {entry.schedule for entry in turn}:
-        network.records.add(_measured(network, [CHOSEN, *wanted], measure))
-        turn = network.turn(chosen)
+        records.add(_measured(network, [CHOSEN, *wanted], planning, measure))
+        turn = _turn(network, chosen, records)
     if not turn:
-        return BY_MERGES, chosen
-    fastest = min((entry for entry in turn if is_faster(entry, turn[0])), key=lambda entry: entry.seconds, default=turn[0])
-    partition = next((partition for partition in others if partition.text == fastest.schedule), CHOSEN)
-    if program_code(network.program(partition)) != fastest.code:
-        partition, fastest = CHOSEN, turn[0]  # what would be planned today was not measured
-    program = network.program(partition)
-    said = tuple(MergeDecision(program.graph.outputs, entry is fastest, _said(entry)) for entry in turn)
-    return partition.policy, replace(program, partitions=said)
+        return chosen
+    best = min((entry for entry in turn if is_faster(entry, turn[0])), key=lambda entry: entry.seconds, default=turn[0])
+    partition = next((partition for partition in others if partition.text == best.schedule), CHOSEN)
+    if program_code(planning.program(partition)) != best.code:
+        partition, best = CHOSEN, turn[0]  # what would be planned today was not measured
+    planning.take(partition)
+    program = planning.program(partition)
+    return replace(program, partitions=tuple(MergeDecision(program.graph.outputs, entry is best, _said(entry)) for entry in turn))
+
+
+def _turn(network: Network, chosen: Program, records: Records) -> list[Measurement]:
+    """What was measured in turns with the program that the merges' own times choose, which comes first; empty if it was not, or its code has
+    changed."""
+    standing = records.standing(network.key, network.place)
+    code = program_code(chosen)
+    own = next((entry for entry in standing if entry.schedule == CHOSEN.text and entry.code == code), None)
+    return [] if own is None else [own, *(entry for entry in standing if entry.date == own.date and entry is not own)]
 
 
 def is_faster(entry: Measurement, chosen: Measurement) -> bool:
@@ -181,9 +252,9 @@ def is_faster(entry: Measurement, chosen: Measurement) -> bool:
     return gains(entry.seconds, chosen.seconds) and entry.upper < chosen.lower
 
 
-def _measured(network: Network, partitions: Sequence[Partition], measure: Measure) -> list[Measurement]:
+def _measured(network: Network, partitions: Sequence[Partition], planning: Planning, measure: Measure) -> list[Measurement]:
     """Records of partitions, with one date. Those whose plan is that of an earlier one are not measured."""
-    programs = [network.program(partition) for partition in partitions]
+    programs = [planning.program(partition) for partition in partitions]
     codes = [program_code(program) for program in programs]
     first = [codes.index(code) == number for number, code in enumerate(codes)]
     outcomes = iter(measure([program for program, new in zip(programs, first, strict=True) if new]))
@@ -198,7 +269,7 @@ def _record(network: Network, partition: Partition, program: Program, code: str,
     timing, known = outcome.timing, outcome.environment
     predicted = sum(lowered.predicted_seconds for lowered in program.regions)
     return Measurement(
-        region=network.key, kind=NETWORK, problem=printable(network.described), schedule=partition.text,
+        region=network.key, kind=NETWORK, problem=str(network), schedule=partition.text,
         description=printable(f"{partition.name}: predicted {seconds_text(predicted)}"), machine=network.place, gpu=known.get("gpu", ""),
         driver=known.get("driver", ""), compiler="", mode=TUNING_MODE, code=code, generator=generator(network.machine, chain=True),
         status=outcome.status, reason=printable(outcome.reason), median=timing.median if timing else None, lower=timing.lower if timing else None,
