@@ -218,6 +218,8 @@ Measure = Callable[[Sequence[Program]], Sequence[WholeOutcome]]
 def compared(network: Network, chosen: Program, planning: Planning, records: Records, trials: int, measure: Measure | None) -> Program:
     """As `fastest`; with `measure`, partitions that the records lack are measured."""
     others = alternatives(chosen.search, MOST - 1)
+    if not others:
+        return chosen
     planning.programs[CHOSEN.policy] = chosen, planning.memory
     turn = _turn(network, chosen, records)
     wanted = others[: max(trials - 1, 0)]
