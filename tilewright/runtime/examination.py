@@ -94,10 +94,14 @@ class WholeCalls:
         names = self._executable.image.program.graph.outputs
         return {name: self._engine.buffers.value(name, self._inputs, outputs) for name in names}
 
-    def seconds(self, count: int) -> list[float]:
-        """The seconds of each of `count` successive calls, all of which the host has enqueued when a GPU begins the first."""
-        self._engine.idle(count * (len(self._executable._segments) + 1))
-        moments = [_called(self._executable, self._engine, self._inputs, self._executable._run_segments)[:2] for _ in range(count)]
+    def seconds(self, count: int, before: Callable[[], object] = lambda: None) -> list[float]:
+        """The seconds of each of `count` successive calls, all of which the host has enqueued when a GPU begins the first. `before` runs before each
+        of them, untimed."""
+        self._engine.idle(count * (len(self._executable._segments) + 2))
+        moments = []
+        for _ in range(count):
+            before()
+            moments.append(_called(self._executable, self._engine, self._inputs, self._executable._run_segments)[:2])
         self._engine.check_indices(True)
         return [self._engine.seconds(*both) for both in moments]
 

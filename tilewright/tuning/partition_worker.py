@@ -8,8 +8,9 @@ Requests (see `tilewright.tuning.workers`), in this order; programs are artifact
                                                           "wrong": [for each of them why its results are wrong after that, or ""]}
 
 All programs compute the same graph on the same random inputs; the first one's graph is evaluated in float64. In each round every program is called
-several times, after one call that brings its weights into the caches, as far as these hold them; the round's time is the median. An error that
-leaves the GPU's context unusable ends the process.
+several times; the round's time is the median. On a CPU one call before brings the program's weights into the caches, as far as these hold them; on a
+GPU level 2 is filled with other data before each call, so that weights and inputs come from memory. An error that leaves the GPU's context unusable
+ends the process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tilewright.runtime.examination import WholeCalls
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.verify import AS_TF32, VerifiedValue, compare, narrow_tolerance, reference_values
 from tilewright.tuning import serialisation
-from tilewright.tuning.trial_worker import drawn
+from tilewright.tuning.trial_worker import CACHE_SIZES, drawn
 from tilewright.tuning.workers import Fatal, Message, serve
 
 ROUND_SECONDS, MOST_CALLS = 0.02, 50
@@ -46,6 +47,7 @@ class Server:
         self.index, self.threads, self.device = device, threads, torch.device("cpu")
         self.expected: Mapping[str, np.ndarray] = {}
         self.programs: list[tuple[Executable, Message]] = []
+        self.other = torch.zeros(0)
 
     def __call__(self, message: Message) -> Message:
         try:
@@ -60,6 +62,7 @@ class Server:
         if machine.is_gpu:
             self.device = torch.device("cuda", self.index)
             torch.cuda.set_device(self.device)
+            self.other = torch.zeros(CACHE_SIZES * torch.cuda.get_device_properties(self.device).L2_cache_size // 4, device=self.device)
             gpu, driver = torch.cuda.get_device_name(self.device), "{}.{}".format(*system_driver().version)
         else:
             torch.set_num_threads(self.threads)
@@ -82,15 +85,20 @@ class Server:
 
     def time(self, message: Message) -> Message:
         calls = [WholeCalls(executable, self.inputs(executable, loaded["seed"])) for executable, loaded in self.programs]
-        counts = [_count(call) for call in calls]
+        counts = [max(1, min(MOST_CALLS, math.ceil(ROUND_SECONDS / max(min(call.seconds(2)), 1e-6)))) for call in calls]
         times: list[list[float]] = [[] for _ in calls]
         for number in range(message["rounds"]):
             for place in range(len(calls)):
                 which = (place + number) % len(calls)
                 calls[which].seconds(1)
-                times[which].append(statistics.median(calls[which].seconds(counts[which])))
+                times[which].append(statistics.median(calls[which].seconds(counts[which], self.displace)))
         after = [self.checked(executable, loaded)[1] for executable, loaded in self.programs]
         return {"times": times, "wrong": ["" if wrong is None else _wrong("wrong result when repeated", wrong) for wrong in after]}
+
+    def displace(self) -> None:
+        """Fills the GPU's level 2 with other data; does nothing on a CPU."""
+        if self.device.type == "cuda":
+            self.other.sum()
 
     def inputs(self, executable: Executable, seed: int) -> list[torch.Tensor]:
         """The graph's inputs: random, but for the module's buffers, which are as they were stored."""
@@ -108,12 +116,6 @@ class Server:
         found = [compare("", 0, program.graph.values[name], got, self.expected[name], tolerance) for name, got in results.items()]
         wrong = next((value for value in found if not value.passed), None)
         return max((value.relative_error for value in found), default=0.0), wrong
-
-
-def _count(call: WholeCalls) -> int:
-    """Calls of a round."""
-    once = min(call.seconds(2))
-    return max(1, min(MOST_CALLS, math.ceil(ROUND_SECONDS / max(once, 1e-6))))
 
 
 def _recover(device: torch.device, error: BaseException) -> None:
