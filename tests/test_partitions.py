@@ -33,7 +33,7 @@ from tilewright.report.page.data import Subject
 from tilewright.report.page.html import page
 from tilewright.runtime import artifact
 from tilewright.runtime.executable import Executable
-from tilewright.tuning import partitions, serialisation
+from tilewright.tuning import partition_trials, partitions, serialisation
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.partition_trials import WholeOutcome
 from tilewright.tuning.partitions import CHOSEN, MOST, Network, Partition, Planning, alternatives, compared, is_faster, program_code
@@ -65,7 +65,7 @@ def test_partitions_that_leave_doubt_are_compared() -> None:
         decision("other", False, (1.05, 1.0), kind="siblings"),
         MergeDecision(("impossible", "b"), False, "cannot be one kernel"),
     )
-    found = alternatives(search, 9)
+    found = alternatives(search, 100.0, 9)
     assert [(partition.name, partition.policy) for partition in found] == [
         ("without chains", Policy(refused=refusing("near", "clear", "like near", "nearest"))),
         ("merges by predictions", Policy(predicted=True)),
@@ -73,7 +73,8 @@ def test_partitions_that_leave_doubt_are_compared() -> None:
         ("chain near -> near.1 and 1 like it apart", Policy(refused=refusing("near", "like near"))),
         ("siblings other -> other.1 together", Policy(taken=refusing("other", kind="siblings"))),
     ]
-    assert alternatives(search, 2) == found[:2] and alternatives((), 3) == []
+    assert alternatives(search, 100.0, 2) == found[:2] and alternatives((), 1.0, 3) == []
+    assert [partition.name for partition in alternatives(search, 150.0, 9)[2:]] == ["chain near -> near.1 and 1 like it apart"]
 
 
 TIMES = st.floats(1e-6, 1e-3)
@@ -85,7 +86,7 @@ TIMES = st.floats(1e-6, 1e-3)
 )
 def test_partitions_differ_and_are_few(items: Sequence[tuple[bool, float, float, Any, str]], most: int) -> None:
     search = [decision(f"n{i}", taken, (one, two), measured, kind) for i, (taken, one, two, measured, kind) in enumerate(items)]
-    found = alternatives(search, most)
+    found = alternatives(search, 1e-4, most)
     assert len(found) <= most and len({partition.policy for partition in found} | {BY_MERGES}) == len(found) + 1
     assert len({partition.text for partition in (*found, CHOSEN)}) == len(found) + 1
     by_key = {(item.ways.kind, item.results): item for item in search if item.ways is not None}
@@ -252,7 +253,7 @@ def test_few_trials_remain_few(records: Records) -> None:
 
 def test_partitions_with_one_plan_are_measured_once(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     same = Partition("the same", Policy(refused=refusing("nothing")))
-    monkeypatch.setattr(partitions, "alternatives", lambda search, most: [same])
+    monkeypatch.setattr(partitions, "alternatives", lambda search, seconds, most: [same])
     case = Planned(records, NATIVE)
     program = case.decided(lambda _: took(1.0))
     assert len(case.programs) == 1
@@ -414,6 +415,24 @@ def test_networks_with_parts_through_pytorch_are_compared(tuned: Any, tmp_path: 
     assert any(lowered.kind == "torch" for lowered in executable.image.program.regions)
     assert len(executable.plan.partitions) == 2 and all("measured" in partition.text for partition in executable.plan.partitions)
     torch.testing.assert_close(executable(INPUT), module(INPUT), rtol=1e-4, atol=1e-4)
+
+
+def test_other_sizes_follow_the_partition_of_the_first(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which here is that without chains, whatever the models predict."""
+    built = partition_trials.measured
+    path = without_networks(tuned[1], tmp_path / "records.sqlite")
+
+    def measured(images: Any, *given: Any) -> list[WholeOutcome]:
+        assert all(outcome.timing is not None for outcome in built(images, *given))
+        return [took(1.0 if not any(region.kind == "chain" for region in image.program.regions) else 2.0) for image in images]
+
+    monkeypatch.setattr(partitions, "measured", measured)
+    with tilewright.compile(MODULE.eval(), (INPUT,), "native", dynamic={"input": {0: "batch"}}, trials=2, records=path, threads=1) as dynamic:
+        first, other = dynamic.program(INPUT), dynamic.program(INPUT.repeat(3, 1, 1, 1))
+        assert next(partition for partition in first.plan.partitions if partition.taken).text.startswith("without chains")
+        assert [row.kind for row in first.plan.rows] == [row.kind for row in other.plan.rows] and other.plan.partitions == ()
+        x = torch.randn(3, 16, 20, 20)
+        torch.testing.assert_close(dynamic(x), MODULE(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_graph_that_cannot_be_stored_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""Measuring whole programs: they are stored as artifacts, and one child process loads, checks and times them in turns.
+"""Measuring whole programs: each is stored as an artifact while one child process loads it, which checks and times all of them in turns.
 
 A program that hangs or faults costs the process, and nothing else: another one is started, which loads those that were right again.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,13 +61,13 @@ def measured(images: Sequence[Image | str], measurer: Measurer, tell: Callable[[
         scratch = Scratch()
     except OSError as error:
         raise CacheError(f"there is no folder for programs: {error}", "set TMPDIR to a folder that can be written") from error
-    with scratch as folder, _Process(measurer) as process:
+    with scratch as folder, _Process(measurer, folder) as process:
         outcomes: dict[int, WholeOutcome] = {}
         for number, image in enumerate(images):
             if 0 in outcomes:
                 outcomes[number] = WholeOutcome("failed", "there is no time to compare it with")
                 continue
-            answer = _loaded(image, folder / str(number), process)
+            answer: Message = {"error": image} if isinstance(image, str) else process.load(number, image)
             if "error" in answer:
                 outcomes[number] = _failed(answer, process)
             tell(number + 1)
@@ -82,29 +83,18 @@ def measured(images: Sequence[Image | str], measurer: Measurer, tell: Callable[[
     return [outcomes[number] for number in range(len(images))]
 
 
-def _loaded(image: Image | str, path: Path, process: _Process) -> Message:
-    """The answer of the process for a program."""
-    if isinstance(image, str):
-        return {"error": image}
-    try:
-        save(image, path)
-    except InvalidArtifact as error:
-        return {"error": f"it cannot be stored for the process that measures: {error.cause}"}
-    return process.load(path)
-
-
 def _failed(answer: Message, process: _Process) -> WholeOutcome:
     return WholeOutcome("wrong" if answer.get("wrong") else "failed", answer["error"], environment=process.facts)
 
 
 class _Process:
-    """The process, started when it is needed, and again after a loss; a context manager that ends it. `errors`: the relative errors of the programs
-    that it has loaded."""
+    """The process, started when it is needed, and again after a loss; a context manager that ends it. `folder`: for the artifact that it loads.
+    `errors`: the relative errors of the programs that it has loaded."""
 
-    def __init__(self, measurer: Measurer) -> None:
-        self._measurer = measurer
+    def __init__(self, measurer: Measurer, folder: Path) -> None:
+        self._measurer, self._folder = measurer, folder
         self._worker: Worker | None = None
-        self._paths: list[Path] = []
+        self._right: list[tuple[int, Image]] = []
         self.errors: list[float] = []
         self.facts: dict[str, str] = {}
 
@@ -115,26 +105,37 @@ class _Process:
         if self._worker is not None:
             self._worker.close()
 
-    def load(self, path: Path) -> Message:
+    def load(self, number: int, image: Image) -> Message:
         """The answer for one more program."""
-        answer = self.ask(self._loading(path))
+        answer = self._answer(lambda worker: self._loaded(worker, number, image))
         if "error" not in answer:
-            self._paths.append(path)
+            self._right.append((number, image))
             self.errors.append(answer["relative_error"])
         return answer
 
     def ask(self, message: Message) -> Message:
-        """The answer to a request; the loss of the process gives one too."""
+        """The answer to a request about the programs that were right."""
+        return self._answer(lambda worker: worker.ask(message, self._measurer.seconds))
+
+    def _answer(self, ask: Callable[[Worker], Message]) -> Message:
+        """The answer of the process; its loss gives one too."""
         try:
-            answer = self._started().ask(message, self._measurer.seconds)
+            answer = ask(self._started())
         except WorkerLost as error:
             return {"error": f"while measuring {error}"}
         if FATAL in answer:
             answer["error"] = f"a kernel failed: {answer['error']}"
         return answer
 
-    def _loading(self, path: Path) -> Message:
-        return {"do": "load", "path": str(path), "seed": self._measurer.seed, "tf32": self._measurer.tf32}
+    def _loaded(self, worker: Worker, number: int, image: Image) -> Message:
+        path = self._folder / str(number)
+        try:
+            save(image, path)
+            return worker.ask({"do": "load", "path": str(path), "seed": self._measurer.seed, "tf32": self._measurer.tf32}, self._measurer.seconds)
+        except InvalidArtifact as error:
+            return {"error": f"it cannot be stored for the process that measures: {error.cause}"}
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _started(self) -> Worker:
         """The process with the programs that were right. Raises WorkerLost if it cannot be started, or does not load them."""
@@ -146,8 +147,8 @@ class _Process:
         self._worker = Worker((*measurer.command, "--device", str(measurer.device), "--threads", str(measurer.threads)))
         answer = self._worker.ask({"do": "start", "machine": serialisation.encode(measurer.machine)}, START_SECONDS)
         self.facts = {name: str(fact) for name, fact in answer.items()}
-        for path in self._paths:
-            answer = answer if "error" in answer else self._worker.ask(self._loading(path), measurer.seconds)
+        for number, image in self._right:
+            answer = answer if "error" in answer else self._loaded(self._worker, number, image)
         if "error" in answer:
             self._worker.kill()
             raise WorkerLost(str(answer["error"]))

@@ -19,7 +19,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import MergeDecision, Program, Ways
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.merges import BY_MERGES, CHAIN, MEASURED_LOSS, Memory, MergeKey, Policy, gains
+from tilewright.partition.merges import BY_MERGES, CHAIN, LEAST_GAIN, MEASURED_LOSS, Memory, MergeKey, Policy, gains
 from tilewright.runtime.encoding import encode_graph
 from tilewright.runtime.executable import Image
 from tilewright.system.collection import collection_paused
@@ -57,10 +57,10 @@ class Partition:
 CHOSEN = Partition("merges by their own times")
 
 
-def alternatives(search: Sequence[MergeDecision], most: int) -> list[Partition]:
-    """The partitions, at most so many, to compare with the one in which these merges were considered: that without chains, that of the predictions,
-    and those that differ in one merge and its like, the closest times of both ways first. Layers that are equal have equal times, and their merges
-    are decided alike."""
+def alternatives(search: Sequence[MergeDecision], seconds: float, most: int) -> list[Partition]:
+    """The partitions, at most so many, to compare with the one in which these merges were considered, which takes `seconds`: that without chains,
+    that of the predictions, and those that differ in one merge and its like, the closest times of both ways first. Layers that are equal have equal
+    times, and their merges are decided alike. Merges that take less of the whole than it has to gain are left out."""
     found: dict[Policy, Partition] = {}
 
     def add(name: str, policy: Policy) -> None:
@@ -78,7 +78,9 @@ def alternatives(search: Sequence[MergeDecision], most: int) -> list[Partition]:
         assert decision.ways is not None
         alike.setdefault((decision.taken, decision.ways), []).append(decision)
     for (taken, ways), decisions in sorted(alike.items(), key=lambda entry: _difference(entry[0][1])):
-        if _difference(ways) <= MEASURED_LOSS:
+        together, apart = ways.measured or ways.predicted
+        may_gain = len(decisions) * (together if taken else apart) >= LEAST_GAIN * seconds
+        if may_gain and _difference(ways) <= MEASURED_LOSS:
             keys = frozenset(map(_key, decisions))
             add(_flipped(decisions, taken), Policy(refused=keys) if taken else Policy(taken=keys))
     return list(found.values())[:most]
@@ -217,7 +219,8 @@ Measure = Callable[[Sequence[Program]], Sequence[WholeOutcome]]
 
 def compared(network: Network, chosen: Program, planning: Planning, records: Records, trials: int, measure: Measure | None) -> Program:
     """As `fastest`; with `measure`, partitions that the records lack are measured."""
-    others = alternatives(chosen.search, MOST - 1)
+    seconds = sum(lowered.measured_seconds or lowered.predicted_seconds for lowered in chosen.regions)
+    others = alternatives(chosen.search, seconds, MOST - 1)
     if not others:
         return chosen
     planning.programs[CHOSEN.policy] = chosen, planning.memory
