@@ -78,7 +78,7 @@ def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, 
             records.add([library_record(problem, name, target) for name in offered if name in operators])
 
 
-def deciding(whether: bool) -> Callable[[Sequence[Timed], Sequence[Timed]], Compared]:
+def deciding(whether: bool) -> Callable[..., Compared]:
     """A stand-in for `partition.merges.compared` by which every merge is taken, or none, whatever the times are."""
 
     @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def deciding(whether: bool) -> Callable[[Sequence[Timed], Sequence[Timed]], Comp
         def taken(self) -> bool:
             return whether
 
-    def decided(together: Sequence[Timed], apart: Sequence[Timed]) -> Compared:
+    def decided(together: Sequence[Timed], apart: Sequence[Timed], *_: object, **__: object) -> Compared:
         both = compared(together, apart)
         return Decided(both.together, both.apart, both.measured)
 

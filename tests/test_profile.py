@@ -9,6 +9,7 @@ from argparse import Namespace
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tilewright.cli import main
 from tilewright.cli_model import runnable
 from tilewright.errors import InvalidInput, UnsupportedOption
 from tilewright.ir.region import Program
+from tilewright.runtime.examination import WholeCalls
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.profile import Profile, RegionProfile, Span, profile_of
@@ -216,6 +218,38 @@ def test_a_gpu_runs_region_after_region_between_events(stream: FakeStream, monke
     assert [engine.seconds(start, end) for start, end in zip(moments, moments[1:], strict=False)] == [1e-3] * 3
     engine.finish()
     assert engine.clock_seconds() == 1e-3 and len(idle) == 2
+
+
+def test_whole_calls_of_a_gpu_are_enqueued_before_it_begins(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the clock's ticks are between the events of a call: what runs before it is not timed."""
+    engine, library = fake_engine(loadable(chain(1).program(("r0",))))
+    order: list[str] = []
+    launch = engine.run
+
+    def run(first: int, last: int) -> None:
+        order.append("run")
+        next(FakeEvent.clock)
+        launch(first, last)
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append("idle"))
+    monkeypatch.setattr(engine, "run", run)
+    monkeypatch.setattr(engine, "check_indices", lambda wait: order.append(f"checked {wait}"))
+    executable: Any = SimpleNamespace(
+        _require_engine=lambda: engine,
+        _allocate=lambda: [],
+        _admission=SimpleNamespace(addresses=lambda inputs, outputs: [0x1000, 0x2000]),
+        _run_segments=lambda engine, inputs, outputs: engine.run(0, 3),
+        _segments=[("kernels", 0, 3)],
+    )
+
+    def before() -> None:
+        order.append("before")
+        for _ in range(5):
+            next(FakeEvent.clock)
+
+    assert WholeCalls(executable, []).seconds(2, before) == [2e-3, 2e-3]
+    assert order == ["idle", "before", "run", "before", "run", "checked True"] and library.names().count("cuGraphLaunch") == 2
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "export": "reading the model", "partition": "deciding what runs together", "choice": "ranking candidates", "measure": "measuring candidates",
-    "compile": "compiling kernels", "packing": "packing constants",
+    "partitions": "comparing partitions", "compile": "compiling kernels", "packing": "packing constants",
 }  # fmt: skip
 MODEL_HELP = "FILE.onnx, FILE.pt2, zoo:NAME, torchvision:NAME, timm:NAME, or package.module:callable that returns (module, inputs)"
 

@@ -44,13 +44,14 @@ from tilewright.partition.plan import plan_program, through_torch, without_kerne
 from tilewright.partition.precision import check_precision
 from tilewright.runtime.buffers import SharedConstants
 from tilewright.runtime.dynamic import MOST_PROGRAMS, WAIT_SECONDS, Built, DynamicExecutable, Served
-from tilewright.runtime.executable import Executable, check_threads, executable_of
+from tilewright.runtime.executable import Executable, Image, check_threads, executable_of, image_of
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.signature import CONSTANT_TYPES, described, signature_of
 from tilewright.stages import Progress, Stages
 from tilewright.system.collection import collection_paused
 from tilewright.toolchain import Binary, Early, SourceFile, compile_kernels
 from tilewright.tuning.choices import remembered
+from tilewright.tuning.partitions import Network, Planning, fastest
 from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
@@ -271,6 +272,15 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
+    names, defaults = _parameters(module), _defaults(module)
+
+    def image(program: Program, whole: bool) -> Image | str:
+        """The image of a program that trials measure, or why there is none; not for lack of a kernel unless it has to be `whole`."""
+        binaries, faults = binaries_of(program, machine, lambda *_: None)
+        if faults and whole:
+            return f"a kernel does not compile: {next(iter(faults.values())).splitlines()[0]}"
+        return image_of(without_kernels(program, faults), imported, machine, binaries, None, names, defaults)
+
     with Early(machine) as early:
 
         def begin(kernels: Sequence[Kernel]) -> None:
@@ -282,15 +292,22 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
 
         with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
             stored = remembered(numerics)
-            planned = partial(plan_program, graph, machine, request.threads, chooser, request.precision, numerics, stored)
+            fixed = (graph, machine, request.threads, chooser, request.precision, numerics, stored)
+            planned = partial(plan_program, *fixed, recorded=recorded, updates=imported.updates)
+            memory = memory or Memory()
+            before = memory.copied()
             with collection_paused():
-                program = planned(recorded=recorded, stages=stages, updates=imported.updates, memory=memory, ready=ready, as_before=as_before)
+                program = planned(stages=stages, memory=memory, ready=ready, as_before=as_before)
+            if recorded is not None and not as_before:
+                network = Network(graph, machine, request.threads, request.precision, numerics, tuple(imported.updates))
+                planning = Planning(planned, before, memory)
+                with stages.stage("partitions"):
+                    program = fastest(network, program, planning, image, request.trials, request.records, partial(stages.report, "partitions"))
         with stages.stage("compile"):
             program, binaries = build(program, machine, stages.report, early)
     live = module if isinstance(module, torch.nn.Module) else None
 
     def executable(program: Program, binaries: Sequence[Binary]) -> Executable:
-        names, defaults = _parameters(module), _defaults(module)
         texts = _texts(program, machine)
         made = executable_of(program, imported, machine, binaries, texts, live, names, request.threads, defaults, request.check, shared)
         made.compile_seconds = stages.seconds
@@ -361,6 +378,14 @@ def _no_model(module: Any) -> InvalidModel:
 
 def build(program: Program, machine: Machine, progress: Progress, early: Early | None = None) -> tuple[Program, tuple[Binary, ...]]:
     """Compiles the program's kernels, of which `early` has begun some. A region whose kernel does not compile runs through PyTorch."""
+    binaries, faults = binaries_of(program, machine, progress, early, warn=True)
+    return without_kernels(program, faults) if faults else program, binaries
+
+
+def binaries_of(
+    program: Program, machine: Machine, progress: Progress, early: Early | None = None, warn: bool = False
+) -> tuple[tuple[Binary, ...], dict[str, str]]:
+    """The program's kernels compiled, and by the names of those that are not, why. `warn`: of the latter."""
     files: list[SourceFile] = []
     faults: dict[str, str] = {}
     for name, kernel in program.kernels().items():
@@ -381,14 +406,14 @@ def build(program: Program, machine: Machine, progress: Progress, early: Early |
 
     results = contained("the kernels", "are compiled one by one", partial(compiled, files), one_by_one)
     failed = {file.name: result for file, result in zip(files, results, strict=True) if not isinstance(result, Binary)}
-    if failed:
+    if failed and warn:
         listing = "\n".join(f"  {failure}" for failure in failed.values())
         many = f"{len(failed)} kernels do not compile, and their regions run"
         what = many if len(failed) > 1 else "1 kernel does not compile, and its region runs"
         warn_not_compiled(f"{what} through PyTorch:\n{listing}")
     binaries = tuple(result for result in results if isinstance(result, Binary))
     faults |= {name: str(failure) for name, failure in failed.items()}
-    return without_kernels(program, faults) if faults else program, binaries
+    return binaries, faults
 
 
 def measure(

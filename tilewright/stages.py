@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total), with total 0 while it is not known."""
-STAGES = ("export", "simplify", "partition", "choice", "code generation", "measure", "compile", "packing")
+STAGES = ("export", "simplify", "partition", "choice", "code generation", "measure", "partitions", "compile", "packing")
 """Stages in their order: reading the model as a graph, simplifying it, deciding what runs together, choosing schedules (counted: candidates), making
-kernels of them, measuring candidates (counted: those), compiling kernels (counted: those), and laying out constants and memory."""
+kernels of them, measuring candidates (counted: those), comparing partitions of the whole graph (counted: those), compiling kernels (counted: those),
+and laying out constants and memory."""
 
 
 class Stages:

@@ -132,12 +132,24 @@ class Lowered:
 
 
 @dataclass(frozen=True)
+class Ways:
+    """Seconds of a merge, together and apart, as predicted, and as measured if trials measured both. `kind`: what is merged ("chain", "siblings",
+    ...); merges of one kind with the same results are the same."""
+
+    kind: str
+    predicted: tuple[float, float]
+    measured: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class MergeDecision:
-    """Whether operators or regions were merged: the values that are their results, whether it was done, and the predicted times of both ways."""
+    """Whether operators or regions were merged: the values that are their results, whether it was done, and the predicted times of both ways.
+    `ways`: these times, if both ways are possible; artifacts do not store them."""
 
     results: tuple[str, ...]
     taken: bool
     text: str
+    ways: Ways | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{'taken' if self.taken else 'refused'}: {self.text}"
@@ -149,7 +161,8 @@ class Program:
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
     intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares; the layout of
-    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges that were considered."""
+    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges that were considered; `partitions`: the
+    whole graph's that trials compared."""
 
     graph: Graph
     target: str
@@ -157,6 +170,7 @@ class Program:
     storage: Mapping[str, Storage]
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     search: tuple[MergeDecision, ...] = ()
+    partitions: tuple[MergeDecision, ...] = ()
 
     def kernels(self) -> dict[str, Kernel]:
         return {kernel.name: kernel for region in self.regions for kernel in region.kernels}

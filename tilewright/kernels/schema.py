@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import REGISTERS, TILE, Lowered, Unsuitable
+from tilewright.ir.region import REGISTERS, TILE, Lowered, Unsuitable, Ways
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import Counted
 
@@ -72,10 +72,11 @@ class Predicted(Protocol):
 
 @dataclass(frozen=True)
 class JoinDecision:
-    """Whether to join two regions, and why (or why not)."""
+    """Whether to join two regions, and why (or why not). `ways`: the times of both ways, where these decide and nothing else does."""
 
     joins: bool
     reason: str
+    ways: Ways | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.merges import KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge
+from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
 from tilewright.partition.paths import joined, paths
 
 LONGEST = 3
@@ -43,8 +43,8 @@ Place = tuple[int, int]
 class Search:
     """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains. memory: the
     chains of another size are kept if they are predicted nearly as fast (`KEPT`). only_measured: no prediction decides. ready: is called with the
-    kernels of chains that are taken. as_before: paths that the memory knows are divided as there without a prediction. considered: the merges that
-    were judged so far."""
+    kernels of chains that are taken. as_before: paths that the memory knows are divided as there without a prediction. policy: chains about which no
+    time decides; with one, the memory's chains are not kept. considered: the merges that were judged so far."""
 
     graph: Graph
     laid_out: LaidOut
@@ -56,6 +56,7 @@ class Search:
     only_measured: bool = False
     ready: Ready = lambda kernels: None
     as_before: bool = False
+    policy: Policy = BY_MERGES
     considered: list[Merge] = field(default_factory=list)
 
     def chained(self) -> LaidOut:
@@ -83,7 +84,7 @@ class Search:
         total = sum(self.predict(region, True) for region in path)
         while True:
             places, before = _fastest(len(path), merges), self._as_before(path, merges)
-            if before and total - _saved(before, merges) <= (1 + KEPT) * (total - _saved(places, merges)):
+            if before and self.policy == BY_MERGES and total - _saved(before, merges) <= (1 + KEPT) * (total - _saved(places, merges)):
                 places = before
             refused, kernels = self._kernels(path, [place for place in places if place in merges], problems, merges)
             if refused is None:
@@ -122,7 +123,10 @@ class Search:
             known = self.measured(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
             found = by_library[begin:end]
             apart = sum(seconds if its is None else its for seconds, its in zip(alone[begin:end], found, strict=True))
-            merges[begin, end] = Merge(results, apart, way, measured=known, by_library=any(its is not None for its in found))
+            merges[begin, end] = Merge(
+                results, apart, way, measured=known, by_library=any(its is not None for its in found),
+                decided=self.policy.about(CHAIN, results), by_prediction=self.policy.predicted,
+            )  # fmt: skip
         return problems, merges
 
     def _kernels(
@@ -177,19 +181,22 @@ class Search:
 
 
 def _fastest(count: int, merges: Mapping[Place, Merge]) -> list[Place]:
-    """The partition of a path of `count` regions into single regions and merges, as places (begin, end), that gains most."""
-    best: list[tuple[float, int]] = [(0.0, 0)]  # for each prefix what it gains, and where its last segment begins
+    """The partition of a path of `count` regions into single regions and merges, as places (begin, end), that gains most of those with most of the
+    merges that are required."""
+    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # for each prefix its required merges, what it gains, and where its last segment begins
     for end in range(1, count + 1):
-        ways = [(best[end - 1][0], end - 1)]
+        ways = [(*best[end - 1][:2], end - 1)]
         for begin in range(max(0, end - LONGEST), end - 1):
-            if (begin, end) in merges and (gain := merges[begin, end].gain):
-                ways.append((best[begin][0] + gain, begin))
+            merge = merges.get((begin, end))
+            if merge is not None and (merge.gain or merge.is_required):
+                required, gained, _ = best[begin]
+                ways.append((required + merge.is_required, gained + (merge.saved if merge.is_required else merge.gain), begin))
         best.append(max(ways))
     places: list[Place] = []
     end = count
     while end:
-        places.insert(0, (best[end][1], end))
-        end = best[end][1]
+        places.insert(0, (best[end][2], end))
+        end = best[end][2]
     return places
 
 

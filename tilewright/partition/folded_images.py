@@ -22,11 +22,13 @@ from tilewright.graph.operators.shape import SPACE_TO_DEPTH
 from tilewright.graph.passes import rebuilt
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import MergeDecision, Region
-from tilewright.partition.merges import Timed, compared
+from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 from tilewright.partition.siblings import Merged, Predict
 
 FOLDED = ".folded"
 """Suffix of what folding adds to the graph: images and filters."""
+IMAGE = "folded image"
+"""The kind of these merges."""
 MOST_CHANNELS = 16
 """Channels of an image from which on a copy with channels innermost is read in vectors that are wide enough."""
 
@@ -36,7 +38,7 @@ Lanes = Callable[[Graph, Region], int]
 """Elements of a vector of 16 bytes of the factors that tensor cores can multiply for a region of a graph; 0 if they cannot."""
 
 
-def fold_images(graph: Graph, regions: Regions, predict: Predict, lanes: Lanes) -> Merged:
+def fold_images(graph: Graph, regions: Regions, predict: Predict, lanes: Lanes, policy: Policy = BY_MERGES) -> Merged:
     """Folds the image of each convolution of few channels for which the map that folds it and the convolution over it are predicted faster than the
     convolution as it is, together with the copies of its image and the maps before it that are not stored any more. Graphs without such convolutions
     cost nothing."""
@@ -67,12 +69,13 @@ def fold_images(graph: Graph, regions: Regions, predict: Predict, lanes: Lanes) 
     for node in candidates:
         if node.name not in widths:
             continue
-        both = compared([timed for timed in after if _has(timed.region, {node.name, node.name + FOLDED})], plain[node.name])
+        folded = [timed for timed in after if _has(timed.region, {node.name, node.name + FOLDED})]
+        both = compared(folded, plain[node.name], policy.about(IMAGE, node.outputs), policy.predicted)
         told = f"blocks of {'x'.join(map(str, node.attributes['stride']))} pixels of {node.inputs[0]}"
         if both.taken:
             taken[node.name] = widths[node.name]
         text = f"{told} {'are' if both.taken else 'would be slower as'} channels: {both.text('with the map that folds them', 'without')}"
-        decisions[node.name] = MergeDecision(node.outputs, both.taken, text)
+        decisions[node.name] = MergeDecision(node.outputs, both.taken, text, both.ways(IMAGE))
     return Merged(whole if taken == widths else _folded(graph, taken) if taken else graph, MappingProxyType(decisions))
 
 

@@ -24,11 +24,13 @@ from tilewright.kernels.cpu.rates import within_reach
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
 from tilewright.partition.canonical import canonical, key_of
-from tilewright.partition.merges import Timed, compared
+from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 from tilewright.partition.precision import AS_COMPUTED, Precision
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Choice, Ranking
 
+JOIN = "join"
+"""The kind of these merges."""
 COMBINERS = ("sum", "prod", "max", "min")
 
 
@@ -128,6 +130,8 @@ class RowJudge:
     """Predicted seconds by canonical problem: networks repeat layers."""
     measured: Callable[[Problem], float | None] = lambda problem: None
     """Seconds that trials measured of a canonical problem; they decide where predictions are close."""
+    policy: Policy = BY_MERGES
+    """Reductions and attention about which no time decides."""
 
     def __call__(self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]) -> JoinDecision:
         """Whether the joined `steps` are faster than `host` and `rows` as separate kernels. `steps` is the result of `with_rows` or `with_pixels`.
@@ -158,8 +162,8 @@ class RowJudge:
             whole, *apart = (self._timed(kind, part, values) for kind, part in (("attention", steps), *parts))
         except Unsuitable as reason:
             return JoinDecision(False, f"one kernel does not compute the attention: {reason}")
-        both = compared([whole], apart)
-        return JoinDecision(both.taken, f"attention takes {both.text('in one kernel', 'with stored scores')}")
+        both = compared([whole], apart, by_prediction=self.policy.predicted)
+        return JoinDecision(both.taken, f"attention takes {both.text('in one kernel', 'with stored scores')}", both.ways(JOIN))
 
     def _timed(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Timed:
         """Steps as a separate region, predicted by formulas: the learned models do not know all kinds of region."""
@@ -179,9 +183,9 @@ class RowJudge:
             whole, *apart = (self._timed(kind, part, values) for kind, part in parts)
         except Unsuitable as reason:
             return JoinDecision(False, f"a row of {length} is not reduced in a block: {reason}")
-        both = compared([whole], apart)
+        both = compared([whole], apart, by_prediction=self.policy.predicted)
         told = f"one block owns the row of {length}" if both.taken else f"a row of {length} fits one block, but that is slower"
-        return JoinDecision(both.taken, f"{told}: {both.text('in one kernel', 'with a stored result')}")
+        return JoinDecision(both.taken, f"{told}: {both.text('in one kernel', 'with a stored result')}", both.ways(JOIN))
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
         """The steps as a separate region, with all values that it reads and stores in row-major order, and factors and results in the types that it

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import Lowered, Region, Ways
 from tilewright.ir.space import Candidate, Comparison
 from tilewright.text import seconds_text
 
@@ -19,6 +19,34 @@ are measured both ways if that loses or gains at most as much."""
 KEPT = 0.05
 """Share of the time by which what was chosen for another size may be slower than the best and be chosen again, since its kernels may be compiled
 already: predictions that differ by less do not order candidates (`tuning.code_choice.CLOSE`)."""
+
+
+CHAIN = "chain"
+"""The kind of merges of successive regions."""
+WHOLE = "decided by the time of the whole network"
+"""Said of a merge about which a `Policy` decides."""
+
+MergeKey = tuple[str, tuple[str, ...]]
+"""What identifies a merge in a graph: its kind (`ir.region.Ways.kind`), and its results."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a partition of a graph has instead of what the times of each merge decide: the merges that are `taken` or `refused`, where both ways are
+    possible; and whether predictions decide about the others, even where trials measured both ways (`predicted`)."""
+
+    taken: frozenset[MergeKey] = frozenset()
+    refused: frozenset[MergeKey] = frozenset()
+    predicted: bool = False
+
+    def about(self, kind: str, results: tuple[str, ...]) -> bool | None:
+        """Whether the merge is taken; None if its times decide."""
+        key = (kind, results)
+        return True if key in self.taken else False if key in self.refused else None
+
+
+BY_MERGES = Policy()
+"""The times of each merge decide, as far as both were measured, otherwise predicted."""
 
 
 @dataclass(frozen=True)
@@ -39,36 +67,49 @@ class Timed:
 
 @dataclass(frozen=True)
 class Compared:
-    """Predicted seconds of a merge, together and apart, and the measured ones of both if their predictions are close and trials measured all."""
+    """Predicted seconds of a merge, together and apart, and the measured ones of both if their predictions are close and trials measured all.
+    `decided`: whether a policy has it; None: its times decide, the predicted ones with `by_prediction`."""
 
     together: float
     apart: float
     measured: tuple[float, float] | None = None
+    decided: bool | None = None
+    by_prediction: bool = False
 
     @property
     def taken(self) -> bool:
-        """Whether the merge gains enough, measured or predicted."""
-        together, apart = self.measured or (self.together, self.apart)
-        return together < (1 - LEAST_GAIN) * apart
+        """Whether the merge gains enough, measured or predicted, unless that was decided otherwise."""
+        if self.decided is not None:
+            return self.decided
+        return gains(*((None if self.by_prediction else self.measured) or (self.together, self.apart)))
+
+    def ways(self, kind: str) -> Ways:
+        """The times of both ways of a merge of this kind."""
+        return Ways(kind, (self.together, self.apart), self.measured)
 
     def text(self, one: str, other: str) -> str:
         """Both times, of which the words name the ways."""
         said = f"{seconds_text(self.together)} predicted {one}, {seconds_text(self.apart)} {other}"
         if self.measured is not None:
             said += f"; measured {seconds_text(self.measured[0])} and {seconds_text(self.measured[1])}"
-        return said
+        return said if self.decided is None else f"{said}; {WHOLE}"
 
 
-def compared(together: Sequence[Timed], apart: Sequence[Timed]) -> Compared:
-    """The times of the regions of both ways."""
+def gains(together: float, apart: float) -> bool:
+    """Whether seconds together are enough less than those apart."""
+    return together < (1 - LEAST_GAIN) * apart
+
+
+def compared(together: Sequence[Timed], apart: Sequence[Timed], decided: bool | None = None, by_prediction: bool = False) -> Compared:
+    """The times of the regions of both ways. `decided`, `by_prediction`: as in `Compared`."""
     one, other = (sum(timed.seconds for timed in way) for way in (together, apart))
     if abs(one - other) > MEASURED_LOSS * other:
-        return Compared(one, other)
+        return Compared(one, other, None, decided, by_prediction)
     found = [[(timed.share, timed.measure()) for timed in way] for way in (together, apart)]  # all are asked for, so that trials measure all
     if any(seconds is None for way in found for _, seconds in way):
-        return Compared(one, other)
+        return Compared(one, other, None, decided, by_prediction)
     first, second = (sum(share * (seconds or 0.0) for share, seconds in way) for way in found)
-    return Compared(one, other, (first, second))
+    return Compared(one, other, (first, second), decided, by_prediction)
 
 
 class ChainSchedule(Protocol):
@@ -101,7 +142,8 @@ class Measured:
 @dataclass(frozen=True)
 class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
-    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, and whether it was taken."""
+    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, and whether it was taken. `decided`,
+    `by_prediction`: as in `Compared`."""
 
     results: tuple[str, ...]
     apart: float
@@ -110,6 +152,8 @@ class Merge:
     measured: Measured | None = None
     by_library: bool = False
     taken: bool = False
+    decided: bool | None = None
+    by_prediction: bool = False
 
     def __str__(self) -> str:
         if self.way is None:
@@ -119,7 +163,15 @@ class Merge:
         if self.measured is not None:
             found = self.measured
             said += f"; measured {seconds_text(found.seconds)} {found.schedule.described}, {seconds_text(found.apart)} apart"
-        return f"{' -> '.join(self.results)} {said}"
+        return f"{' -> '.join(self.results)} {said}" + (f"; {WHOLE}" if self.decided is not None else "")
+
+    @property
+    def ways(self) -> Ways | None:
+        """The times of both ways; None if one kernel is not possible."""
+        if self.way is None:
+            return None
+        found = self.measured
+        return Ways(CHAIN, (self.way.seconds, self.apart), (found.seconds, found.apart) if found is not None else None)
 
     @property
     def schedule(self) -> ChainSchedule:
@@ -131,7 +183,8 @@ class Merge:
     @property
     def saved(self) -> float:
         """Seconds that one kernel saves, measured or predicted; negative where it is slower."""
-        return 0.0 if self.way is None else (self.measured or self).apart - (self.measured or self.way).seconds
+        found = None if self.by_prediction else self.measured
+        return 0.0 if self.way is None else (found or self).apart - (found or self.way).seconds
 
     def with_times(self, lowered: Lowered, schema: str) -> Lowered:
         """The kernel of the chain with its predicted and measured seconds, and those of its regions apart. `schema` names the way."""
@@ -149,8 +202,14 @@ class Merge:
 
     @property
     def gain(self) -> float:
-        """Seconds that one kernel saves; 0 where that is too little to be taken."""
-        return self.saved if self.saved > LEAST_GAIN * (self.measured or self).apart else 0.0
+        """Seconds that one kernel saves; 0 where that is too little to be taken, or it is refused."""
+        found = None if self.by_prediction else self.measured
+        return self.saved if self.saved > LEAST_GAIN * (found or self).apart and self.decided is None else 0.0
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it is to be taken whatever it gains."""
+        return self.way is not None and self.decided is True
 
 
 @dataclass(frozen=True)
@@ -165,6 +224,17 @@ class Memory:
     chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+    def copied(self) -> Memory:
+        """A memory to which plans add without changing this one."""
+        return Memory(*(dict(getattr(self, part.name)) for part in fields(self)))
+
+    def become(self, other: Memory) -> None:
+        """Takes what another memory has in place of its own."""
+        for part in fields(self):
+            own = getattr(self, part.name)
+            own.clear()
+            own.update(getattr(other, part.name))
 
 
 class Judging(Protocol):

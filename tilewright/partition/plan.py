@@ -17,7 +17,7 @@ from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, MergeDecision, Program, Region, Storage, Unsuitable
+from tilewright.ir.region import Lowered, MergeDecision, Program, Region, Storage, Unsuitable, Ways
 from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
@@ -31,7 +31,7 @@ from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layouts import LaidOut, assign_layouts
-from tilewright.partition.merges import KEPT, Measured, Memory, Merge, Timed
+from tilewright.partition.merges import BY_MERGES, KEPT, WHOLE, Measured, Memory, Merge, Policy, Timed
 from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.prologues import Prologues, choose_prologues
@@ -51,6 +51,8 @@ Chooser = Callable[[Problem, Machine, int], Choice]
 Recorded = Callable[[Problem, Machine, int, Chooser], Measured | None]
 """What was measured of a canonical chain, and of its regions apart by the schedules that the chooser takes; None unless both were."""
 
+LOOP = "loop"
+"""The kind of merges of all steps of a loop."""
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 
 
@@ -69,13 +71,15 @@ class _Predictions:
     known: dict[object, float] = field(default_factory=dict)
     graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
     rows: dict[object, float] = field(default_factory=dict)
+    policy: Policy = BY_MERGES
 
     def laid_out(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> LaidOut:
         """The graph's regions, where contractions compute these results of maps; those of a graph that was predicted are planned."""
         key = id(graph), prologues
         if key not in self.graphs:
             judge = RowJudge(
-                self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds
+                self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds,
+                self.policy,
             )  # fmt: skip
             laid_out = lay_out(graph, judge if precision.whole_rows or precision.attention else None, precision, prologues=prologues)
             gpu = self.machine.is_gpu
@@ -138,6 +142,7 @@ class _Context:
     ready: Ready = lambda kernels: None
     as_before: bool = False
     """Whether regions that the memory knows take their schedules from it."""
+    policy: Policy = BY_MERGES
     considered: list[MergeDecision] = field(default_factory=list)
     """What was decided about loops when they were lowered."""
 
@@ -163,6 +168,7 @@ def plan_program(
     memory: Memory | None = None,
     ready: Ready = lambda kernels: None,
     as_before: bool = False,
+    policy: Policy = BY_MERGES,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -176,7 +182,7 @@ def plan_program(
     call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans for other sizes, whose schedules and
     chains are kept where they are predicted nearly as fast as the best, and on CPUs whose merged siblings are kept; this plan is added. `ready`: is
     called with kernels as soon as the program is likely to have them. `as_before`: what the memory knows is taken without a prediction, on CPUs: the
-    plan takes a fraction of the time, but nothing says how good it is.
+    plan takes a fraction of the time, but nothing says how good it is. `policy`: merges about which not their own times decide.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -185,7 +191,7 @@ def plan_program(
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
     measured = deciding_once(chooser) if recorded is not None else None
-    predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured)
+    predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured, policy=policy)
     memory = memory or Memory()
     stages.report("partition")
     with stages.stage("partition"):
@@ -205,7 +211,7 @@ def plan_program(
             persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
         context = _Context(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready,
-            as_before=as_before and not machine.is_gpu,
+            as_before=as_before and not machine.is_gpu, policy=policy,
         )  # fmt: skip
         search = (*(decision for decisions in rewritten for decision in decisions.values()), *laid_out.considered)
         only_measured = chains is None and machine.is_gpu
@@ -213,7 +219,7 @@ def plan_program(
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
             chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
-            search += tuple(MergeDecision(merge.results, merge.taken, str(merge)) for merge in considered)
+            search += tuple(MergeDecision(merge.results, merge.taken, str(merge), merge.ways) for merge in considered)
     lowered: list[Lowered] = []
     lost: dict[int, list[str]] = {}
     with stages.stage("code generation"):
@@ -255,7 +261,8 @@ def deciding_once(chooser: Chooser) -> Chooser:
 
 def _merged(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory) -> Merged:
     """The graph with siblings merged where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
-    return merge_siblings(graph, partial(predictions.of_regions, precision), None if predictions.machine.is_gpu else memory.siblings)
+    kept = None if predictions.machine.is_gpu else memory.siblings
+    return merge_siblings(graph, partial(predictions.of_regions, precision), kept, predictions.policy)
 
 
 def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Merged:
@@ -270,7 +277,12 @@ def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
             return 0
         return WIDEST_BYTES // form.facts.element_bytes
 
-    return fold_images(graph, lambda graph: predictions.laid_out(graph, precision).regions, partial(predictions.of_regions, precision), lanes)
+    regions = partial(_regions, precision, predictions)
+    return fold_images(graph, regions, partial(predictions.of_regions, precision), lanes, predictions.policy)
+
+
+def _regions(precision: Precision, predictions: _Predictions, graph: Graph) -> Sequence[Region]:
+    return predictions.laid_out(graph, precision).regions
 
 
 def _prologues(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory) -> Prologues:
@@ -280,7 +292,7 @@ def _prologues(graph: Graph, precision: Precision, predictions: _Predictions, me
         return predictions.of_regions(precision, graph, concerns, values)
 
     regions = predictions.laid_out(graph, precision).regions
-    return choose_prologues(regions, graph.outputs, predict, None if predictions.machine.is_gpu else memory.prologues)
+    return choose_prologues(regions, graph.outputs, predict, None if predictions.machine.is_gpu else memory.prologues, predictions.policy)
 
 
 def _chained(
@@ -303,8 +315,9 @@ def _chained(
         return None if choice.predicted else choice.measured_seconds
 
     search = Search(
-        context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready, context.as_before
-    )
+        context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready, context.as_before,
+        context.policy,
+    )  # fmt: skip
     return search.chained(), tuple(search.considered)
 
 
@@ -454,8 +467,11 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
         return apart.around(with_reasons(repeated, why))
     one, each = (f"{1e6 * way.predicted_seconds:.4g} us" for way in (steps, repeated))
     times = f"predicted {one} for all steps in one kernel, {each} for kernels of one step"
-    taken = steps.predicted_seconds < repeated.predicted_seconds
-    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}"))
+    decided = context.policy.about(LOOP, region.outputs)
+    taken = steps.predicted_seconds < repeated.predicted_seconds if decided is None else decided
+    times = times if decided is None else f"{times}; {WHOLE}"
+    ways = Ways(LOOP, (steps.predicted_seconds, repeated.predicted_seconds))
+    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}", ways))
     if not taken:
         return apart.around(with_reasons(repeated, times))
     steps = replace(steps, region=region, schedule=f"{together.loop.length} steps in one kernel: {steps.schedule}")

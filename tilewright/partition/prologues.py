@@ -14,9 +14,11 @@ from types import MappingProxyType
 
 from tilewright.ir.expr import loads
 from tilewright.ir.region import MergeDecision, Region
-from tilewright.partition.merges import Timed, compared
+from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 from tilewright.partition.paths import readers_of
 
+PROLOGUE = "prologue"
+"""The kind of these merges."""
 Predict = Callable[[frozenset[str], Callable[[Region], bool]], Sequence[Timed]]
 """Predicts those regions for which the function says true, where contractions compute the given results of maps."""
 
@@ -48,15 +50,19 @@ def find_prologues(regions: Sequence[Region], results: Sequence[str]) -> dict[st
 
 
 def choose_prologues(
-    regions: Sequence[Region], results: Sequence[str], predict: Predict, kept: MutableMapping[tuple[str, ...], bool] | None = None
+    regions: Sequence[Region],
+    results: Sequence[str],
+    predict: Predict,
+    kept: MutableMapping[tuple[str, ...], bool] | None = None,
+    policy: Policy = BY_MERGES,
 ) -> Prologues:
     """The maps that contractions compute since one kernel is predicted, or was measured, to be faster than all of them. Graphs without such maps cost
     nothing. `kept`: what was decided for another size of the model, by the results of the maps of each contraction, decides without a prediction if
-    it is about all of them; otherwise what is decided here is added."""
+    it is about all of them, and there is no other `policy`; otherwise what is decided here is added."""
     found = find_prologues(regions, results)
     kept = {} if kept is None else kept
     names = {reader: tuple(region.outputs[0] for region in maps) for reader, maps in found.items()}
-    if all(own in kept for own in names.values()):
+    if policy == BY_MERGES and all(own in kept for own in names.values()):
         return Prologues(frozenset(name for own in names.values() if kept[own] for name in own))
     every = frozenset(name for own in names.values() for name in own)
     before = {timed.region.outputs[0]: timed for timed in predict(frozenset(), lambda region: region.outputs[0] in {*every, *found})}
@@ -71,11 +77,12 @@ def choose_prologues(
         members = {node.name for region in (*maps, before[reader].region) for node in region.nodes}
         if not members <= {node.name for node in after[reader].region.nodes}:
             continue  # refused for another reason, which the region states
-        both = compared([after[reader]], [before[name] for name in (*own, reader)])
+        decided = policy.about(PROLOGUE, (*own, reader))
+        both = compared([after[reader]], [before[name] for name in (*own, reader)], decided, policy.predicted)
         kept[own] = both.taken
         told = "is computed where its product reads it" if both.taken else "would be slower where its product reads it"
         taken.update(own if both.taken else ())
         for region in maps:
             text = f"{region.outputs[0]} {told}: {both.text('in one kernel', 'with a kernel of its own')}"
-            decisions[region.nodes[-1].name] = MergeDecision((*own, reader), both.taken, text)
+            decisions[region.nodes[-1].name] = MergeDecision((*own, reader), both.taken, text, both.ways(PROLOGUE))
     return Prologues(frozenset(taken), MappingProxyType(decisions))

@@ -21,10 +21,12 @@ from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.ir.expr import Const, Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import MergeDecision, Region
-from tilewright.partition.merges import Timed, compared
+from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 
 TOGETHER, PART = ".together", ".part"
 """Suffixes of what a merge adds to the graph: merged nodes, and slices of their results."""
+SIBLINGS = "siblings"
+"""The kind of these merges."""
 LONGEST = 4
 """Maximum operators after each sibling that are merged with it."""
 
@@ -63,16 +65,18 @@ Predict = Callable[[Graph, Callable[[Region], bool]], Sequence[Timed]]
 """Predicts the regions of a graph for which the function says true."""
 
 
-def merge_siblings(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, ...], frozenset[str]] | None = None) -> Merged:
+def merge_siblings(
+    graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, ...], frozenset[str]] | None = None, policy: Policy = BY_MERGES
+) -> Merged:
     """Merges the siblings of a graph wherever the regions concerned are predicted, or were measured, to be faster: those that compute the siblings or
     read their results. A second way leaves out the siblings whose results are concatenated: these can be stored in place, slices of a merged product
     are copied. Graphs without siblings cost nothing. `kept`: by the results of each group those that are merged for another size of the model, which
-    decide without any prediction if they decide about all groups; otherwise what is decided here is added."""
+    decide without any prediction if they decide about all groups, and there is no other `policy`; otherwise what is decided here is added."""
     groups = find_siblings(graph)
     if not groups:
         return Merged(graph)
     kept = {} if kept is None else kept
-    if all(group.results in kept for group in groups):
+    if policy == BY_MERGES and all(group.results in kept for group in groups):
         return _as_before(graph, groups, kept)
     concatenated = frozenset(name for node in graph.nodes if node.operator == "concatenate" for name in node.inputs)
     fewer = [group.without(concatenated) if concatenated.intersection(group.results) else None for group in groups]
@@ -95,15 +99,15 @@ def merge_siblings(graph: Graph, predict: Predict, kept: MutableMapping[tuple[st
             if (merged := way[number]) is not None
         ]
         together, best = min(ways_of_group, key=lambda entry: sum(timed.seconds for timed in entry[0]))
-        both = compared(together, apart)
+        both = compared(together, apart, policy.about(SIBLINGS, group.results), policy.predicted)
         told = f"{', '.join(chain[0].name for chain in best.chains)} read the same value"
         times = both.text("in one product", "apart")
         kept[group.results] = frozenset(best.results) if both.taken else frozenset()
         if both.taken:
             chosen.append(best)
-            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(best.results, True, f"{told}: {times}")
+            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(group.results, True, f"{told}: {times}", both.ways(SIBLINGS))
         else:
-            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart: {times}")
+            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart: {times}", both.ways(SIBLINGS))
     known = next((merged for groups, merged in predicted if groups == chosen), None)
     return Merged(known or _with(graph, chosen), MappingProxyType(decisions))
 

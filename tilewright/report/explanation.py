@@ -40,9 +40,9 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
 
 
 def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None, width: int | None = None) -> Iterator[str]:
-    """The merges of regions that were considered, in order, with the predicted times of both ways; then the regions of several operators, with their
-    times and those of kernels for each operator. `apart`: the latter's seconds by node (`partition.plan.operators_apart`); None: not known. Lines
-    that would be longer than `width` are continued."""
+    """The merges of regions that were considered, in order, with the predicted times of both ways; the partitions that trials compared; then the
+    regions of several operators, with their times and those of kernels for each operator. `apart`: the latter's seconds by node
+    (`partition.plan.operators_apart`); None: not known. Lines that would be longer than `width` are continued."""
     for line in _search_lines(image, name, apart):
         yield from folded(line, width, 9)
 
@@ -53,6 +53,10 @@ def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None) ->
     yield f"{name} for {image.machine.name}: {number_of(len(search), 'merge')} of regions considered, {taken} taken"
     for number, decision in enumerate(search, 1):
         yield f"{number:>5}. {decision}"
+    partitions = image.program.partitions
+    if partitions:
+        yield f"{number_of(len(partitions), 'partition')} of the whole network measured in turns:"
+        yield from (f"{number:>5}. {partition}" for number, partition in enumerate(partitions, 1))
     if apart is None:
         yield "what the operators of a region would take by themselves is predicted for models, not for artifacts"
         return

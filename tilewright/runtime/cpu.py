@@ -340,6 +340,9 @@ class CpuEngine:
         starts = np.array(self.region_starts[first : last + 1])
         return [1e-9 * nanoseconds for nanoseconds in moments[starts - starts[0]].tolist()]
 
+    def idle(self, launches: int) -> None:
+        """Does nothing: calls are not enqueued."""
+
     def moment(self) -> float:
         """Now, in seconds of the system's monotonic clock."""
         return time.perf_counter()

@@ -229,7 +229,8 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
         "storage": {name: _encode_storage(storage) for name, storage in program.storage.items()},
         "aliases": dict(program.aliases),
         "faults": {name: [[_prose(check.place), check.least, check.extent] for check in checks] for name, checks in program.faults.items()},
-        "search": [[list(decision.results), decision.taken, _prose(decision.text)] for decision in program.search],
+        "search": list(map(_encode_decision, program.search)),
+        "partitions": list(map(_encode_decision, program.partitions)),
     }
 
 
@@ -263,6 +264,10 @@ def _decode_candidate(data: Field) -> Candidate:
         MappingProxyType({name: seconds.number() for name, seconds in data["terms"].entries()}),
         None if measured is None else measured.number(),
     )
+
+
+def _encode_decision(decision: MergeDecision) -> list[Any]:
+    return [list(decision.results), decision.taken, _prose(decision.text)]
 
 
 def _decode_decision(data: Field) -> MergeDecision:
@@ -386,6 +391,7 @@ def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> Loadable
         MappingProxyType({name: root.name() for name, root in data["aliases"].entries()}),
         MappingProxyType({name: tuple(map(_decode_check, checks.items())) for name, checks in data["faults"].entries()}),
         tuple(map(_decode_decision, data["search"].items())),
+        tuple(map(_decode_decision, data["partitions"].items())),
     )
     check(program)
     return program

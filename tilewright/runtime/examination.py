@@ -1,6 +1,6 @@
-"""An executable examined region by region: each stored value compared with float64, and each region's time within whole calls.
+"""An executable examined: each stored value compared with float64, each region's time within whole calls, and the times of whole calls.
 
-`Executable.verify` and `Executable.profile` call these functions while nothing else uses the executable.
+Nothing else uses the executable meanwhile: `Executable.verify` and `Executable.profile` see to that.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from tilewright.runtime.verify import Verification, compare, narrow_tolerance, r
 if TYPE_CHECKING:
     from tilewright.runtime.executable import Engine, Executable
 
+T = TypeVar("T")
 WARM_UP_CALLS = 2
 """Untimed calls at the start of a profile."""
 
@@ -63,21 +64,54 @@ def _unchanged(executable: Executable, leaves: Sequence[Any]) -> list[torch.Tens
     return [tensor.clone() if name in program.updated else tensor for name, tensor in admitted]
 
 
+def _called(executable: Executable, engine: Engine, inputs: Sequence[torch.Tensor], run: Callable[..., T]) -> tuple[Any, Any, T, list[torch.Tensor]]:
+    """Runs one call on the graph's inputs by the function `run`: the moments at which it began and ended, what the function returned, and the
+    results."""
+    start = engine.moment()
+    outputs = executable._allocate()
+    try:
+        engine.bind(executable._admission.addresses(inputs, outputs))
+        found = run(engine, inputs, outputs)
+        engine.finish()
+    except BaseException:
+        engine.abandon()
+        raise
+    return start, engine.moment(), found, outputs
+
+
+class WholeCalls:
+    """Calls of an executable on the same inputs of its graph, which are changed where calls update them.
+
+    Its methods raise IndexOutOfRange for an index out of range."""
+
+    def __init__(self, executable: Executable, inputs: Sequence[torch.Tensor]) -> None:
+        self._executable, self._engine, self._inputs = executable, executable._require_engine(), inputs
+
+    def results(self) -> dict[str, torch.Tensor]:
+        """The graph's results of one call, by name."""
+        *_, outputs = _called(self._executable, self._engine, self._inputs, self._executable._run_segments)
+        self._engine.check_indices(True)
+        names = self._executable.image.program.graph.outputs
+        return {name: self._engine.buffers.value(name, self._inputs, outputs) for name in names}
+
+    def seconds(self, count: int, before: Callable[[], object] = lambda: None) -> list[float]:
+        """The seconds of each of `count` successive calls, all of which the host has enqueued when a GPU begins the first. `before` runs before each
+        of them, untimed."""
+        self._engine.idle(count * (len(self._executable._segments) + 2))
+        moments = []
+        for _ in range(count):
+            before()
+            moments.append(_called(self._executable, self._engine, self._inputs, self._executable._run_segments)[:2])
+        self._engine.check_indices(True)
+        return [self._engine.seconds(*both) for both in moments]
+
+
 def profiled(executable: Executable, engine: Engine, leaves: Sequence[Any], repetitions: int) -> Profile:
     """Calls without and with clocks between regions, in turns, see `Executable.profile`."""
     inputs = _unchanged(executable, leaves)
 
     def call(run: Callable[..., Any]) -> tuple[Any, Any, Any]:
-        start = engine.moment()
-        outputs = executable._allocate()
-        try:
-            engine.bind(executable._admission.addresses(inputs, outputs))
-            found = run(engine, inputs, outputs)
-            engine.finish()
-        except BaseException:
-            engine.abandon()
-            raise
-        end = engine.moment()
+        start, end, found, _ = _called(executable, engine, inputs, run)
         engine.check_indices(True)
         return start, end, found
 

@@ -66,6 +66,7 @@ class Engine(Protocol):
     def bind(self, pointers: Sequence[int]) -> None: ...
     def run(self, first: int, last: int) -> None: ...
     def run_timed(self, first: int, last: int) -> Sequence[Any]: ...
+    def idle(self, launches: int) -> None: ...
     def moment(self) -> Any: ...
     def seconds(self, start: Any, end: Any) -> float: ...
     def clock_seconds(self) -> float: ...
@@ -400,6 +401,33 @@ class Executable:
         self.close()
 
 
+def image_of(
+    program: Program,
+    imported: Imported,
+    machine: Machine,
+    binaries: Sequence[Compiled],
+    sources: Mapping[str, str] | None = None,
+    parameters: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Image:
+    """All parts of the executable of a program; arguments and errors are those of `executable_of`."""
+    signature = signature_of(imported, parameters, defaults)
+    ready = loadable(program)
+    # a parameter that is only returned is in no region, and simplifying passes may have dropped it
+    returned = {leaf.value for leaf in signature.outputs if leaf.kind == "parameter"} - set(ready.graph.constants)
+    if returned:
+        graph = ready.graph
+        constants = {**graph.constants, **{name: imported.graph.constants[name] for name in returned}}
+        values = {**graph.values, **{name: imported.graph.values[name] for name in returned}}
+        ready = replace(ready, graph=replace(graph, constants=constants, values=values))
+    states = {}
+    for state in imported.states:
+        live = state.source() if state.source is not None else None
+        states[state.name] = live if live is not None else state.initial.detach().clone()
+    kernels = MappingProxyType(program.kernels())
+    return Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states, kernels)
+
+
 def executable_of(
     program: Program,
     imported: Imported,
@@ -423,23 +451,9 @@ def executable_of(
         ValueError: if the program is inconsistent.
         KernelFailed: if a binary cannot be loaded or lacks a kernel.
     """
-    signature = signature_of(imported, parameters, defaults)
-    ready = loadable(program)
-    # a parameter that is only returned is in no region, and simplifying passes may have dropped it
-    returned = {leaf.value for leaf in signature.outputs if leaf.kind == "parameter"} - set(ready.graph.constants)
-    if returned:
-        graph = ready.graph
-        constants = {**graph.constants, **{name: imported.graph.constants[name] for name in returned}}
-        values = {**graph.values, **{name: imported.graph.values[name] for name in returned}}
-        ready = replace(ready, graph=replace(graph, constants=constants, values=values))
-    states = {}
-    for state in imported.states:
-        live = state.source() if state.source is not None else None
-        states[state.name] = live if live is not None else state.initial.detach().clone()
-    kernels = MappingProxyType(program.kernels())
-    image = Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states, kernels)
+    image = image_of(program, imported, machine, binaries, sources, parameters, defaults)
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
-    stamp = ModuleStamp.of(module, states) if module is not None else None
+    stamp = ModuleStamp.of(module, image.states) if module is not None else None
     return Executable(image, stamp, threads, sources_of_parameters, check, shared_constants)
 
 

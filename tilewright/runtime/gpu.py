@@ -413,12 +413,16 @@ class GpuEngine:
     def run_timed(self, first: int, last: int) -> list[torch.cuda.Event]:
         """Enqueues the kernels as `run` does, but those of one region after those of another. Returns the moment at which the first region began, and
         those at which each one ended. The GPU idles until all is enqueued, so that no region waits for its launch."""
-        torch.cuda._sleep(IDLE_CYCLES * (last - first))
+        self.idle(last - first)
         moments = [self.moment()]
         for region in range(first, last):
             self.run(region, region + 1)
             moments.append(self.moment())
         return moments
+
+    def idle(self, launches: int) -> None:
+        """The GPU idles until the host has enqueued so many launches, each with an event."""
+        torch.cuda._sleep(IDLE_CYCLES * launches)
 
     def moment(self) -> torch.cuda.Event:
         """An event on the caller's stream."""

@@ -88,7 +88,8 @@ class LoadableRegion:
 @dataclass(frozen=True)
 class LoadableProgram:
     """A compiled model. `storage` holds every buffer that a call names, including those of single regions. `faults` maps the name of each buffer in
-    which kernels report indices out of range to the meaning of its elements. `search`: the merges of operators and regions that were considered."""
+    which kernels report indices out of range to the meaning of its elements. `search`: the merges of operators and regions that were considered;
+    `partitions`: the whole graph's that trials compared."""
 
     graph: Graph
     target: str
@@ -98,6 +99,7 @@ class LoadableProgram:
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     faults: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
     search: tuple[MergeDecision, ...] = ()
+    partitions: tuple[MergeDecision, ...] = ()
 
     @cached_property
     def index_checks(self) -> tuple[IndexCheck, ...]:
@@ -243,6 +245,7 @@ def loadable(program: Program) -> LoadableProgram:
         MappingProxyType(dict(program.aliases)),
         MappingProxyType({name: checks for lowered in program.regions for name, checks in lowered.checks.items()}),
         program.search,
+        program.partitions,
     )
     check(result)
     return result

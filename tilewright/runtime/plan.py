@@ -86,13 +86,15 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """The regions in order of execution. kernels: number of distinct kernels. search: the merges of operators and regions that were considered."""
+    """The regions in order of execution. kernels: number of distinct kernels. search: the merges of operators and regions that were considered.
+    partitions: the whole graph's that trials compared."""
 
     target: str
     architecture: str
     rows: tuple[PlanRow, ...]
     kernels: int
     search: tuple[MergeDecision, ...] = ()
+    partitions: tuple[MergeDecision, ...] = ()
     memory: MemoryPlan | None = field(default=None, compare=False)
 
     @property
@@ -158,7 +160,7 @@ def _plain(value: Any) -> Any:
 def plan_of(program: LoadableProgram, machine: Machine, memory: MemoryPlan | None = None) -> Plan:
     """The plan of a program for a machine."""
     rows = tuple(_row(program, region, number) for number, region in enumerate(program.regions, 1))
-    return Plan(program.target, machine.architecture, rows, len(program.kernels), program.search, memory)
+    return Plan(program.target, machine.architecture, rows, len(program.kernels), program.search, program.partitions, memory)
 
 
 def _row(program: LoadableProgram, region: LoadableRegion, number: int) -> PlanRow:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilewright.ir.graph import short_place
 from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow
-from tilewright.text import WIDTH, aligned, clipped, number_of, percent, scaled, seconds_text
+from tilewright.text import WIDTH, aligned, clipped, folded, number_of, percent, scaled, seconds_text
 
 HOTTEST = 5
 """Regions of the summary."""
@@ -29,6 +29,9 @@ def summary_lines(plan: Plan, title: str = "", width: int = WIDTH) -> Iterator[s
     if measured:
         total, predicted = (sum(times) for times in zip(*((row.seconds, row.predicted_seconds) for row in measured), strict=True))
         yield f"  measured {seconds_text(total)} in {number_of(len(measured), 'region')}, predicted {seconds_text(predicted)}"
+    if plan.partitions:
+        chosen = next((partition.text for partition in plan.partitions if partition.taken), "")
+        yield from folded(f"  of {number_of(len(plan.partitions), 'partition')} compared: {chosen}", width, 4)
     hottest = plan.hottest(HOTTEST)
     if hottest:
         yield f"  hottest: {percent(sum(row.seconds for row in hottest), plan.seconds)} of the time in {number_of(len(hottest), 'region')}"

@@ -88,7 +88,7 @@ def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | No
         code=outcome.code,
         generator=generator(machine, problem.region.kind == "chain"),
         status=outcome.status,
-        reason=_printable(outcome.reason)[:MOST_REASON],  # text of a compiler, or of whatever failed
+        reason=printable(outcome.reason)[:MOST_REASON],  # text of a compiler, or of whatever failed
         median=timing.median if timing else None,
         lower=timing.lower if timing else None,
         upper=timing.upper if timing else None,
@@ -142,9 +142,9 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value <= MOST_REPLAYS
     if name in NUMBERS:  # integers of any size can be compared, but not all can be converted
         return value is None or (type(value) in (int, float) and 0 <= value <= (MOST_ERROR if name == "relative_error" else MOST_SECONDS))
-    return isinstance(value, str) and len(value) <= MOST_CHARACTERS and (value.isprintable() or _printable(value) == value)
+    return isinstance(value, str) and len(value) <= MOST_CHARACTERS and (value.isprintable() or printable(value) == value)
 
 
-def _printable(text: str) -> str:
-    """The text without lone surrogates and terminal control characters."""
+def printable(text: str) -> str:
+    """The text as records may hold it: without lone surrogates and terminal control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

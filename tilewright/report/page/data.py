@@ -58,6 +58,7 @@ def subject_data(subject: Subject, progress: Progress) -> dict[str, Any]:
         "measured": bool(plan.measured),
         "rows": rows,
         "search": [str(decision) for decision in plan.search],
+        "partitions": [str(partition) for partition in plan.partitions],
         "graph": graph_data(connections(image.program, plan), image),
         "timeline": [] if profile is None else [[span.region + 1, span.start, span.end] for span in profile.timeline],
         "profile": [] if profile is None else list(profile.summary_lines()),

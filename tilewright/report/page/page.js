@@ -42,6 +42,8 @@ function choices(subject) {
     ...pruning("Schedules of all regions", { feasible, rejected }),
     subject.search.length ? el("details", {}, el("summary", {}, `${subject.search.length} merges of operators and regions were considered`),
       el("ol", {}, subject.search.map((text) => el("li", {}, text)))) : null,
+    subject.partitions.length ? el("details", {}, el("summary", {}, `${subject.partitions.length} partitions of the whole network were measured`),
+      el("ol", {}, subject.partitions.map((text) => el("li", {}, text)))) : null,
     el("details", {}, el("summary", {}, "PyTorch and memory"), el("pre", { tabindex: "0" }, subject.notes.join("\n"))),
   ];
 }
