@@ -3,7 +3,7 @@
 One forest serves all cores, vectors and tile registers that it was trained on, with any number of threads. It predicts the logarithm of measured over
 modelled time from features that are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work
 relative to threads, how much of tiles, panels and threads is filled. It was trained on measured schedules of random problems
-(`bench/cpu_learned.py`). Regions unlike those keep the analytical times; on other x86 cores a share of the correction counts.
+(`bench/cpu_learned.py`). Regions and transforms unlike those keep the analytical times; on other x86 cores a share of the correction counts.
 
 A correction is relative to the fastest kernels of the same problem, whatever their schemas: those of two schemas compare if both were measured for
 the same problems. Candidates on tile registers, for which vectors are no alternative (`Schema.alone`), are never compared with others.
@@ -119,13 +119,24 @@ def share_for(machine: Machine, units: Iterable[str]) -> float:
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int, share: float = 1.0) -> np.ndarray | None:
-    """Seconds of all candidates, with this share of the correction; None if there is a part that the forest does not cover."""
-    seconds = []
-    for part in ranking.parts:
+    """Seconds of all candidates, with this share of the correction; None if there is a part that the forest does not cover.
+
+    Transforms that it does not cover keep their analytical times. Since a correction is relative to the fastest kernels of the same problem, the
+    others are then scaled so that their first has its analytical time too."""
+    seconds = [part.estimate.seconds for part in ranking.parts]
+    covered: list[int] = []
+    for number, part in enumerate(ranking.parts):
         columns = record(part, machine, threads)
-        if columns is None:
+        if columns is not None:
+            seconds[number] = part.estimate.seconds * np.exp2(share * forest.predict(table(columns, forest.names)))
+            covered.append(number)
+        elif not part.schema.transforms:
             return None
-        seconds.append(part.estimate.seconds * np.exp2(share * forest.predict(table(columns, forest.names))))
+    if not covered:
+        return None
+    if len(covered) < len(seconds):
+        scale = min(ranking.parts[number].estimate.seconds.min() for number in covered) / min(seconds[number].min() for number in covered)
+        seconds = [times * scale if number in covered else times for number, times in enumerate(seconds)]
     return np.concatenate(seconds)
 
 

@@ -57,15 +57,14 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     # points are written once and read for each panel, sums are written and read once
     moved = element * points * blocks * tiles * ((1 + panels) * facts.channels + 2 * panels * panel)
     workspaces = np.where(working_bytes(facts, candidates, lanes) > 0.75 * level_2.bytes, moved / supply, 0.0)
-    return Estimate(
-        {
-            "products": products / machine.clock_hz,
-            "filters": filters,
-            "workspaces": workspaces,
-            "memory": counts.memory_bytes / machine.memory_bandwidth,
-            "input transform": inputs / machine.clock_hz,
-            "output transform": outputs / machine.clock_hz,
-            "dispatch": np.full(len(size), machine.dispatch_seconds),
-        },
-        overlapped=("filters", "memory"),
-    )
+    terms = {
+        "products": products / machine.clock_hz,
+        "filters": filters,
+        "memory": counts.memory_bytes / machine.memory_bandwidth,
+        "input transform": inputs / machine.clock_hz,
+        "output transform": outputs / machine.clock_hz,
+        "dispatch": np.full(len(size), machine.dispatch_seconds),
+    }
+    if workspaces.any():
+        terms["workspaces"] = workspaces
+    return Estimate(terms, overlapped=("filters", "memory"))

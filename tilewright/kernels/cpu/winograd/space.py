@@ -100,10 +100,10 @@ def cpu_winograd_space(facts: CpuWinogradFacts, machine: Machine, threads: int) 
     candidates = times(transform_axes(facts.filter_size), of_tiles)
     by_panel = candidates.pop("by_panel")
     candidates["tile_parts"], candidates["panel_parts"] = np.where(by_panel, 1, threads), np.where(by_panel, threads, 1)
-    level_2, level_3 = machine.cache(2), machine.cache(3)
-    capacity = level_2.bytes if level_2 is not None else 0
-    # Fourier transforms have so many points that few tiles fit, and so few products that level 3 can supply them
-    last = np.where(candidates["fourier"] == 1, max(level_3.bytes / threads if level_3 is not None else 0, capacity), capacity)
+    level_2, level_3 = (cache.bytes if cache is not None else 0 for cache in map(machine.cache, (2, 3)))
+    working = working_bytes(facts, candidates, lanes)
+    # of so many points few tiles stay in level 2, and their products are so few that level 3 can supply them
+    fourier = candidates["fourier"] == 1
     tile, tiles = candidates["tile"], facts.tiles(candidates["output_tile"])
     block = tile * candidates["blocks"]
     panels = -(-facts.outputs // (candidates["vectors"] * lanes))
@@ -115,7 +115,8 @@ def cpu_winograd_space(facts: CpuWinogradFacts, machine: Machine, threads: int) 
             ("a block larger than the tiles of a thread", (candidates["blocks"] > 1) & (block - tile >= -(-tiles // candidates["tile_parts"]))),
             ("a thread without work", (candidates["tile_parts"] > tiles) | (candidates["panel_parts"] > panels)),
             ("the same as sharing the tiles", (by_panel == 1) & (threads == 1)),
-            ("a block does not stay in level 2, or with Fourier transforms in level 3", working_bytes(facts, candidates, lanes) > 0.75 * last),
+            ("a block does not stay in level 2", ~fourier & (working > 0.75 * level_2)),
+            ("a block does not stay in a thread's share of level 3", fourier & (working > 0.75 * max(level_3 / threads, level_2))),
         ],
     )
 

@@ -70,7 +70,7 @@ class FusedWinogradSchedule:
 
 def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns FUSED_COLUMNS, and the number rejected for each reason."""
-    candidates = product_of({"output_tile": OUTPUT_TILES.get(facts.filter_size, ()), "filter_size": (facts.filter_size,), **FUSED_AXES})
+    candidates = product_of({"output_tile": OUTPUT_TILES[facts.filter_size], "filter_size": (facts.filter_size,), **FUSED_AXES})
     threads = fused_threads_of(candidates)
     points = points_of(candidates)
     tiles, outputs, channels, split = (candidates[name] for name in ("tiles", "outputs", "channels", "split"))
