@@ -15,19 +15,21 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
-from bench.common import Contender, Outcome, Run, compare, write_results
+from bench.common import Contender, Outcome, compare, write_results
 from bench.cpu_layers import NHWC, eager_nhwc
 from bench.cpu_networks import OURS, ours
 from bench.winograd_numerics import run_by, transformed, ways_of
-from tilewright.tuning.measure import Unavailable
+from tilewright.hardware import machine
+from tilewright.kernels.block_transforms import of_each
+from tilewright.selection.choice import rank
 from tilewright.tuning.peers import PEERS
+from tilewright.tuning.problems import convolution_problem
 
 LAYERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
     {
@@ -49,20 +51,14 @@ LAYERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
 """By name: channels of the input and of the output, rows and columns of the image and of the filters. The last has no whole vectors of channels."""
 
 
-def contender(way: str, transform: Any, threads: int) -> Contender:
-    """Our kernels, all of one way."""
-
-    def prepare(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-        try:
-            return run_by(module, inputs[0], transformed(transform), threads)
-        except StopIteration:
-            raise Unavailable(f"no candidate of {way}") from None
-
-    return Contender(way, prepare)
-
-
-def contenders(filter_size: int, threads: int) -> Iterator[Contender]:
-    yield from (contender(way, transform, threads) for way, transform in ways_of(filter_size).items())
+def contenders(channels: int, outputs: int, size: int, filter_size: int, threads: int) -> Iterator[Contender]:
+    """Our kernels of each way that has candidates, those that the models choose, and PyTorch."""
+    ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), machine("native"), threads)
+    there = {transform for part in ranking.parts if part.schema.transforms for _, transform in of_each(part.candidates)}
+    for way, transform in ways_of(filter_size).items():
+        if transform is None or transform in there:
+            wanted = transformed(transform)
+            yield Contender(way, lambda module, inputs, wanted=wanted: run_by(module, *inputs, wanted, threads))
     yield ours()
     yield PEERS["eager"]
     yield Contender(NHWC, eager_nhwc)
@@ -93,7 +89,7 @@ def main() -> None:
         module = nn.Conv2d(channels, outputs, filter_size, padding=filter_size // 2).eval()
         make = partial(torch.randn, 1, channels, size, size)
         with torch.no_grad():
-            timed = list(contenders(filter_size, options.threads))
+            timed = list(contenders(*LAYERS[name], options.threads))
             outcomes = compare(name, module, (make(),), (make(),), timed, 1e-4, options.rounds, options.seconds)
         results += outcomes
         found[name] = gains(outcomes)

@@ -4,8 +4,8 @@ A tile of n x n elements of the input gives m x m outputs, m = n - r + 1: the pa
 the columns the correlation is periodic (x^n - 1), along the rows it changes sign (x^n + 1), which does not matter to that part. So no frequency is
 real: a row of n real elements has n / 2 complex frequencies, (4 j + 1) / (2 n) cycles for j = 0 .. n / 2 - 1, and those of the columns are k / n.
 
-    rows       z[t] = (d[t] - i d[t + n/2]) exp(-pi i t / n), D[j] = sum over t < n / 2 of z[t] exp(-2 pi i j t / (n/2))
-    columns    D[k, j] = sum over rows of D[row, j] exp(-2 pi i k row / n)
+    rows       z[t] = (d[t] + i d[t + n/2]) exp(pi i t / n), D[j] = sum over t < n / 2 of z[t] exp(2 pi i j t / (n/2))
+    columns    D[k, j] = sum over rows of D[row, j] exp(2 pi i k row / n)
 
 (The former is the usual transform of a sequence with odd frequencies by one of half its length: Bellanger and Daguet, TDM-FDM Transmultiplexer, IEEE
 Transactions on Communications 22, 1974.) Each of the n^2 / 2 complex products D H is three real ones (Karatsuba and Ofman, Multiplication of
@@ -31,6 +31,7 @@ import numpy as np
 from tilewright.ir.expr import Expr, Var, index_const, variables
 from tilewright.ir.kernel import Let, Statement
 from tilewright.kernels.transform_pass import LoadElement, LoadPoint, Matrix, Pass, StorePoint, StoreRows, Values
+from tilewright.kernels.winograd_transform import combination
 
 SPANS = (12, 16, 24)
 """Values of n: products of 2 and 3, even."""
@@ -52,8 +53,8 @@ def filter_matrix(span: int, filter_size: int) -> Matrix:
     """[3 n^2 / 2, r^2]: maps the taps of a filter, row-major, to its points: real factors of the conjugate of its transform, over n^2 / 2."""
     n, half = span, span // 2
     taps = np.arange(filter_size)
-    rows = np.exp(2j * pi * np.outer(np.arange(half) * 2 + 0.5, taps) / n)  # [j, tap x]
-    columns = np.exp(2j * pi * np.outer(np.arange(n), taps) / n)  # [k, tap y]
+    rows = np.exp(-2j * pi * np.outer(np.arange(half) * 2 + 0.5, taps) / n)  # [j, tap x]
+    columns = np.exp(-2j * pi * np.outer(np.arange(n), taps) / n)  # [k, tap y]
     whole = np.einsum("ky,jx->jkyx", columns, rows).reshape(half * n, filter_size**2) / (n * half)
     factors = np.concatenate([whole.real, whole.imag - whole.real, whole.real + whole.imag])
     return tuple(tuple(map(float, row)) for row in factors)
@@ -98,13 +99,13 @@ class Fourier:
         def rows(row: Expr) -> list[Statement]:
             code = _Code(values, "a")
             given = [code.named(load(row, index_const(t))) for t in range(n)]
-            turned = [code.turned((given[t], -given[t + half]), -t, 2 * n) for t in range(half)]
-            return code.storing(_transform(turned, -1, code), lambda j, part: self._place(row, index_const(j)) + part, values.put)
+            turned = [code.turned((given[t], given[t + half]), t, 2 * n) for t in range(half)]
+            return code.storing(_transform(turned, 1, code), lambda j, part: self._place(row, index_const(j)) + part, values.put)
 
         def columns(j: Expr) -> list[Statement]:
             code = _Code(values, "b")
             given = [(code.named(values.get(at)), code.named(values.get(at + 1))) for at in (self._place(index_const(row), j) for row in range(n))]
-            results = _transform(given, -1, code)
+            results = _transform(given, 1, code)
             stores = [
                 store(self._point(part, j, k), value)
                 for k, (real, imaginary) in enumerate(results)
@@ -124,16 +125,16 @@ class Fourier:
             for k in range(n):
                 first, second, third = (code.named(load(self._point(part, j, k))) for part in range(3))
                 given.append((code.named(first - third), code.named(first + second)))
-            results = _transform(given, 1, code)[:size]
+            results = _transform(given, -1, code)[:size]
             return code.storing(results, lambda row, part: self._place(index_const(row), j) + part, values.put)
 
         def rows(row: Expr) -> list[Statement]:
             code = _Code(values, "e")
             places = [self._place(row, index_const(j)) for j in range(half)]
-            results = _transform([(code.named(values.get(at)), code.named(values.get(at + 1))) for at in places], 1, code)
-            turned = [code.turned(value, t, 2 * n) for t, value in enumerate(results)]
-            line = [real for real, _ in turned] + [code.named(-imaginary) for _, imaginary in turned]
-            return [*code.needed(line[:size]), *store(row, [line[:size]])]
+            results = _transform([(code.named(values.get(at)), code.named(values.get(at + 1))) for at in places], -1, code)
+            turned = [code.turned(value, -t, 2 * n) for t, value in enumerate(results)]
+            line = [part for parts in zip(*turned, strict=True) for part in parts][:size]
+            return [*code.needed(line), *store(row, [line])]
 
         return Pass(half, columns), Pass(size, rows)
 
@@ -167,24 +168,14 @@ class _Code:
     def turned(self, value: Complex, steps: int, circle: int) -> Complex:
         """value * exp(2 pi i steps / circle)."""
         real, imaginary = value
-        steps %= circle
-        if 4 * steps >= 3 * circle:
-            return self._turned((imaginary, -real), 4 * steps - 3 * circle, 4 * circle)
-        if 2 * steps >= circle:
-            return self._turned((-real, -imaginary), 2 * steps - circle, 2 * circle)
-        if 4 * steps >= circle:
-            return self._turned((-imaginary, real), 4 * steps - circle, 4 * circle)
-        return self._turned(value, steps, circle)
-
-    def _turned(self, value: Complex, steps: int, circle: int) -> Complex:
-        """The same by less than a right angle."""
-        real, imaginary = value
-        if steps == 0:
-            return value
-        if 8 * steps == circle:
-            return self.named((real - imaginary) * sqrt(0.5)), self.named((real + imaginary) * sqrt(0.5))
-        c, s = cos(2 * pi * steps / circle), sin(2 * pi * steps / circle)
-        return self.named(real * c - imaginary * s), self.named(imaginary * c + real * s)
+        eighth, rest = divmod(8 * steps % (8 * circle), circle)
+        if rest:
+            c, s = cos(2 * pi * steps / circle), sin(2 * pi * steps / circle)
+            return self.named(combination((c, -s), value)), self.named(combination((s, c), value))
+        if eighth % 2:
+            apart, both = self.named((real - imaginary) * sqrt(0.5)), self.named((real + imaginary) * sqrt(0.5))
+            return ((apart, both), (-both, apart), (-apart, -both), (both, -apart))[eighth // 2]
+        return (value, (-imaginary, real), (-real, -imaginary), (imaginary, -real))[eighth // 2]
 
     def needed(self, results: Sequence[Expr]) -> list[Let]:
         """The statements that these results depend on."""

@@ -169,12 +169,12 @@ def product(matrix: Matrix, values: Sequence[Expr], name: str) -> tuple[list[Let
     for first, second in _pairs(rows):
         even = [a if a == b else 0.0 for a, b in zip(rows[first], rows[second], strict=True)]
         odd = [a - e for a, e in zip(rows[first], even, strict=True)]
-        common, opposite = _combination(even, factors), _combination(odd, factors)
+        common, opposite = combination(even, factors), combination(odd, factors)
         common, opposite = (part if isinstance(part, Var) else named(part) for part in (common, opposite))
         results[first], results[second] = named(common + opposite), named(common - opposite)
     for number, row in enumerate(rows):
         if number not in results:
-            results[number] = named(_combination(row, factors))
+            results[number] = named(combination(row, factors))
     return lets, [results[number] for number in range(len(rows))]
 
 
@@ -204,7 +204,7 @@ def _pairs(vectors: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     return found
 
 
-def _combination(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
+def combination(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
     """The sum of coefficient * value, positive terms first; factors of one are omitted."""
     terms = sorted(((c, v) for c, v in zip(coefficients, values, strict=True) if c), key=lambda term: term[0] < 0)
     result: Expr | None = None

@@ -35,6 +35,8 @@ MISSING = -64.0
 """Value of features that a schema does not have."""
 LEAST_SHARE = 2.0**-20
 """Shares of the time below this one are not told apart."""
+COMMON_AXES = ("filter_size", "fourier")
+"""Axes of transforms that are the same in all candidates that the forest covers."""
 ARCHITECTURE = "x86-64"
 """That of all cores in the training data: whether the forest serves others is not known."""
 SHARE_ELSEWHERE = 0.5
@@ -51,7 +53,7 @@ def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] 
     total, count = part.estimate.seconds, length(rows)
     columns = {"calls": np.log2(total / machine.dispatch_seconds)}
     columns |= {name: np.full(count, value) for name, value in machine_features(machine, threads).items()}
-    columns |= {f"axis {name}": np.asarray(column, dtype=np.float64) for name, column in rows.items()}
+    columns |= {f"axis {name}": np.asarray(column, dtype=np.float64) for name, column in rows.items() if name not in COMMON_AXES}
     columns |= {f"term {name}": np.log2(np.maximum(term / total, LEAST_SHARE)) for name, term in part.estimate.terms.items()}
     return columns | own
 
