@@ -1,4 +1,5 @@
-"""The transforms of a tiled Fourier convolution with filters of r x r, and the products between them as real ones.
+"""The transforms of a tiled Fourier convolution with filters of r x r, and the products between them as real ones (the Gauss-FFT of Zlateski et al.,
+FFT Convolutions are Faster than Winograd on Modern CPUs, Here is Why, 2018).
 
 A tile of n x n elements of the input gives m x m outputs, m = n - r + 1: the part of a periodic correlation into which nothing wraps around. Down
 the columns the correlation is periodic (x^n - 1), along the rows it changes sign (x^n + 1), which does not matter to that part. So no frequency is
@@ -7,9 +8,8 @@ real: a row of n real elements has n / 2 complex frequencies, (4 j + 1) / (2 n) 
     rows       z[t] = (d[t] + i d[t + n/2]) exp(pi i t / n), D[j] = sum over t < n / 2 of z[t] exp(2 pi i j t / (n/2))
     columns    D[k, j] = sum over rows of D[row, j] exp(2 pi i k row / n)
 
-(The former is the usual transform of a sequence with odd frequencies by one of half its length: Bellanger and Daguet, TDM-FDM Transmultiplexer, IEEE
-Transactions on Communications 22, 1974.) Each of the n^2 / 2 complex products D H is three real ones (Karatsuba and Ofman, Multiplication of
-Multidigit Numbers on Automata, 1963):
+(The former is the odd discrete transform of real signals by one of half its length: Vernet, Real Signals Fast Fourier Transform, Proceedings of the
+IEEE 59, 1971.) Each of the n^2 / 2 complex products D H, where H is the conjugate of the filter's transform, is three real ones:
 
     (Re D + Im D) Re H,  Re D (Im H - Re H),  Im D (Re H + Im H)
 
@@ -63,7 +63,7 @@ def filter_matrix(span: int, filter_size: int) -> Matrix:
 @dataclass(frozen=True)
 class Fourier:
     """Tiles of `output_tile` x `output_tile` results of filters of `filter_size` x `filter_size`. A transform is two passes, of rows and of columns.
-    Point (3 n / 2) n parts: part * n^2 / 2 + j * n + k, with frequency j of the rows and k of the columns."""
+    Factor `part` of the three at frequency j of the rows and k of the columns is point part * n^2 / 2 + j * n + k."""
 
     output_tile: int
     filter_size: int

@@ -63,12 +63,16 @@ def work_of(make: Callable[[Values], Sequence[Pass]], dtype: str) -> Work:
         for statement in each.body(index_const(0)):
             assert isinstance(statement, (Let, Store)), statement
             operations = [node for node in walk(statement.value) if isinstance(node, Apply)]
-            products = [any(isinstance(term, Apply) and term.operation == "mul" for term in node.args) for node in operations]
             arithmetic += each.pieces * len(operations)
-            fused += each.pieces * sum(node.operation not in ("add", "sub") or not own for node, own in zip(operations, products, strict=True))
-            own = isinstance(statement, Store) and statement.buffer == SCRATCH
-            scratch += each.pieces * (own + (isinstance(statement.value, Load) and statement.value.buffer == SCRATCH))
+            fused += each.pieces * (len(operations) - sum(map(_adds_a_product, operations)))
+            put = isinstance(statement, Store) and statement.buffer == SCRATCH
+            got = isinstance(statement.value, Load) and statement.value.buffer == SCRATCH
+            scratch += each.pieces * (put + got)
     return Work(arithmetic, fused, scratch)
+
+
+def _adds_a_product(node: Apply) -> bool:
+    return node.operation in ("add", "sub") and any(isinstance(term, Apply) and term.operation == "mul" for term in node.args)
 
 
 SCRATCH = "scratch"
