@@ -57,7 +57,8 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
             part,
             machine,
             transform,
-            elements=product.m * facts.channels,
+            tiles=product.m,
+            channels=facts.channels,
             lanes=facts.input_vector,
             held=held_registers(transform),
             accesses=span * span + points + of_input.scratch,
@@ -70,7 +71,8 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
             part,
             machine,
             transform,
-            elements=product.m * facts.outputs,
+            tiles=product.m,
+            channels=facts.outputs,
             lanes=facts.store_vector,
             held=min(held_registers(transform), span * size),
             accesses=points + size * size + of_sums.scratch,
@@ -89,7 +91,8 @@ def _transform(
     machine: Machine,
     transform: Transform,
     *,
-    elements: int,
+    tiles: int,
+    channels: int,
     lanes: int,
     held: int,
     accesses: int,
@@ -98,11 +101,13 @@ def _transform(
     memory: float,
     element_bytes: int,
 ) -> np.ndarray:
-    """Seconds of one transform of `elements` single-channel tiles, without its launch. A thread holds `held` vectors in registers; `accesses` and
+    """Seconds of one transform of the tiles of all channels, without its launch. A thread holds `held` vectors in registers; `accesses` and
     `arithmetic` (per lane) are the instructions for a tile; `through` and `memory` are the bytes through level 2 and from or to memory."""
     threads, wide = candidates["transform_threads"], np.minimum(candidates["transform_vector"], lanes)
     # the threads of a block share its tiles where these pass between passes, otherwise each has one of its own
-    own = channels_of_block(transform) / threads if transform.scratch else np.ones(length(candidates))
+    chunk = channels_of_block(transform) if transform.scratch else 1
+    own = chunk / threads if transform.scratch else np.ones(length(candidates))
+    elements = tiles * -(-channels // chunk) * chunk
     blocks = np.ceil(elements / (wide * threads * own))
     registers = np.minimum(OTHER_REGISTERS + held * wide, machine.registers_per_thread_max)
     resident = resident_blocks(machine, threads, registers, scratch_bytes(transform, element_bytes))
