@@ -377,6 +377,7 @@ FUSED_DRAWN = dict(
 
 
 def random_fused_case(batch: int, channels: int, outputs: int, filter_size: int, size: Any, padding: Any, epilogue: Any, seed: int) -> Any:
+    size = tuple(max(extent, filter_size + 2 - 2 * padding) for extent in size)
     sizes: dict[str, Any] = dict(channels=channels, outputs=outputs, filter_size=filter_size, size=size, padding=padding)
     case = convolution_case(batch=batch, **sizes, epilogue=epilogue, seed=seed)
     candidates, _ = fused_winograd_space(problem_of(case), H200)
