@@ -93,14 +93,13 @@ def main() -> None:
             outcomes = compare(name, module, (make(),), (make(),), timed, 1e-4, options.rounds, options.seconds)
         results += outcomes
         found[name] = gains(outcomes)
-        table = Table(
-            "way", "ms", "error", title=f"{name}: {channels} to {outputs} channels, {size} x {size}, {filter_size} x {filter_size}", box=None
-        )
+        title = f"{name}: {channels} to {outputs} channels, {size} x {size}, {filter_size} x {filter_size}"
+        table = Table("way", "ms", "error", box=None)
         for outcome in outcomes:
             seconds = outcome.median_seconds
             shown = f"{1e3 * seconds:.3g}" if seconds is not None else outcome.reason
             table.add_row(outcome.contender, shown, f"{outcome.relative_error:.1e}" if outcome.relative_error is not None else "")
-        Console(width=150).print(table)
+        Console().print(title, table, sep="\n")
     means = {kind: math.exp(statistics.fmean(math.log(row[kind]) for row in found.values())) for kind in ("direct", "best way", "pytorch")}
     Console().print("geometric means of the times over ours: " + "; ".join(f"{kind} {mean:.2f}" for kind, mean in means.items()))
     if options.name:
