@@ -20,7 +20,7 @@ from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.estimate import contraction_estimate
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
-from tilewright.kernels.gpu.winograd.space import OTHER_REGISTERS, WinogradFacts, channels_of_block, held_registers, scratch_bytes
+from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, OTHER_REGISTERS, WinogradFacts, held_registers, scratch_bytes
 
 BYTES_AHEAD = 256
 """Bytes of a thread's loads in flight: the loads of a tile are independent, but their registers are limited."""
@@ -105,7 +105,7 @@ def _transform(
     `arithmetic` (per lane) are the instructions for a tile; `through` and `memory` are the bytes through level 2 and from or to memory."""
     threads, wide = candidates["transform_threads"], np.minimum(candidates["transform_vector"], lanes)
     # the threads of a block share its tiles where these pass between passes, otherwise each has one of its own
-    chunk = channels_of_block(transform) if transform.scratch else 1
+    chunk = CHANNELS_OF_BLOCK if transform.scratch else 1
     own = chunk / threads if transform.scratch else np.ones(length(candidates))
     elements = tiles * -(-channels // chunk) * chunk
     blocks = np.ceil(elements / (wide * threads * own))

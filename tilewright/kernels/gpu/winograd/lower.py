@@ -26,7 +26,7 @@ from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.kernels.block_transforms import Transform, transforms_of
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
-from tilewright.kernels.gpu.winograd.space import WinogradFacts, WinogradSchedule, channels_of_block
+from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, WinogradFacts, WinogradSchedule
 from tilewright.kernels.transform_pass import SCRATCH, Pass, Values
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors
 
@@ -134,8 +134,8 @@ def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, schedule: Winogra
 
 
 def _in_blocks(tiles: Sequence[Var], channel: Var, schedule: WinogradSchedule, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
-    """A block for each tile and `channels_of_block` channels: threads with the same channel share the pieces of each pass."""
-    channels, threads, extent = channels_of_block(schedule.transform), schedule.transform_threads, channel.extent or 0
+    """A block for each tile and CHANNELS_OF_BLOCK channels: threads with the same channel share the pieces of each pass."""
+    channels, threads, extent = CHANNELS_OF_BLOCK, schedule.transform_threads, channel.extent or 0
     chunk, axes = Var("chunk", -(-extent // channels)), (*tiles,)
     launch = Launch((extent_of(tiles) * (chunk.extent or 1), 1, 1), (threads, 1, 1))
     lets, where = named(decode(block_variable(launch), (*axes, chunk)))

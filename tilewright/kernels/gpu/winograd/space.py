@@ -93,6 +93,9 @@ class WinogradSchedule:
 
 OTHER_REGISTERS = 20
 """Registers per thread of a transform besides the tile: ptxas 13.0 allocates 32 to 129 in all for tiles of 8 to 144 elements on sm_90a."""
+CHANNELS_OF_BLOCK = 32
+"""Channels of one tile that a block transforms where its pieces pass values in shared memory: a warp computes one piece of adjacent channels, whose
+values are in different banks."""
 AXES = (*TRANSFORM_COLUMNS, *TRANSFORM_AXES, *PRODUCT_AXES)
 
 
@@ -101,15 +104,9 @@ def held_registers(transform: Transform) -> int:
     return 2 * transform.span if isinstance(transform, Fourier) else transform.span**2
 
 
-def channels_of_block(transform: Transform) -> int:
-    """Channels of one tile that a block transforms where its pieces pass values in shared memory: as many as a warp has threads, or a half where more
-    need more than 48 KB."""
-    return 32 if transform.span <= 16 else 16
-
-
 def scratch_bytes(transform: Transform, element_bytes: int) -> int:
     """Shared memory of a block of a transform."""
-    return transform.scratch * channels_of_block(transform) * element_bytes
+    return transform.scratch * CHANNELS_OF_BLOCK * element_bytes
 
 
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -124,6 +121,7 @@ def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np
         fitting = [
             ("no transform has vectors so wide", wide > widest),
             ("registers exceed a thread's", held_registers(transform) * wide + OTHER_REGISTERS > machine.registers_per_thread_max),
+            ("shared memory exceeds a block's", np.full(len(wide), scratch_bytes(transform, facts.element_bytes) > machine.shared_bytes_per_block)),
             ("pieces of a tile have no vectors", (wide > 1) & isinstance(transform, Fourier)),
         ]
         transforms, narrow = reject(transforms, fitting)
