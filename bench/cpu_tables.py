@@ -17,7 +17,34 @@ from bench.first_day import speed_ups as faster
 
 def outliers() -> Rows:
     """Errors of Winograd's algorithm around outliers."""
-    found = results_of("winograd_numerics")
+    return _around_outliers(results_of("winograd_numerics"))
+
+
+def outliers_of_large_filters() -> Rows | None:
+    """Errors of Fourier transforms around outliers; None until they are measured."""
+    return _around_outliers(results_of("fourier_numerics")) if (RESULTS / "fourier_numerics.json").exists() else None
+
+
+def large_filters() -> Rows | None:
+    """Layers with large filters by direct sums, by the transform with the least time, and by PyTorch: milliseconds, and errors; None until they are
+    measured."""
+    if not (RESULTS / "large_filters.json").exists():
+        return None
+    rows = [["layer", "direct sums", "fastest transform", "", "models' choice", "PyTorch, best layout", "error of direct sums", "of the transform"]]
+    results = results_of("large_filters")
+    for layer in dict.fromkeys(entry["network"] for entry in results):
+        timed = {entry["contender"]: entry for entry in results if entry["network"] == layer and entry["median_seconds"] is not None}
+        direct, chosen = timed.pop("direct sums"), timed.pop("tilewright")
+        peers = [timed.pop(name) for name in ("eager", "eager_nhwc") if name in timed]
+        best, peer = (min(entries, key=lambda entry: entry["median_seconds"], default=None) for entries in (timed.values(), peers))
+        ways = (direct, best, chosen, peer)
+        times = [milliseconds(way["median_seconds"]) if way is not None else "–" for way in ways]
+        errors = [power(way["relative_error"]) if way is not None else "–" for way in (direct, best)]
+        rows.append([layer, times[0], times[1], best["contender"] if best is not None else "", *times[2:], *errors])
+    return rows
+
+
+def _around_outliers(found: Sequence[Mapping[str, Any]]) -> Rows:
     sizes = list(found[0]["beside an outlier of"])
     rows = [["", "no outlier", *(f"outlier {power(float(size)).replace('.0', '')}" for size in sizes), "pixels spoilt by an infinity"]]
     for entry in found:
@@ -374,6 +401,8 @@ def generation() -> Rows:
 CPU_TABLES = (
     generation,
     outliers,
+    outliers_of_large_filters,
+    large_filters,
     code_scores,
     learned_on_cpus,
     learned_on_random_problems,

@@ -1,15 +1,17 @@
-"""Errors of Winograd's algorithm against direct sums: for usual inputs, around outliers, and the spread of infinities.
+"""Errors of transforms of blocks against direct sums: for usual inputs, around outliers, and the spread of infinities.
 
     python -m bench.winograd_numerics --name winograd_numerics
+    python -m bench.winograd_numerics --filter 7 --name fourier_numerics
 
-A 3x3 convolution of 64 to 64 channels on 56 x 56 pixels of normal numbers, by our kernels for this CPU and by PyTorch, against float64. An error is
-the largest difference over the largest magnitude of the compared results. Around an outlier these are the results within eight pixels that do not
-read it; the worst of sixteen positions of the outlier relative to the tiles counts.
+A convolution (3x3, or `--filter`) of 64 to 64 channels on 56 x 56 pixels of normal numbers, by our kernels for this CPU and by PyTorch, against
+float64. An error is the largest difference over the largest magnitude of the compared results. Around an outlier these are the results within eight
+pixels (of larger filters 24, the largest tile) that do not read it; the worst of sixteen positions of the outlier relative to the tiles counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -24,19 +26,20 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.block_transforms import Transform, transforms_of
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import executable_of
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
 
-CHANNELS, SIZE, REACH = 64, 56, 8
+CHANNELS, SIZE = 64, 56
 PLACES = tuple((row, column) for row in range(26, 30) for column in range(26, 30))
 OUTLIERS = (1e2, 1e4, 1e6)
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool]) -> Run:
-    """The module compiled with the models' first choice among the wanted candidates for its contraction."""
+def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool], threads: int = 1) -> Run:
+    """The module compiled for this many threads with the models' first choice among the wanted candidates for its contraction."""
     here = machine("native")
     imported = read(module, (x,))
 
@@ -44,28 +47,33 @@ def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool])
         choices = iter(rank(problem, machine, threads))
         return next(choice for choice in choices if problem.region.kind != "contraction" or wanted(choice))
 
-    planned = plan_program(simplify(imported.graph)[0], here, 1, chosen)
+    planned = plan_program(simplify(imported.graph)[0], here, threads, chosen)
     program, binaries = build(planned, here, lambda stage, done, total: None)
-    executable = executable_of(program, imported, here, binaries, {}, module, ("input",), 1, {}, False)
+    executable = executable_of(program, imported, here, binaries, {}, module, ("input",), threads, {}, False)
     return lambda given: executable(given)
 
 
-def transformed(tile: int | None) -> Callable[[Choice], bool]:
-    """Selects candidates of Winograd's algorithm with the given output tile, or of direct sums (None)."""
-    return lambda choice: choice.schema.transforms == (tile is not None) and (tile is None or choice.schedule.output_tile == tile)
+def transformed(transform: Transform | None) -> Callable[[Choice], bool]:
+    """Selects candidates with the given transform, or of direct sums (None)."""
+    return lambda choice: (choice.schedule.transform if choice.schema.transforms else None) == transform
 
 
-def errors(run: Run, module: nn.Module, x: torch.Tensor) -> dict[str, Any]:
+def ways_of(filter_size: int) -> dict[str, Transform | None]:
+    """Direct sums and the transforms for a filter, by the names in tables."""
+    names = {transform: str(transform).removeprefix("winograd ") for transform in transforms_of(filter_size)}
+    return {"direct sums": None, **{name: transform for transform, name in names.items()}}
+
+
+def errors(run: Run, module: nn.Conv2d, x: torch.Tensor) -> dict[str, Any]:
     """Errors for usual inputs and beside each outlier, and the number of results that one infinity spoils although they do not read it."""
-    exact_of = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).double()
-    exact_of.load_state_dict({name: value.double() for name, value in module.state_dict().items()})
-    exact = exact_of(x.double()).detach()
+    exact = copy.deepcopy(module).double()(x.double()).detach()
+    own, reach = module.kernel_size[0] // 2, 8 if module.kernel_size[0] == 3 else 24
     usual = (run(x).double() - exact).abs().max() / exact.abs().max()
     beside, spoilt = dict.fromkeys((f"{size:.0e}" for size in OUTLIERS), 0.0), 0
     for row, column in PLACES:
         near = torch.zeros(SIZE, SIZE, dtype=torch.bool)
-        near[row - REACH : row + REACH + 1, column - REACH : column + REACH + 1] = True
-        near[row - 1 : row + 2, column - 1 : column + 2] = False
+        near[row - reach : row + reach + 1, column - reach : column + reach + 1] = True
+        near[row - own : row + own + 1, column - own : column + own + 1] = False
         for size in (*OUTLIERS, torch.inf):
             large = x.clone()
             large[0, 5, row, column] = size
@@ -82,12 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--name", help="write bench/results/NAME.json")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--filter", type=int, default=3, help="rows and columns of the filters, odd")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    module, x = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).eval(), torch.randn(1, CHANNELS, SIZE, SIZE)
+    module, x = nn.Conv2d(CHANNELS, CHANNELS, options.filter, padding=options.filter // 2).eval(), torch.randn(1, CHANNELS, SIZE, SIZE)
     with torch.no_grad():
-        ways = {"direct sums": None, "F(2x2,3x3)": 2, "F(4x4,3x3)": 4}
-        runs: dict[str, Run] = {name: run_by(module, x, transformed(tile)) for name, tile in ways.items()}
+        runs: dict[str, Run] = {name: run_by(module, x, transformed(way)) for name, way in ways_of(options.filter).items()}
         runs["PyTorch"] = module
         results = [{"way": name, **errors(run, module, x)} for name, run in runs.items()]
     table = Table("", "usual", *(f"beside {size:.0e}" for size in OUTLIERS), "pixels spoilt")
@@ -96,7 +104,7 @@ def main() -> None:
         table.add_row(row["way"], f"{row['usual']:.1e}", *beside, str(row["pixels spoilt by an infinity"]))
     Console().print(table)
     if options.name:
-        write_results(options.name, {"seed": options.seed, "channels": CHANNELS, "size": SIZE}, results)
+        write_results(options.name, {"seed": options.seed, "channels": CHANNELS, "size": SIZE, "filter": options.filter}, results)
 
 
 if __name__ == "__main__":

@@ -61,20 +61,16 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-WINOGRAD_REACH = 4
-"""Distance in pixels from a non-finite pixel to the furthest output of an F(4x4,3x3) tile that reads it."""
-
-
-def near_not_finite(image: torch.Tensor) -> torch.Tensor:
-    """[images, 1, height, width]: the outputs for which Winograd's algorithm may give NaN (infinity minus infinity) where direct summation gives a
-    number."""
+def near_not_finite(image: torch.Tensor, reach: int) -> torch.Tensor:
+    """[images, 1, height, width]: the outputs at most `reach` pixels from a non-finite pixel, for which transforms of blocks may give NaN (infinity
+    minus infinity) where direct summation gives a number."""
     spoilt = (~torch.isfinite(image)).any(1, keepdim=True).double()
-    return F.max_pool2d(spoilt, 2 * WINOGRAD_REACH + 1, 1, WINOGRAD_REACH) > 0
+    return F.max_pool2d(spoilt, 2 * reach + 1, 1, reach) > 0
 
 
-def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor], winograd: bool = False) -> None:
-    """Asserts that `found` equals the module's results in float64, with the shapes and types of its own results. With `winograd`, NaN and infinities
-    of an image may have spread over that algorithm's tiles."""
+def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor], reach: int = 0) -> None:
+    """Asserts that `found` equals the module's results in float64, with the shapes and types of its own results. NaN and infinities of an image may
+    have spread as far as `reach` pixels, over tiles that are transformed."""
     with torch.no_grad():
         own = torch.utils._pytree.tree_leaves(case.module(*inputs))
         exact = torch.utils._pytree.tree_leaves(copy.deepcopy(case.module).double()(*map(widened, inputs)))
@@ -88,12 +84,12 @@ def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor], winograd: bo
             continue
         array, reference = result.double().numpy(), wanted.double().numpy()
         if (
-            winograd
+            reach
             and wanted.dim() == 4
             and inputs[0].dim() == 4
             and (wanted.shape[0], *wanted.shape[2:]) == (inputs[0].shape[0], *inputs[0].shape[2:])
         ):
-            array = np.where(near_not_finite(inputs[0]).numpy(), reference, array)
+            array = np.where(near_not_finite(inputs[0], reach).numpy(), reference, array)
         finite = np.abs(reference[np.isfinite(reference)])
         scale = max(1.0, float(finite.max(initial=0.0)))
         np.testing.assert_allclose(array, reference, rtol=case.tolerance, atol=case.tolerance * scale, err_msg=where)
@@ -138,11 +134,21 @@ def without_chains() -> Iterator[None]:
         yield
 
 
-def by_winograd(executable: Executable) -> set[int]:
-    """The numbers of a bundle's cases that the plan computes partly by Winograd's algorithm."""
-    rows = [row for row in executable.plan.rows if row.schedule.startswith("winograd")]
-    found = (re.match(r"parts\.(\d+)", place) for row in rows for _, _, place in row.nodes)
-    return {int(match.group(1)) for match in found if match}
+TRANSFORMED = re.compile(r"(winograd|winograd fused|fourier) F\((?P<output_tile>\d+)x\d+,(?P<filter_size>\d+)x\d+\)")
+"""Begins the text of a schedule by a transform of blocks."""
+
+
+def by_transforms(executable: Executable) -> dict[int, int]:
+    """The numbers of a bundle's cases that the plan computes partly by transforms of blocks; and how far, in pixels, the furthest output of a tile is
+    from an element that it reads."""
+    found: dict[int, int] = {}
+    for row in executable.plan.rows:
+        if transform := TRANSFORMED.match(row.schedule):
+            reach = int(transform["output_tile"]) - 1 + int(transform["filter_size"]) // 2
+            for match in (re.match(r"parts\.(\d+)", place) for _, _, place in row.nodes):
+                if match:
+                    found[int(match[1])] = max(reach, found.get(int(match[1]), 0))
+    return found
 
 
 def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) -> None:
@@ -160,10 +166,10 @@ def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) 
             inputs = [case.fresh_inputs() for case in cases]
             results = executable(*[x.to(executable._device) for part in inputs for x in part])
             failures = []
-            transformed = by_winograd(executable)
+            transformed = by_transforms(executable)
             for number, (case, part, result) in enumerate(zip(cases, inputs, results, strict=True)):
                 try:
-                    compare(case, result, part, winograd=number in transformed)
+                    compare(case, result, part, transformed.get(number, 0))
                 except AssertionError as error:
                     failures.append(str(error))
             assert not failures, "\n\n".join(failures)

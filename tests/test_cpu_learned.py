@@ -266,3 +266,14 @@ def test_wrong_questions_are_refused_before_anything_is_measured(
             cpu_choice.main()
         assert reason in capsys.readouterr().err
     assert file.read_bytes() == b"what took hours"
+
+
+def test_transforms_that_it_has_not_seen_keep_the_analytical_times() -> None:
+    """Direct sums are in the forest's order, and their first has its analytical time, with which it is compared."""
+    before, after = both((64, 64, 28, 28, 7), SAPPHIRE_RAPIDS)
+    names = [part.schema.name for part in before.parts]
+    assert names == ["contraction", "winograd"] and after.predicted is not None
+    direct, transforms = (slice(before.starts[number], before.starts[number + 1]) for number in range(2))
+    np.testing.assert_array_equal(after.seconds[transforms], before.seconds[transforms])
+    assert after.seconds[direct].min() == pytest.approx(before.seconds[direct].min())
+    assert not np.allclose(after.seconds[direct], before.seconds[direct])

@@ -1,4 +1,4 @@
-"""Winograd's algorithm on CPUs against PyTorch in float64: random shapes and schedules in the interpreter, whole layers as compiled code."""
+"""Convolutions by transforms of blocks on CPUs against PyTorch in float64: random shapes and schedules in the interpreter, whole layers as compiled code."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from tests.gpu_cases import check, convolution_case
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable
+from tilewright.kernels.block_transforms import of_each, transforms_of, works
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.cpu.winograd.estimate import transform_operations
 from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
-from tilewright.kernels.winograd_transform import OUTPUT_TILES
+from tilewright.kernels.winograd_transform import Winograd
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import estimated
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 
 
-def random_schedule(facts: CpuWinogradFacts, target: Any, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:
+def random_schedule(facts: CpuWinogradFacts, target: Any, threads: int, seed: int) -> CpuWinogradSchedule | None:
+    """A schedule with a random transform among those that have any."""
     candidates, _ = cpu_winograd_space(facts, target, threads)
-    allowed = np.flatnonzero(candidates["output_tile"] == output_tile)
-    if not len(allowed):
+    if not length(candidates):
         return None
-    position = int(np.random.default_rng(seed).choice(allowed))
+    generator = np.random.default_rng(seed)
+    masks = [which for which, _ in of_each(candidates)]
+    position = int(generator.choice(np.flatnonzero(masks[generator.integers(len(masks))])))
     return schedule_of(target.vector_lanes(), **row(candidates, position))
 
 
@@ -47,24 +49,25 @@ DRAWN = dict(
     batch=st.sampled_from([1, 2, 3]),
     channels=st.sampled_from([1, 2, 3]),
     outputs=st.sampled_from([1, 2, 3, 5]),
+    filter_size=st.sampled_from([3, 3, 5, 7, 9, 11, 6]),
     size=st.tuples(st.integers(3, 13), st.integers(3, 13)),
     padding=st.sampled_from([0, 1, 1, 2]),
     epilogue=st.booleans(),
-    output_tile=st.sampled_from(OUTPUT_TILES),
     threads=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 1000),
 )
 
 
 def examine(
-    target: Any, batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, seed: int
+    target: Any, batch: int, channels: int, outputs: int, filter_size: int, size: Any, padding: Any, epilogue: Any, threads: int, seed: int
 ) -> None:
     """Checks a random schedule; `channels` and `outputs` are numbers of vectors."""
     lanes = target.vector_lanes()
-    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # Winograd's algorithm does not serve outputs of one row
-    case = convolution_case(batch=batch, channels=channels * lanes, outputs=outputs * lanes, size=size, padding=padding, epilogue=epilogue, seed=seed)
+    size = tuple(max(extent, filter_size + 2 - 2 * padding) for extent in size)  # transforms do not serve outputs of one row
+    sizes: dict[str, Any] = dict(channels=channels * lanes, outputs=outputs * lanes, filter_size=filter_size, size=size, padding=padding)
+    case = convolution_case(batch=batch, **sizes, epilogue=epilogue, seed=seed)
     _, problem = cpu_winograd_form(case.problem, target)
-    schedule = random_schedule(problem, target, output_tile, threads, seed)
+    schedule = random_schedule(problem, target, threads, seed)
     if schedule is not None:
         check(case, lower(case.problem, schedule, target))
 
@@ -82,20 +85,27 @@ def test_more_random_convolutions_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
 
 
-@pytest.mark.parametrize("output_tile", OUTPUT_TILES)
-def test_the_output_may_have_a_halo(output_tile: int) -> None:
-    case = convolution_case(channels=8, outputs=16, size=(6, 9))
+MEMBERS = [(2, 3, 0), (4, 3, 0), (2, 5, 0), (4, 5, 0), (8, 5, 1), (10, 7, 1)]
+"""Transforms as fields of schedules: output tile, filter size, Fourier."""
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_output_may_have_a_halo(member: tuple[int, int, int]) -> None:
+    size, filter_size, fourier = member
+    case = convolution_case(channels=8, outputs=16, size=(6, 9), filter_size=filter_size, padding=filter_size // 2)
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower(case.problem, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8), AVX2))
+    check(case, lower(case.problem, CpuWinogradSchedule(size, 2, 2, 2, 2, 1, 8, filter_size, fourier), AVX2))
 
 
-@pytest.mark.parametrize("output_tile", OUTPUT_TILES)
+@pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("epilogue", [False, True])
-def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
-    case = convolution_case(batch=2, channels=8, outputs=24, size=(7, 10), epilogue=epilogue)
+def test_the_output_may_be_row_major(member: tuple[int, int, int], epilogue: bool) -> None:
+    size, filter_size, fourier = member
+    sizes: dict[str, Any] = dict(channels=8, outputs=24, size=(7, 10), filter_size=filter_size, padding=filter_size // 2)
+    case = convolution_case(batch=2, **sizes, epilogue=epilogue)
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
-    check(case, lower(case.problem, CpuWinogradSchedule(output_tile, 3, 2, 2, 1, 2, 8), AVX2))
+    check(case, lower(case.problem, CpuWinogradSchedule(size, 3, 2, 2, 1, 2, 8, filter_size, fourier), AVX2))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +113,7 @@ def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
     [
         (dict(stride=2), "stride 1"),
         (dict(filter_size=1, padding=0), "two dimensions"),
+        (dict(filter_size=2), "no transform for the filters of 2 x 2"),
         (dict(channels=12), "no multiple of 8"),
         (dict(outputs=20), "no multiple of 8"),
         (dict(constant=False), "constant filters"),
@@ -132,8 +143,14 @@ def test_the_space_keeps_its_rules() -> None:
 
 def test_operations_of_the_transforms() -> None:
     """Lavin and Gray, section 4.1: 32 additions for an input tile of F(2x2, 3x3), 24 for the output transform."""
-    assert transform_operations(2) == (32, 24)
-    assert transform_operations(4)[0] < 6 * 6 * 12
+    assert [work.arithmetic for work in works(Winograd(2, 3))] == [32, 24]
+    assert works(Winograd(4, 3))[0].arithmetic < 6 * 6 * 12
+    for filter_size in (5, 7, 9, 11):
+        for transform in transforms_of(filter_size):
+            # below the products with the matrix of the transform, and for the outputs less than for the inputs
+            inputs, outputs = works(transform)
+            assert outputs.arithmetic < inputs.arithmetic < transform.span**2 * 24
+            assert inputs.fused < inputs.arithmetic and (inputs.scratch > 0) == (transform.scratch > 0)
 
 
 def test_predictions_grow_with_the_work() -> None:

@@ -203,10 +203,11 @@ def test_weights_are_packed_in_16_bits(dtype: torch.dtype) -> None:
 
 
 @EACH_TYPE
-def test_winograd_has_float32_points(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("filter_size, way", [(3, "winograd"), (7, "fourier")])
+def test_transforms_have_float32_points(dtype: torch.dtype, filter_size: int, way: str) -> None:
     """Transformed inputs of large float16 numbers exceed its range."""
     torch.manual_seed(0)
-    module = nn.Conv2d(16, 16, 3, padding=1).to(dtype)
+    module = nn.Conv2d(16, 16, filter_size, padding=filter_size // 2).to(dtype)
     inputs = (torch.full((1, 16, 12, 12), 3e4, dtype=dtype) * torch.randn(1, 16, 12, 12).sign().to(dtype),)
     with torch.no_grad():
         module.weight *= 1e-3
@@ -217,7 +218,7 @@ def test_winograd_has_float32_points(dtype: torch.dtype) -> None:
         return found[0] if found else ranking.first()
 
     program = planned(module, inputs, H200, winograd)
-    assert any("winograd" in lowered.schedule for lowered in program.regions)
+    assert any(way in lowered.schedule for lowered in program.regions)
     check(module, inputs, program)
 
 

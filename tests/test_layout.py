@@ -119,7 +119,7 @@ def test_environment_is_read_in_settings_only() -> None:
             assert name not in ("environ", "getenv", "environb"), f"{path}:{getattr(node, 'lineno', 0)} reads the environment"
 
 
-USERS_MACHINE = {"attention", "chains", "cpu_choice", "fusion", "gpu_regions", "tuning_kills", "vendor", "winograd_numerics"}
+USERS_MACHINE = {"attention", "chains", "cpu_choice", "fusion", "gpu_regions", "large_filters", "tuning_kills", "vendor", "winograd_numerics"}
 """Benchmarks of this CPU or GPU as its user has calibrated it. Results of `chains` hold its facts, with which the constants of chains are fitted."""
 OF_CATALOGUE_CPUS = {"cache_misses", "instruction_counts", "pipeline_check", "replay"}
 """Benchmarks that ask for CPUs of the catalogue, which nobody calibrates, and the comparison of two commits."""

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import tilewright
-from tests.compiled import by_winograd
+from tests.compiled import by_transforms
 from tilewright.cli import main
 from tilewright.errors import UnsupportedOption
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics
@@ -22,16 +23,17 @@ from tilewright.tuning import choices
 from tilewright.tuning.problems import convolution_problem
 
 DIRECT = Numerics(winograd=False)
-PROBLEM = convolution_problem(64, 64, 28, 28, 3)
+PROBLEM, LARGE = convolution_problem(64, 64, 28, 28, 3), convolution_problem(64, 64, 28, 28, 7)
 
 
+@pytest.mark.parametrize("problem", [PROBLEM, LARGE], ids=["winograd", "fourier"])
 @pytest.mark.parametrize("target", ["h200", "v100", "x86-avx2", "x86-avx512", "cortex-a53"])
-def test_no_candidate_transforms(target: str) -> None:
+def test_no_candidate_transforms(target: str, problem: Problem) -> None:
     here = machine(target)
-    assert any(part.schema.transforms for part in rank(PROBLEM, here).parts)
-    ranking = rank(PROBLEM, here, numerics=DIRECT)
+    assert any(part.schema.transforms for part in rank(problem, here).parts)
+    ranking = rank(problem, here, numerics=DIRECT)
     assert ranking.candidates and not any(part.schema.transforms for part in ranking.parts)
-    assert choices.place(PROBLEM, here, DIRECT) != choices.place(PROBLEM, here, USUAL)
+    assert choices.place(problem, here, DIRECT) != choices.place(problem, here, USUAL)
 
 
 def test_the_reason_is_said_where_nothing_else_suits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +41,7 @@ def test_the_reason_is_said_where_nothing_else_suits(monkeypatch: pytest.MonkeyP
     only = tuple(schema for schema in schemas(here, "contraction") if schema.transforms)
     monkeypatch.setattr("tilewright.selection.choice.schemas", lambda machine, kind: only)
     assert rank(PROBLEM, here).candidates
-    with pytest.raises(Unsuitable, match="Winograd's algorithm is not allowed"):
+    with pytest.raises(Unsuitable, match="transforms of blocks are not allowed"):
         rank(PROBLEM, here, numerics=DIRECT)
 
 
@@ -62,7 +64,7 @@ def test_values_that_are_not_finite_stay_in_the_windows_that_read_them() -> None
     x[0, 5, 9, 9], x[0, 7, 20, 20] = torch.inf, torch.nan
     wanted = ~torch.isfinite(module(x))
     executable = tilewright.compile(module, (x,), target="native", winograd=False)
-    assert not by_winograd(executable)
+    assert not by_transforms(executable)
     found = executable(x)
     assert torch.equal(~torch.isfinite(found), wanted) and int(wanted.sum()) == 64 * 18
     assert (found - exact).abs()[~wanted].max() < 1e-5 * exact.abs().max()
@@ -74,7 +76,7 @@ def test_the_plan_names_the_cases_that_are_transformed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("tilewright.selection.choice.schemas", transforming)
     executable = tilewright.compile(Alone().eval(), (torch.randn(1, 64, 28, 28),), target="native")
-    assert by_winograd(executable) == {0}
+    assert by_transforms(executable) == {0: 4}
 
 
 def test_the_option_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +87,7 @@ def test_the_option_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["explain", "tests.test_numerics:model", "--no-winograd", "--target", "h200"]) == 0
     named = [line.strip() for line in capsys.readouterr().out.splitlines() if "winograd" in line]
     transforming = [schema.name for schema in schemas(machine("h200"), "contraction") if schema.transforms]
-    assert transforming and sorted(named) == sorted(f"{name}: Winograd's algorithm is not allowed" for name in transforming)
+    assert transforming and sorted(named) == sorted(f"{name}: transforms of blocks are not allowed" for name in transforming)
 
 
 def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

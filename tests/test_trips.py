@@ -109,6 +109,7 @@ def test_networks(name: str) -> None:
             (nn.Conv2d(8, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 2, 1)),
         ),
         ("winograd", (1, 4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, 3, 1, 1), nn.Tanh())),
+        ("winograd", (1, 4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, 7, 1, 3), nn.Tanh())),
     ],
 )
 def test_further_batches_compile_nothing(kind: str, batches: tuple[int, ...], layers: tuple[nn.Module, ...]) -> None:

@@ -1,4 +1,5 @@
-"""The form of a region for Winograd's algorithm, on any machine: a 3x3 convolution with stride 1, its tiles, and their places in memory.
+"""The form of a region for transforms of blocks (Winograd's algorithm, Fourier), on any machine: a convolution with square filters and stride 1, its
+tiles, and their places in memory.
 
 A tile at the lower or right edge may extend beyond the image: it reads the last stored row or column again, and results outside the image are not
 stored.
@@ -34,12 +35,14 @@ from tilewright.ir.kernel import If, Statement, Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.winograd_transform import FILTER
+from tilewright.kernels.block_transforms import transforms_of
 
 
 @dataclass(frozen=True)
 class WinogradForm:
-    """A 3x3 convolution with stride 1: out[images, k, y, x] = sum over tap_y, tap_x, c of source[.., y + tap_y, .., x + tap_x, ..] * filters.
+    """A convolution with square filters and stride 1:
+
+        out[images, k, y, x] = sum over tap_y, tap_x, c of source[.., y + tap_y, .., x + tap_x, ..] * filters
 
     `source` has logical indices, `read` is the same load in flat form; `element`, over loads of the reduction's name, is stored at `offset` of
     `output`, both flat."""
@@ -79,6 +82,11 @@ class WinogradForm:
         return self.x.extent or 0
 
     @property
+    def filter_size(self) -> int:
+        """Rows and columns of the filters."""
+        return self.tap_y.extent or 0
+
+    @property
     def channels(self) -> int:
         """Channels of the input."""
         return self.c.extent or 0
@@ -94,7 +102,8 @@ class WinogradForm:
 
 
 def winograd_form(problem: Problem) -> WinogradForm:
-    """The form of a 3x3 convolution with stride 1, constant filters, and an input stored with its padding. Raises Unsuitable for other regions."""
+    """The form of a convolution with square filters that have a transform, stride 1, constant filters, and an input stored with its padding. Raises
+    Unsuitable for other regions."""
     region, layouts = problem.region, problem.layouts
     step, element, index = reduce_and_final(region)
     found = anchor(region.steps, problem.constants)
@@ -112,8 +121,10 @@ def winograd_form(problem: Problem) -> WinogradForm:
     source = Load(source.buffer, tuple(substitute(position, ones) for position in source.index), source.dtype)
     windows = [pair for pair in (_window(position, m, r) for position in source.index) if pair is not None]
     if len(windows) != 2 or len({axis for pair in windows for axis in pair}) != 4:
-        raise Unsuitable(f"region {region.name} does not slide filters of 3 x 3 with stride 1 over two dimensions")
+        raise Unsuitable(f"region {region.name} does not slide filters with stride 1 over two dimensions")
     (y, tap_y), (x, tap_x) = windows
+    if tap_y.extent != tap_x.extent or not transforms_of(tap_y.extent or 0):
+        raise Unsuitable(f"there is no transform for the filters of {tap_y.extent} x {tap_x.extent} of region {region.name}")
     (c,) = (axis for axis in r if axis not in (tap_y, tap_x))
     images = tuple(axis for axis in m if axis not in (y, x))
     view = operand_view(found.b, problem.values[found.b.buffer].shape, (tap_y, tap_x, c, n[0]))
@@ -124,19 +135,19 @@ def winograd_form(problem: Problem) -> WinogradForm:
 
 
 def _window(position: Expr, m: Sequence[Var], r: Sequence[Var]) -> tuple[Var, Var] | None:
-    """(axis, tap) of an index of the form axis + tap + constant with three taps; None for other indices."""
+    """(axis, tap) of an index of the form axis + tap + constant; None for other indices."""
     terms = linear(position).terms
     own = [atom for atom, scale in terms if atom in m and scale == 1]
     taps = [atom for atom, scale in terms if atom in r and scale == 1]
     if len(terms) != 2 or len(own) != 1 or len(taps) != 1:
         return None
     axis, tap = own[0], taps[0]
-    return (axis, tap) if isinstance(axis, Var) and isinstance(tap, Var) and tap.extent == FILTER else None
+    return (axis, tap) if isinstance(axis, Var) and isinstance(tap, Var) else None
 
 
-def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where: Mapping[Var, Expr], size: int, i: int, j: int) -> list[Expr]:
+def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where: Mapping[Var, Expr], size: int, i: Expr, j: Expr) -> list[Expr]:
     """The logical index of element (i, j) of a tile of the input, clamped to the last stored row and column."""
-    taps = {form.tap_y: index_const(i), form.tap_x: index_const(j), form.y: where[tiles[-2]] * size, form.x: where[tiles[-1]] * size}
+    taps = {form.tap_y: i, form.tap_x: j, form.y: where[tiles[-2]] * size, form.x: where[tiles[-1]] * size}
     index = []
     for position, extent, (_, after) in zip(form.source.index, layout.shape, layout.halo, strict=True):
         at = substitute(position, {**where, **taps})
@@ -144,13 +155,15 @@ def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where:
     return index
 
 
-def store_vectors(form: WinogradForm, tiles: Sequence[Var], wide: Expr, where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]]) -> list[Statement]:
-    """Epilogue and store of the part of a tile of sums (vectors along the output channels) that is inside the image. `wide` is the stored element,
-    already vectorised."""
+def store_vectors(
+    form: WinogradForm, tiles: Sequence[Var], wide: Expr, where: Mapping[Var, Expr], size: int, first: Expr, sums: Sequence[Sequence[Expr]]
+) -> list[Statement]:
+    """Epilogue and store of the part of adjacent rows of a tile of size x size sums (vectors along the output channels), from row `first` on, that is
+    inside the image. `wide` is the stored element, already vectorised."""
     statements: list[Statement] = []
     for i, row in enumerate(sums):
         for j, value in enumerate(row):
-            y, x = where[tiles[-2]] * len(sums) + i, where[tiles[-1]] * len(row) + j
+            y, x = where[tiles[-2]] * size + first + i, where[tiles[-1]] * size + j
             at = {**where, form.y: y, form.x: x}
             element = substitute(replace_loads(wide, {form.step.name: value}), at)
             shared, (offset, what) = bind_shared([substitute(form.offset, at), element], f"e{i}_{j}_")

@@ -1,10 +1,11 @@
-"""The transforms of Winograd's minimal filtering F(m x m, 3 x 3) as matrices, and products with them in few additions and multiplications.
+"""The transforms of Winograd's minimal filtering F(m x m, r x r) as matrices, and products with them in few additions and multiplications.
 
 Y = A^T [(G g G^T) * (B^T d B)] A (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4.1). The matrices follow
-from m + 1 points and infinity by Toom and Cook's interpolation. The usual points for m = 4 are 0, 1, -1, 2, -2; ours are 0, 5/8, -5/8, 3/2, -3/2,
-which need the same number of additions and whose matrices are also exact in fp32. Among the symmetric choices in eighths they had the smallest error:
-half the root mean square error of the usual points, and a third to a quarter of their largest error. On the effect of the choice see Barabasz et al.,
-Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks (ACM TOMS 2020).
+from m + r - 2 points and infinity by Toom and Cook's interpolation. The usual points for m + r - 1 = 6 are 0, 1, -1, 2, -2; ours are 0, 5/8, -5/8,
+3/2, -3/2, which need the same number of additions and whose matrices are also exact in fp32. Among the symmetric choices in eighths they had the
+smallest error: half the root mean square error of the usual points, and a third to a quarter of their largest error. For m + r - 1 = 8 the usual
+points are the best of the symmetric choices in eighths. On the effect of the choice see Barabasz et al., Error Analysis and Improving the Accuracy
+of Winograd Convolution for Deep Neural Networks (ACM TOMS 2020).
 """
 
 from __future__ import annotations
@@ -12,33 +13,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import TypeAlias
 
-from tilewright.ir.expr import Expr, Var
-from tilewright.ir.kernel import Let
+from tilewright.ir.expr import Expr, Var, index_const
+from tilewright.ir.kernel import Let, Statement
+from tilewright.kernels.transform_pass import LoadElement, LoadPoint, Matrix, Pass, StorePoint, StoreRows, Values
 
-FILTER = 3
-"""Rows and columns of the filters."""
-OUTPUT_TILES = (2, 4)
-"""Values of m in F(m x m, 3 x 3)."""
-Matrix: TypeAlias = tuple[tuple[float, ...], ...]
+OUTPUT_TILES: Mapping[int, tuple[int, ...]] = MappingProxyType({3: (2, 4), 5: (2, 4)})
+"""Values of m in F(m x m, r x r) by r."""
 
 
 @dataclass(frozen=True)
 class Transforms:
-    """The matrices of a transform: `inputs` is B^T [m + 2, m + 2], `filters` G [m + 2, 3], `outputs` A^T [m, m + 2]."""
+    """The matrices of a transform, where n = m + r - 1: `inputs` is B^T [n, n], `filters` G [n, r], `outputs` A^T [m, n]."""
 
     inputs: Matrix
     filters: Matrix
     outputs: Matrix
 
 
-def interpolation(points: Sequence[Fraction], size: int) -> Transforms:
-    """The matrices of F(size x size, 3 x 3) for size + 1 distinct points and infinity. With N_j the product of p_j - p_k over all k != j, column j of
-    A^T is (1, p_j, .., p_j^(size - 1)), row j of G is (1, p_j, p_j^2) / N_j, and row j of B^T has the coefficients of the product of x - p_k over all
-    k != j. For infinity these are (0, .., 1), (0, 0, 1), and the coefficients of the product over all points."""
+def interpolation(points: Sequence[Fraction], size: int, filter_size: int) -> Transforms:
+    """The matrices of F(size x size, filter_size x filter_size) for size + filter_size - 2 distinct points and infinity. With N_j the product of
+    p_j - p_k over all k != j, column j of A^T is (1, p_j, .., p_j^(size - 1)), row j of G is (1, p_j, .., p_j^(filter_size - 1)) / N_j, and row j of
+    B^T has the coefficients of the product of x - p_k over all k != j. For infinity these are (0, .., 1), (0, .., 1), and the coefficients of the
+    product over all points."""
 
     def expanded(roots: Sequence[Fraction]) -> list[Fraction]:
         """Coefficients of the product of x - root over all roots, lowest power first."""
@@ -49,9 +49,9 @@ def interpolation(points: Sequence[Fraction], size: int) -> Transforms:
 
     others = [[other for other in points if other != point] for point in points]
     inputs = [[*expanded(rest), Fraction(0)] for rest in others] + [expanded(points)]
-    filters = [[point**i / _product_at(rest, point) for i in range(FILTER)] for point, rest in zip(points, others, strict=True)]
+    filters = [[point**i / _product_at(rest, point) for i in range(filter_size)] for point, rest in zip(points, others, strict=True)]
     outputs = [[*(point**i for point in points), Fraction(int(i == size - 1))] for i in range(size)]
-    return Transforms(_matrix(inputs), _matrix([*filters, [Fraction(0)] * (FILTER - 1) + [Fraction(1)]]), _matrix(outputs))
+    return Transforms(_matrix(inputs), _matrix([*filters, [Fraction(0)] * (filter_size - 1) + [Fraction(1)]]), _matrix(outputs))
 
 
 def _product_at(roots: Sequence[Fraction], x: Fraction) -> Fraction:
@@ -65,19 +65,82 @@ def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 
 POINTS: Mapping[int, tuple[Fraction, ...]] = MappingProxyType(
     {
-        2: tuple(map(Fraction, (0, 1, -1))),
-        4: tuple(map(Fraction, ("0", "5/8", "-5/8", "3/2", "-3/2"))),
+        4: tuple(map(Fraction, (0, 1, -1))),
+        6: tuple(map(Fraction, ("0", "5/8", "-5/8", "3/2", "-3/2"))),
+        8: tuple(map(Fraction, ("0", "1", "-1", "1/2", "-1/2", "2", "-2"))),
     }
 )
-"""Points of interpolation by m; each point is followed by its negative."""
-TRANSFORMS: Mapping[int, Transforms] = MappingProxyType({size: interpolation(points, size) for size, points in POINTS.items()})
-"""Transforms by m."""
+"""Points of interpolation by m + r - 1; each point is followed by its negative."""
 
 
-def filter_matrix(output_tile: int) -> Matrix:
-    """G (x) G, [(m + 2)^2, 9]: maps the nine taps of a filter to its points, both row-major."""
-    g = TRANSFORMS[output_tile].filters
+@lru_cache(maxsize=8)
+def transforms(output_tile: int, filter_size: int) -> Transforms:
+    """The matrices of F(m x m, r x r) for m = `output_tile`, r = `filter_size`."""
+    return interpolation(POINTS[output_tile + filter_size - 1], output_tile, filter_size)
+
+
+@lru_cache(maxsize=8)
+def filter_matrix(output_tile: int, filter_size: int) -> Matrix:
+    """G (x) G, [n^2, r^2]: maps the taps of a filter to its points, both row-major."""
+    g = transforms(output_tile, filter_size).filters
     return tuple(tuple(float(a * b) for a in left for b in right) for left in g for right in g)
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """F(m x m, r x r) with m = `output_tile` and r = `filter_size`: each transform is one pass that holds a tile in registers."""
+
+    output_tile: int
+    filter_size: int
+
+    @property
+    def span(self) -> int:
+        """Rows and columns of a tile of the input."""
+        return self.output_tile + self.filter_size - 1
+
+    @property
+    def points(self) -> int:
+        """Products of a tile."""
+        return self.span**2
+
+    @property
+    def scratch(self) -> int:
+        """Values that pass between passes."""
+        return 0
+
+    @property
+    def filter_matrix(self) -> Matrix:
+        return filter_matrix(self.output_tile, self.filter_size)
+
+    @property
+    def matrices(self) -> Transforms:
+        return transforms(self.output_tile, self.filter_size)
+
+    def input_passes(self, values: Values, load: LoadElement, store: StorePoint) -> tuple[Pass, ...]:
+        """B^T d B."""
+
+        def body(piece: Expr) -> list[Statement]:
+            held = [[values.variable(f"d{i}_{j}") for j in range(self.span)] for i in range(self.span)]
+            reads = [Let(variable, load(index_const(i), index_const(j))) for i, row in enumerate(held) for j, variable in enumerate(row)]
+            lets, rows = both_sides(self.matrices.inputs, held)
+            return [*reads, *lets, *(store(index_const(point), value) for point, value in enumerate(value for row in rows for value in row))]
+
+        return (Pass(1, body),)
+
+    def output_passes(self, values: Values, load: LoadPoint, store: StoreRows) -> tuple[Pass, ...]:
+        """A^T M A."""
+
+        def body(piece: Expr) -> list[Statement]:
+            held = [[values.variable(f"m{i}_{j}") for j in range(self.span)] for i in range(self.span)]
+            reads = [Let(variable, load(index_const(i * self.span + j))) for i, row in enumerate(held) for j, variable in enumerate(row)]
+            lets, rows = both_sides(self.matrices.outputs, held)
+            return [*reads, *lets, *store(index_const(0), rows)]
+
+        return (Pass(1, body),)
+
+    def __str__(self) -> str:
+        m, r = self.output_tile, self.filter_size
+        return f"winograd F({m}x{m},{r}x{r})"
 
 
 def product(matrix: Matrix, values: Sequence[Expr], name: str) -> tuple[list[Let], list[Expr]]:
@@ -106,12 +169,12 @@ def product(matrix: Matrix, values: Sequence[Expr], name: str) -> tuple[list[Let
     for first, second in _pairs(rows):
         even = [a if a == b else 0.0 for a, b in zip(rows[first], rows[second], strict=True)]
         odd = [a - e for a, e in zip(rows[first], even, strict=True)]
-        common, opposite = _combination(even, factors), _combination(odd, factors)
+        common, opposite = combination(even, factors), combination(odd, factors)
         common, opposite = (part if isinstance(part, Var) else named(part) for part in (common, opposite))
         results[first], results[second] = named(common + opposite), named(common - opposite)
     for number, row in enumerate(rows):
         if number not in results:
-            results[number] = named(_combination(row, factors))
+            results[number] = named(combination(row, factors))
     return lets, [results[number] for number in range(len(rows))]
 
 
@@ -141,7 +204,7 @@ def _pairs(vectors: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     return found
 
 
-def _combination(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
+def combination(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
     """The sum of coefficient * value, positive terms first; factors of one are omitted."""
     terms = sorted(((c, v) for c, v in zip(coefficients, values, strict=True) if c), key=lambda term: term[0] < 0)
     result: Expr | None = None

@@ -36,8 +36,8 @@ MOST_REPEATS = 1 << 20
 """Limit on the steps of a loop."""
 MOST_SCALARS = 16
 MOST_PARAMETERS = 1 << 12
-LARGEST_MATRIX = 64
-"""Limit on the rows or columns of a matrix applied to a constant; Winograd's have at most 36."""
+LARGEST_MATRIX = 1024
+"""Limit on the rows or columns of a matrix applied to a constant; those of Fourier transforms have at most 864."""
 
 
 def encode_attribute(value: Any, prefix: str, weights: Weights) -> Any:

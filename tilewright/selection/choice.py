@@ -30,7 +30,7 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
     refusals: dict[str, str] = {}
     for schema in schemas(machine, problem.region.kind):
         if schema.transforms and not numerics.winograd:
-            refusals[schema.name] = "Winograd's algorithm is not allowed"
+            refusals[schema.name] = "transforms of blocks are not allowed"
             continue
         form = form_of(schema, problem, machine)
         if isinstance(form, Unsuitable):

@@ -154,6 +154,7 @@ def _direct(facts: DirectFacts, candidates: Columns) -> tuple[Stage, ...]:
 
 def _winograd(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, ...]:
     """Three kernels. A thread of a transform has one tile of `transform_vector` channels."""
+    _check_filter(facts)
     size, threads, vector = (candidates[name] for name in ("output_tile", "transform_threads", "transform_vector"))
     thread = Tile(k=vector, h=size, w=size)
     block = Tile(k=threads * vector, h=size, w=size)
@@ -165,7 +166,7 @@ def _winograd(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, ...]:
         return Stage(operation, launch, (2.25 + epilogue) * points * channels)
 
     products = [_contraction(product, candidates)[0] for product in facts.products]
-    chosen = [size == output_tile for output_tile in OUTPUT_TILES]
+    chosen = [size == output_tile for output_tile in OUTPUT_TILES[PRINTED_FILTER]]
 
     def select(of: Callable[[Stage], np.ndarray | float]) -> np.ndarray:
         """A number of the product of each candidate's output tile."""
@@ -176,11 +177,23 @@ def _winograd(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, ...]:
     return transform(facts.channels, 0.0), Stage(middle, launch, select(lambda stage: stage.flops)), transform(facts.outputs, facts.epilogue_flops)
 
 
+PRINTED_FILTER = 3
+"""The filters for whose transforms the paper prints operations."""
+
+
+def _check_filter(facts: WinogradFacts) -> None:
+    if facts.filter_size != PRINTED_FILTER:
+        raise Unsuitable(
+            f"DeepCuts prints the operations of Winograd's transforms for 3 x 3 filters, and these are {facts.filter_size} x {facts.filter_size}"
+        )
+
+
 _COUNTS = ("block_flops", "transactions", "thread_flops", "loads")
 
 
 def _winograd_fused(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, ...]:
     """The transforms and the product exchange tiles in shared memory. A block transforms all channels of its part of the sum."""
+    _check_filter(facts)
     size, tiles, outputs, split = (candidates[name] for name in ("output_tile", "tiles", "outputs", "split"))
     points, threads = points_of(candidates), fused_threads_of(candidates)
     blocks = ceil_divided(tiles_there(facts, candidates), tiles) * ceil_divided(facts.outputs, outputs) * split

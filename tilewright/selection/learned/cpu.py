@@ -3,7 +3,7 @@
 One forest serves all cores, vectors and tile registers that it was trained on, with any number of threads. It predicts the logarithm of measured over
 modelled time from features that are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work
 relative to threads, how much of tiles, panels and threads is filled. It was trained on measured schedules of random problems
-(`bench/cpu_learned.py`). Regions unlike those keep the analytical times; on other x86 cores a share of the correction counts.
+(`bench/cpu_learned.py`). Regions and transforms unlike those keep the analytical times; on other x86 cores a share of the correction counts.
 
 A correction is relative to the fastest kernels of the same problem, whatever their schemas: those of two schemas compare if both were measured for
 the same problems. Candidates on tile registers, for which vectors are no alternative (`Schema.alone`), are never compared with others.
@@ -35,6 +35,8 @@ MISSING = -64.0
 """Value of features that a schema does not have."""
 LEAST_SHARE = 2.0**-20
 """Shares of the time below this one are not told apart."""
+COMMON_AXES = ("filter_size", "fourier")
+"""Axes of transforms that are the same in all candidates that the forest covers."""
 ARCHITECTURE = "x86-64"
 """That of all cores in the training data: whether the forest serves others is not known."""
 SHARE_ELSEWHERE = 0.5
@@ -51,7 +53,7 @@ def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] 
     total, count = part.estimate.seconds, length(rows)
     columns = {"calls": np.log2(total / machine.dispatch_seconds)}
     columns |= {name: np.full(count, value) for name, value in machine_features(machine, threads).items()}
-    columns |= {f"axis {name}": np.asarray(column, dtype=np.float64) for name, column in rows.items()}
+    columns |= {f"axis {name}": np.asarray(column, dtype=np.float64) for name, column in rows.items() if name not in COMMON_AXES}
     columns |= {f"term {name}": np.log2(np.maximum(term / total, LEAST_SHARE)) for name, term in part.estimate.terms.items()}
     return columns | own
 
@@ -119,13 +121,24 @@ def share_for(machine: Machine, units: Iterable[str]) -> float:
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int, share: float = 1.0) -> np.ndarray | None:
-    """Seconds of all candidates, with this share of the correction; None if there is a part that the forest does not cover."""
-    seconds = []
-    for part in ranking.parts:
+    """Seconds of all candidates, with this share of the correction; None if there is a part that the forest does not cover.
+
+    Transforms that it does not cover keep their analytical times. Since a correction is relative to the fastest kernels of the same problem, the
+    others are then scaled so that their first has its analytical time too."""
+    seconds = [part.estimate.seconds for part in ranking.parts]
+    covered: list[int] = []
+    for number, part in enumerate(ranking.parts):
         columns = record(part, machine, threads)
-        if columns is None:
+        if columns is not None:
+            seconds[number] = part.estimate.seconds * np.exp2(share * forest.predict(table(columns, forest.names)))
+            covered.append(number)
+        elif not part.schema.transforms:
             return None
-        seconds.append(part.estimate.seconds * np.exp2(share * forest.predict(table(columns, forest.names))))
+    if not covered:
+        return None
+    if len(covered) < len(seconds):
+        scale = min(ranking.parts[number].estimate.seconds.min() for number in covered) / min(seconds[number].min() for number in covered)
+        seconds = [times * scale if number in covered else times for number, times in enumerate(seconds)]
     return np.concatenate(seconds)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.block_transforms import points_of
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts, counted
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts
-from tilewright.kernels.winograd_transform import FILTER
 
 
 def winograd_counts(facts: CpuWinogradFacts, candidates: Columns, machine: Machine) -> Counts:
     """Filters count as packed and transformed. For each panel and block, level 2 supplies the block's points once and the panel's filters once per
     register tile."""
-    points = (candidates["output_tile"] + FILTER - 1) ** 2
+    points = points_of(candidates)
     tiles, panel = candidates["tile"] * candidates["blocks"], candidates["vectors"] * machine.vector_lanes()
     blocks = ceil_divided(facts.tiles(candidates["output_tile"]), tiles) * ceil_divided(facts.outputs, panel)
     pixels = facts.images * facts.height * facts.width

@@ -7,34 +7,19 @@ tiles, once.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.estimate import Estimate
-from tilewright.ir.expr import Apply, Var, walk
+from tilewright.kernels.block_transforms import of_each, points_of, works
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.rates import overlapping
-from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides
+from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, working_bytes
 
 SINGLE_STORE_CYCLES = 2.0
 """Cycles to store one result that is not adjacent to its neighbours: a load from the buffer, index arithmetic, the store."""
-
-
-@lru_cache(maxsize=4)
-def transform_operations(output_tile: int) -> tuple[int, int]:
-    """Vector additions and multiplications to transform a tile of the input, and a tile of sums."""
-    counts = []
-    for matrix in (TRANSFORMS[output_tile].inputs, TRANSFORMS[output_tile].outputs):
-        span = len(matrix[0])
-        lets, _ = both_sides(matrix, [[Var(f"x{i}{j}", None, FLOAT32) for j in range(span)] for i in range(span)])
-        counts.append(sum(isinstance(node, Apply) for let in lets for node in walk(let.value)))
-    return counts[0], counts[1]
 
 
 def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
@@ -42,19 +27,24 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     fitted = cpu_calibration(machine).winograd
     lanes = machine.vector_lanes()
     size, tile, vectors = candidates["output_tile"], candidates["tile"], candidates["vectors"]
-    points, tiles, panel = (size + FILTER - 1) ** 2, tile * candidates["blocks"], vectors * lanes
+    points, tiles, panel = points_of(candidates), tile * candidates["blocks"], vectors * lanes
     blocks = ceil_divided(ceil_divided(facts.tiles(size), tiles), candidates["tile_parts"])
     panels = ceil_divided(ceil_divided(facts.outputs, panel), candidates["panel_parts"])
-    operations = np.array([transform_operations(m) for m in OUTPUT_TILES])[np.searchsorted(OUTPUT_TILES, size)]
+    work = np.zeros((len(size), 2, 2))
+    for which, transform in of_each(candidates):
+        work[which] = [(each.arithmetic, each.scratch / 2) for each in works(transform)]
+    (in_arithmetic, in_scratch), (out_arithmetic, out_scratch) = work[:, 0].T, work[:, 1].T
+    elements = (size + facts.filter_size - 1) ** 2
     stores = max(machine.store_ports, 1.0)
 
     step = overlapping(machine, tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports, machine.fma_latency_cycles)
     one = facts.channels * step + fitted.tile_overhead_cycles + tile * vectors / stores
     products = blocks * panels * points * candidates["blocks"] * one
     # loads, arithmetic and stores of a transform do not overlap: registers cannot hold both a tile and its transform
-    inputs = blocks * tiles * (facts.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
-    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if facts.single_stores else 1 / stores)
-    outputs = blocks * panels * tiles * vectors * (points / machine.load_ports + operations[:, 1] / machine.fma_ports + stored)
+    of_input = (elements + in_scratch) / machine.load_ports + in_arithmetic / machine.fma_ports + (points + in_scratch) / stores
+    inputs = blocks * tiles * (facts.channels // lanes) * of_input
+    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if facts.single_stores else 1 / stores) + out_scratch / stores
+    outputs = blocks * panels * tiles * vectors * ((points + out_scratch) / machine.load_ports + out_arithmetic / machine.fma_ports + stored)
 
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
@@ -64,14 +54,17 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     supply = fitted.streamed_share * beyond
     stay = own + element * points * tiles * (facts.channels + panel) < 0.75 * level_2.bytes
     filters = own / supply * np.where(stay, 1, blocks)
-    return Estimate(
-        {
-            "products": products / machine.clock_hz,
-            "filters": filters,
-            "memory": counts.memory_bytes / machine.memory_bandwidth,
-            "input transform": inputs / machine.clock_hz,
-            "output transform": outputs / machine.clock_hz,
-            "dispatch": np.full(len(size), machine.dispatch_seconds),
-        },
-        overlapped=("filters", "memory"),
-    )
+    # points are written once and read for each panel, sums are written and read once
+    moved = element * points * blocks * tiles * ((1 + panels) * facts.channels + 2 * panels * panel)
+    workspaces = np.where(working_bytes(facts, candidates, lanes) > 0.75 * level_2.bytes, moved / supply, 0.0)
+    terms = {
+        "products": products / machine.clock_hz,
+        "filters": filters,
+        "memory": counts.memory_bytes / machine.memory_bandwidth,
+        "input transform": inputs / machine.clock_hz,
+        "output transform": outputs / machine.clock_hz,
+        "dispatch": np.full(len(size), machine.dispatch_seconds),
+    }
+    if workspaces.any():
+        terms["workspaces"] = workspaces
+    return Estimate(terms, overlapped=("filters", "memory"))

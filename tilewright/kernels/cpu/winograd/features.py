@@ -5,22 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.block_transforms import points_of
 from tilewright.kernels.columns import Columns, ceil_divided, length
 from tilewright.kernels.cpu.features import of_factors, of_level, of_registers
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, working_bytes
-from tilewright.kernels.winograd_transform import FILTER
 
 NUMBER = 1
 
 
-def winograd_features(facts: CpuWinogradFacts, candidates: Columns, machine: Machine, threads: int) -> dict[str, np.ndarray]:
-    """The features by name; sizes are binary logarithms."""
+def winograd_features(facts: CpuWinogradFacts, candidates: Columns, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
+    """The features by name; sizes are binary logarithms. None for filters that are not 3 x 3, because no model was trained on their transforms."""
+    if facts.filter_size != 3:
+        return None
     lanes = machine.vector_lanes()
     size, tile, vectors = candidates["output_tile"], candidates["tile"], candidates["vectors"]
     tiles, panel = facts.tiles(size), vectors * lanes
     panels, own = ceil_divided(facts.outputs, panel), ceil_divided(tiles, candidates["tile_parts"])
     filters = float(facts.element_bytes) * facts.channels * panel
-    all_filters = filters * panels * (size + FILTER - 1) ** 2
+    all_filters = filters * panels * points_of(candidates)
     pixels = facts.images * facts.height * facts.width
     image = float(facts.input_bytes) * pixels * facts.channels
     results = float(facts.result_bytes) * pixels * facts.outputs

@@ -2,11 +2,11 @@
 
     for each part:                                           (in parallel)
         for each block of the part's tiles:
-            V[point][tile][c] = B^T d B                      (d: a tile of the input, vectors along c)
+            V[point][tile][c] = B^T d                        (d: a tile of the input, vectors along c)
             for each panel of the part's output channels:
                 for each point:
                     M[point][tile][k] = sum over c of V[point][tile][c] * U[point][c][k]
-                out = epilogue(A^T M A)                      (vectors along k)
+                out = epilogue(A^T M)                        (vectors along k)
 
 U, the transformed filters, is packed in panels at compile time. V and M are workspaces with a slice for each part, which stays in the level-2 cache.
 The plane of each point is padded by one vector, so that the points of one tile do not fall into the same set of level 1.
@@ -45,15 +45,15 @@ from tilewright.ir.expr import (
     substitute,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import TRIPS, Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
+from tilewright.ir.kernel import TRIPS, Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.cpu.contraction.lower import LINE_BYTES
 from tilewright.kernels.cpu.contraction.second_factor import packed_panels
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, CpuWinogradSchedule
+from tilewright.kernels.transform_pass import SCRATCH, Pass, Values
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors, winograd_form
-from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 
 
 def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm, CpuWinogradFacts]:
@@ -68,8 +68,8 @@ def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm,
         raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
     single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
     extents = extent_of(form.images), form.height, form.width, form.channels, form.outputs
-    stored = (size_of(problem.values[name].dtype) for name in (form.source.buffer, form.output))
-    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype), *stored)
+    read, written = (size_of(problem.values[name].dtype) for name in (form.source.buffer, form.output))
+    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype), read, written, form.filter_size)
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
@@ -93,7 +93,7 @@ def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradFacts
     placed = {name: row_major(value.shape) for name, value in new.items()}
     placed[filters] = packed_panels(new[filters].shape, 1, schedule.panel)
     storage = {name: Storage(new[name], placed[name]) for name in (points, sums)}
-    storage[filters] = Storage(new[filters], placed[filters], form.filters, form.view, filter_matrix(schedule.output_tile))
+    storage[filters] = Storage(new[filters], placed[filters], form.filters, form.view, schedule.transform.filter_matrix)
     stored = problem.with_storage(storage)
     growths = image_growths(form)
     body = _Block(form, facts, schedule, stored.layouts, points, sums, filters, bool(growths)).loops()
@@ -186,27 +186,43 @@ class _Block:
         return For(i, index_const(self.schedule.tiles), inside)
 
     def _inputs(self, part: Expr, first: Expr) -> Statement:
-        """V = B^T d B."""
+        """V = B^T d."""
         size, lanes, form = self.schedule.output_tile, self.schedule.lanes, self.form
-        matrix, layout, channels = TRANSFORMS[size].inputs, self.layouts[form.source.buffer], self.facts.channels
-        span = len(matrix)
+        transform, layout, channels = self.schedule.transform, self.layouts[self.form.source.buffer], self.facts.channels
 
-        def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
+        def body(tile: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
             vector = Var("vector", channels // lanes)
             where = {**axes, form.c: vector * lanes}
-            loaded = [[Var(f"d{y}_{x}", None, self.form.dtype, lanes) for x in range(span)] for y in range(span)]
-            reads: list[Statement] = []
-            for y in range(span):
-                for x in range(span):
-                    index = input_index(form, self.tiles, layout, where, size, y, x)
-                    reads.append(Let(loaded[y][x], Load(form.source.buffer, (layout.offset(index),), self.form.dtype, lanes)))
-            lets, rows = both_sides(matrix, loaded)
-            entries = [value for row in rows for value in row]
-            at = i * channels + vector * lanes
-            stores = [Store(self.points, self._plane(self.points, part, index_const(point)) + at, value) for point, value in enumerate(entries)]
-            return [For(vector, index_const(channels // lanes), block(reads, lets, stores))]
+            at = tile * channels + vector * lanes
+
+            def load(i: Expr, j: Expr) -> Expr:
+                return Load(form.source.buffer, (layout.offset(input_index(form, self.tiles, layout, where, size, i, j)),), form.dtype, lanes)
+
+            def store(point: Expr, value: Expr) -> Statement:
+                return Store(self.points, self._plane(self.points, part, point) + at, value)
+
+            passes = transform.input_passes(self._values(), load, store)
+            return [For(vector, index_const(channels // lanes), self._transformed(passes))]
 
         return self._each_tile(first, body)
+
+    def _values(self) -> Values:
+        dtype, lanes = self.form.dtype, self.schedule.lanes
+
+        def get(place: Expr) -> Expr:
+            return Load(SCRATCH, (place * lanes,), dtype, lanes)
+
+        return Values(dtype, lanes, get, lambda place, value: Store(SCRATCH, place * lanes, value))
+
+    def _transformed(self, passes: Sequence[Pass]) -> Block:
+        """The pieces of each pass one after another, with a scratch array between passes."""
+        lanes, size = self.schedule.lanes, self.schedule.transform.scratch
+        pieces = [Var(f"piece{number}", one.pieces) for number, one in enumerate(passes)]
+        loops = [
+            block(one.body(ZERO)) if one.pieces == 1 else For(piece, index_const(one.pieces), block(one.body(piece)))
+            for one, piece in zip(passes, pieces, strict=True)
+        ]
+        return block([Allocate(Buffer(SCRATCH, self.form.dtype, size * lanes, "register", lanes))] if size else [], *loops)
 
     def _multiply(self, part: Expr, panel: Expr) -> Statement:
         """M = V U for the panel, point by point, one register tile at a time."""
@@ -246,27 +262,26 @@ class _Block:
         return [prefetch(self.filters, following + ((share * each + number) * channels + c) * line) for number in range(each)]
 
     def _outputs(self, part: Expr, panel: Expr, first: Expr) -> Statement:
-        """Y = A^T M A, then the epilogue and store of each element inside the image."""
+        """Y = A^T M, then the epilogue and store of each element inside the image."""
         s, form = self.schedule, self.form
-        matrix = TRANSFORMS[s.output_tile].outputs
-        span = len(matrix[0])
         wide = _wide_element(form, s.lanes)
         whole = self.facts.outputs % s.panel == 0
 
-        def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
+        def body(tile: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
             v = Var("v", s.vectors)
             channel = panel * s.panel + v * s.lanes
-            loaded = [[Var(f"m{y}_{x}", None, self.form.dtype, s.lanes) for x in range(span)] for y in range(span)]
-            at = i * s.panel + v * s.lanes
-            reads: list[Statement] = [
-                Let(loaded[y][x], Load(self.sums, (self._plane(self.sums, part, index_const(y * span + x)) + at,), self.form.dtype, s.lanes))
-                for y in range(span)
-                for x in range(span)
-            ]
-            lets, rows = both_sides(matrix, loaded)
+            at = tile * s.panel + v * s.lanes
             where = {**axes, form.k: channel}
-            stores = store_vectors(form, self.tiles, wide, where, rows) if wide is not None else self._single_stores(rows, where)
-            made: Statement = block(reads, lets, stores)
+
+            def load(point: Expr) -> Expr:
+                return Load(self.sums, (self._plane(self.sums, part, point) + at,), form.dtype, s.lanes)
+
+            def store(row: Expr, sums: Sequence[Sequence[Expr]]) -> list[Statement]:
+                if wide is None:
+                    return self._single_stores(row, sums, where)
+                return store_vectors(form, self.tiles, wide, where, s.output_tile, row, sums)
+
+            made: Statement = self._transformed(s.transform.output_passes(self._values(), load, store))
             if not whole:
                 made = If(channel < self.facts.outputs, made)
             vectors = For(v, index_const(s.vectors), made)
@@ -274,12 +289,13 @@ class _Block:
 
         return self._each_tile(first, body)
 
-    def _single_stores(self, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
-        """Stores element by element through a buffer, channel by channel, for an image that is not channels-last."""
+    def _single_stores(self, first: Expr, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
+        """Stores adjacent rows of a tile, from row `first` on, element by element through a buffer, channel by channel, for an image that is not
+        channels-last."""
         form, size, lanes = self.form, self.schedule.output_tile, self.schedule.lanes
         entries = [value for row in rows for value in row]
-        lane, i, j = Var("lane", lanes), Var("i_out", size), Var("j_out", size)
-        y, x = where[self.tiles[-2]] * size + i, where[self.tiles[-1]] * size + j
+        lane, i, j = Var("lane", lanes), Var("i_out", len(rows)), Var("j_out", size)
+        y, x = where[self.tiles[-2]] * size + first + i, where[self.tiles[-1]] * size + j
         at = {**where, form.y: y, form.x: x, form.k: where[form.k] + lane}
         held = Load("spill", ((i * size + j) * lanes + lane,), self.form.dtype)
         shared, (offset, what) = bind_shared([substitute(form.offset, at), substitute(replace_loads(form.element, {form.step.name: held}), at)])

@@ -8,26 +8,26 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
+from tilewright.kernels.block_transforms import of_each, transforms_of
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.bounds import WIDEST, spread
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
 def winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Lower bounds in seconds for F(m x m, 3 x 3): three dependent kernels; the bound of the product is `contraction_bound`.
+    """Lower bounds in seconds for tiles of m x m results: three dependent kernels; the bound of the product is `contraction_bound`.
 
     A transform takes at least a launch, and the time in which all schedulers issue the instructions of its tiles and channels: one addition for each
-    of the (m + 2)^2 points, and vector loads and stores of four elements for the points and for m^2 inputs (tiles share the others) or outputs.
+    of the points, and vector loads and stores of four elements for the points and for m^2 inputs (tiles share the others) or outputs.
     memory: input, transformed filters and output; intermediate values may stay in level 2."""
     count = length(candidates)
     terms: dict[str, np.ndarray] = {}
-    for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
-        which = candidates["output_tile"] == size
-        points = (size + FILTER - 1) ** 2
+    products = dict(zip(transforms_of(facts.filter_size), facts.products, strict=True))
+    for which, transform in of_each(candidates):
+        product, points, size = products[transform], transform.points, transform.output_tile
         tiles = facts.images * -(-facts.height // size) * -(-facts.width // size)
         issued = points + (points + size * size) / WIDEST
         inputs, sums = (spread(machine, tiles * channels * issued) for channels in (facts.channels, facts.outputs))

@@ -7,21 +7,22 @@ from dataclasses import fields, replace
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.block_transforms import of_each, transforms_of
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
 def winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
     """The counts of the batched product, which takes most of the time; distinct bytes and bytes from level 2 are those of all three kernels."""
     found: dict[str, np.ndarray] = {}
-    for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
-        which = candidates["output_tile"] == size
+    products = dict(zip(transforms_of(facts.filter_size), facts.products, strict=True))
+    for which, transform in of_each(candidates):
+        product = products[transform]
         one = np.ones(int(which.sum()))
         counts = contraction_counts(product, take(candidates, which), machine)
-        transformed = facts.bytes_read * ((size + FILTER - 1) / size) ** 2 + product.bytes_written + facts.epilogue_bytes
+        transformed = facts.bytes_read * (transform.span / transform.output_tile) ** 2 + product.bytes_written + facts.epilogue_bytes
         counts = replace(
             counts,
             read_bytes=one * (facts.bytes_read + facts.epilogue_bytes + product.b.bytes),

@@ -14,18 +14,14 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
+from tilewright.kernels.block_transforms import Transform, of_each, transforms_of, works
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.estimate import contraction_estimate
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
-from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
+from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, OTHER_REGISTERS, WinogradFacts, held_registers, scratch_bytes
 
-ROW_INSTRUCTIONS = {2: 4, 4: 14}
-"""Operations to transform one row or column, by m (`kernels.winograd_transform.product`)."""
-OTHER_REGISTERS = 20
-"""Registers per thread of a transform besides the tile: ptxas 13.0 allocates 32 to 129 in all for tiles of 8 to 144 elements on sm_90a."""
 BYTES_AHEAD = 256
 """Bytes of a thread's loads in flight: the loads of a tile are independent, but their registers are limited."""
 
@@ -40,10 +36,11 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
     terms: dict[str, np.ndarray] = {}
     overlapped: tuple[str, ...] = ()
-    for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
-        which = candidates["output_tile"] == size
-        part = take(candidates, which)
-        span = size + FILTER - 1
+    products = dict(zip(transforms_of(facts.filter_size), facts.products, strict=True))
+    for which, transform in of_each(candidates):
+        product, part = products[transform], take(candidates, which)
+        span, size, points = transform.span, transform.output_tile, transform.points
+        of_input, of_sums = works(transform)
         cache = machine.cache(2)
         assert cache is not None
         inputs, sums = product.a.bytes, product.bytes_written
@@ -56,15 +53,16 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
         overlapped = estimate.overlapped
         found = dict(estimate.terms)
         found["launch"] = found["launch"] + 2 * gpu_calibration(machine).winograd.later_launch * machine.launch_seconds
-        rounds = ROW_INSTRUCTIONS[size]
         found["input transform"] = _transform(
             part,
             machine,
-            elements=product.m * facts.channels,
+            transform,
+            tiles=product.m,
+            channels=facts.channels,
             lanes=facts.input_vector,
-            held=span * span,
-            accesses=2 * span * span,
-            arithmetic=2 * span * rounds,
+            held=held_registers(transform),
+            accesses=span * span + points + of_input.scratch,
+            arithmetic=of_input.fused,
             through=facts.bytes_read * (span / size) ** 2 + inputs,
             memory=facts.bytes_read + missing * inputs,
             element_bytes=facts.element_bytes,
@@ -72,11 +70,13 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
         found["output transform"] = _transform(
             part,
             machine,
-            elements=product.m * facts.outputs,
+            transform,
+            tiles=product.m,
+            channels=facts.outputs,
             lanes=facts.store_vector,
-            held=span * size,
-            accesses=span * span + size * size,
-            arithmetic=(span + size) * rounds + size * size * facts.epilogue_flops,
+            held=min(held_registers(transform), span * size),
+            accesses=points + size * size + of_sums.scratch,
+            arithmetic=of_sums.fused + size * size * facts.epilogue_flops,
             through=sums + facts.epilogue_bytes + facts.bytes_written,
             memory=facts.bytes_written + facts.epilogue_bytes + missing * sums,
             element_bytes=facts.element_bytes,
@@ -89,8 +89,10 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
 def _transform(
     candidates: Columns,
     machine: Machine,
+    transform: Transform,
     *,
-    elements: int,
+    tiles: int,
+    channels: int,
     lanes: int,
     held: int,
     accesses: int,
@@ -99,20 +101,24 @@ def _transform(
     memory: float,
     element_bytes: int,
 ) -> np.ndarray:
-    """Seconds of one transform of `elements` single-channel tiles, without its launch. A thread holds `held` vectors in registers; `accesses` and
-    `arithmetic` (per lane) are its instructions; `through` and `memory` are the bytes through level 2 and from or to memory."""
+    """Seconds of one transform of the tiles of all channels, without its launch. A thread holds `held` vectors in registers; `accesses` and
+    `arithmetic` (per lane) are the instructions for a tile; `through` and `memory` are the bytes through level 2 and from or to memory."""
     threads, wide = candidates["transform_threads"], np.minimum(candidates["transform_vector"], lanes)
-    blocks = -(-elements // (wide * threads))
+    # the threads of a block share its tiles where these pass between passes, otherwise each has one of its own
+    chunk = CHANNELS_OF_BLOCK if transform.scratch else 1
+    own = chunk / threads if transform.scratch else np.ones(length(candidates))
+    elements = tiles * -(-channels // chunk) * chunk
+    blocks = np.ceil(elements / (wide * threads * own))
     registers = np.minimum(OTHER_REGISTERS + held * wide, machine.registers_per_thread_max)
-    resident = resident_blocks(machine, threads, registers, 0)
+    resident = resident_blocks(machine, threads, registers, scratch_bytes(transform, element_bytes))
     waves = -(-blocks // (resident * machine.processors))
-    at_once = np.minimum(elements / wide, resident * machine.processors * threads)
+    at_once = np.minimum(elements / (wide * own), resident * machine.processors * threads)
     latency = machine.memory_latency_cycles / machine.clock_hz
-    reachable = at_once * np.minimum(accesses * wide * element_bytes, BYTES_AHEAD) / latency
+    reachable = at_once * np.minimum(own * accesses * wide * element_bytes, BYTES_AHEAD) / latency
     # each processor has its share of the level-2 bandwidth, even if others are idle
     level2 = l2_bandwidth(machine) * np.minimum(1.0, blocks / machine.processors)
     moving = np.maximum(through / np.minimum(level2, reachable), memory / np.minimum(bandwidth(machine), reachable))
-    instructions = accesses + arithmetic * wide + 3 * gpu_calibration(machine).instructions.division
+    instructions = own * (accesses + arithmetic * wide) + 3 * gpu_calibration(machine).instructions.division
     warps = blocks * threads / machine.warp_size
     # blocks are whole, so the busiest processor counts
     uneven = np.ceil(blocks / machine.processors) * machine.processors / blocks

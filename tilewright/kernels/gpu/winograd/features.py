@@ -7,12 +7,14 @@ import numpy as np
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.gemm.features import of_product
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.winograd_transform import FILTER
 
 NUMBER = 3
 
 
-def winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray]:
+def winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray] | None:
+    """The features by name; None for filters that are not 3 x 3, because no model was trained on their transforms."""
+    if facts.filter_size != 3:
+        return None
     return of_product(NUMBER, candidates, winograd_sizes(facts))
 
 
@@ -20,6 +22,7 @@ def winograd_sizes(facts: WinogradFacts) -> dict[str, float]:
     """The convolution's sizes and facts by the names of `kernels.gpu.features.PROBLEM` and `FORM`."""
     return {
         "outputs": facts.outputs, "height": facts.images * facts.height, "width": facts.width, "channels": facts.channels,
-        "filter_y": FILTER, "filter_x": FILTER, "images": facts.images, "input_vector": facts.input_vector, "store_vector": facts.store_vector,
+        "filter_y": facts.filter_size, "filter_x": facts.filter_size,
+        "images": facts.images, "input_vector": facts.input_vector, "store_vector": facts.store_vector,
         "epilogue_bytes": facts.epilogue_bytes, "epilogue_flops": facts.epilogue_flops,
     }  # fmt: skip

@@ -1,35 +1,34 @@
 """Lowering of the `winograd` schema: a transform of the input tiles, a batched product, and a transform of the sums with the epilogue.
 
 V[t, p, c] holds point t of tile p of channel c, U[t, c, k] the transformed filters (packed at compile time), and M[t, p, k] = sum over c of V U. Each
-thread of a transform computes one tile of a vector of channels in registers.
+thread of a transform in one pass computes one tile of a vector of channels in registers. A block of a transform in several passes computes one tile
+of some channels, and its threads the pieces of one pass after another, with the scratch array in shared memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import below, bytes_touched, decode, expression_flops, extent_of, named, vectors_fit, widest
 from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import (
-    Expr,
-    Load,
-    Var,
-    as_lanes,
-)
+from tilewright.ir.expr import ZERO, Expr, Load, Var, as_lanes, index_const
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Kernel, Launch, Let, Statement, Store, block_variable, thread_variable
+from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage
+from tilewright.kernels.block_transforms import Transform, transforms_of
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
-from tilewright.kernels.gpu.winograd.space import WinogradFacts, WinogradSchedule
+from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, WinogradFacts, WinogradSchedule
+from tilewright.kernels.transform_pass import SCRATCH, Pass, Values
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides, filter_matrix
 
 
 def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
@@ -44,11 +43,12 @@ def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
         store_vector=store_vector(form, problem.layouts),
         bytes_read=problem.values[form.source.buffer].bytes,
         bytes_written=problem.values[form.output].bytes,
-        products=tuple(product_form(_product(form.output, form, size)).facts for size in OUTPUT_TILES),
+        products=tuple(product_form(_product(form.output, form, transform)).facts for transform in transforms_of(form.filter_size)),
         epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
         element_bytes=size_of(form.dtype),
         stored_bytes=size_of(problem.values[form.source.buffer].dtype),
+        filter_size=form.filter_size,
     )
 
 
@@ -62,9 +62,9 @@ def store_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
     return widest(form.element, form.k, layouts, form.offset)
 
 
-def _product(name: str, form: WinogradForm, output_tile: int) -> Problem:
+def _product(name: str, form: WinogradForm, transform: Transform) -> Problem:
     """The batched product; its inputs are V and U, its output is M."""
-    points, tiles, c, k = (output_tile + FILTER - 1) ** 2, extent_of(form.tiles(output_tile)), form.channels, form.outputs
+    points, tiles, c, k = transform.points, extent_of(form.tiles(transform.output_tile)), form.channels, form.outputs
     v, u = Tensor(f"{name}#points", (points, tiles, c), form.dtype), Tensor(f"{name}#filters", (points, c, k), form.dtype)
     builder = StepBuilder(f"{name}#product")
     (result,) = builder.reduce("sum", (points, tiles, k), (c,), lambda t, p, j, r: v(t, p, r) * u(t, r, j))
@@ -80,21 +80,20 @@ def _filters_layout(shape: tuple[int, ...]) -> Layout:
     return Layout(shape, ((0, 0), (1, 0), (2, 0), (2, 4))) if shape[2] % 4 else row_major(shape)
 
 
-def filters_storage(name: str, form: WinogradForm, output_tile: int) -> Storage:
+def filters_storage(name: str, form: WinogradForm, transform: Transform) -> Storage:
     """Storage of the packed transformed filters U[t, c, k]."""
-    value = Value(name, ((output_tile + FILTER - 1) ** 2, form.channels, form.outputs), form.dtype)
-    return Storage(value, _filters_layout(value.shape), form.filters, form.view, filter_matrix(output_tile))
+    value = Value(name, (transform.points, form.channels, form.outputs), form.dtype)
+    return Storage(value, _filters_layout(value.shape), form.filters, form.view, transform.filter_matrix)
 
 
 def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSchedule, machine: Machine) -> Lowered:
     """Three kernels (four if the product is split without a cluster), workspaces for V and M, and the filters transformed and packed."""
-    size = schedule.output_tile
-    tiles = form.tiles(size)
-    product = _product(problem.region.name, form, size)
+    tiles = form.tiles(schedule.output_tile)
+    product = _product(problem.region.name, form, schedule.transform)
     points, filters, sums = *product.region.inputs, product.region.outputs[0]
     multiplied = lower_contraction(product, product_form(product), schedule.product, machine)
     storage = {name: Storage(product.values[name], product.layouts[name]) for name in (points, sums)}
-    storage[filters] = filters_storage(filters, form, size)
+    storage[filters] = filters_storage(filters, form, schedule.transform)
     stored = problem.with_storage(storage)
     header = f"{described(problem)}\n{schedule}"
 
@@ -113,62 +112,105 @@ def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSched
     )
 
 
-def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, threads: int, body: object) -> tuple[Statement, Launch]:
-    """One thread for each tile and vector of channels. `body` receives the flat position of the thread's first element, and the axes."""
+PassesOf: TypeAlias = Callable[[Values, Expr, Mapping[Var, Expr]], Sequence[Pass]]
+"""The passes of a transform, by the flat position of its first element, and the axes of tile and channel."""
+
+
+def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, schedule: WinogradSchedule, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
+    """The transform of each tile and vector of channels."""
+    if schedule.transform.scratch:
+        return _in_blocks(tiles, channel, schedule, dtype, passes)
+    threads = schedule.transform_threads
     total = extent_of(tiles) * (channel.extent or 0) // lanes
     launch = Launch((-(-total // threads), 1, 1), (threads, 1, 1))
+    values = Values(dtype, lanes, *_scratch(dtype, lambda place: place))
 
     def thread(position: Var) -> list[Statement]:
         lets, mapping = named(decode(position, (*tiles, channel), lanes))
-        return [*lets, *body(position * lanes, {axis: mapping.get(axis, axis) for axis in (*tiles, channel)})]  # type: ignore[operator]
+        (one,) = passes(values, position * lanes, {axis: mapping.get(axis, axis) for axis in (*tiles, channel)})
+        return [*lets, *one.body(ZERO)]
 
     return block(below(block_variable(launch) * threads + thread_variable(launch), total, "position", thread)), launch
+
+
+def _in_blocks(tiles: Sequence[Var], channel: Var, schedule: WinogradSchedule, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
+    """A block for each tile and CHANNELS_OF_BLOCK channels: threads with the same channel share the pieces of each pass."""
+    channels, threads, extent = CHANNELS_OF_BLOCK, schedule.transform_threads, channel.extent or 0
+    chunk, axes = Var("chunk", -(-extent // channels)), (*tiles,)
+    launch = Launch((extent_of(tiles) * (chunk.extent or 1), 1, 1), (threads, 1, 1))
+    lets, where = named(decode(block_variable(launch), (*axes, chunk)))
+    own, first = Var("own", channels), Var("first_piece", threads // channels)
+    lets += [Let(own, thread_variable(launch) % channels), Let(first, thread_variable(launch) // channels)]
+    tile = block_variable(launch) // (chunk.extent or 1)
+    values = Values(dtype, 1, *_scratch(dtype, lambda place: place * channels + own))
+    body: list[Statement] = [*lets, Allocate(Buffer(SCRATCH, dtype, schedule.transform.scratch * channels, "shared"))]
+
+    def on(at: Var) -> Sequence[Pass]:
+        return passes(values, tile * extent + at, {**{axis: where.get(axis, axis) for axis in axes}, channel: at})
+
+    for number in range(len(on(channel))):
+
+        def pieces(at: Var, number: int = number) -> list[Statement]:
+            one = on(at)[number]
+            turn = Var(f"turn{number}", -(-one.pieces // (threads // channels)))
+            inner = below(turn * (threads // channels) + first, one.pieces, "piece", lambda piece: list(one.body(piece)))
+            return [For(turn, index_const(turn.extent or 1), block(inner))]
+
+        body += [block_barrier()] * (number > 0)
+        body += below(where.get(chunk, chunk) * channels + own, extent, channel.name, pieces)
+    return block(body), launch
+
+
+def _scratch(dtype: str, at: Callable[[Expr], Expr]) -> tuple[Callable[[Expr], Expr], Callable[[Expr, Expr], Statement]]:
+    """How values are read from and written to the scratch array, for the place of a value."""
+    return lambda place: Load(SCRATCH, (at(place),), dtype), lambda place, value: Store(SCRATCH, at(place), value)
 
 
 def _transform_inputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], points: str
 ) -> tuple[Statement, Launch]:
-    """V = B^T d B."""
+    """V = B^T d."""
     size, lanes = schedule.output_tile, min(schedule.transform_vector, input_vector(form, layouts))
-    layout, matrix = layouts[form.source.buffer], TRANSFORMS[size].inputs
-    span = len(matrix)
+    layout = layouts[form.source.buffer]
     plane = layouts[points].strides[0]
 
-    def load(where: Mapping[Var, Expr], i: int, j: int) -> Expr:
-        return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, size, i, j)),), form.dtype, lanes)
+    def passes(values: Values, first: Expr, where: Mapping[Var, Expr]) -> Sequence[Pass]:
+        def load(i: Expr, j: Expr) -> Expr:
+            return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, size, i, j)),), form.dtype, lanes)
 
-    def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
-        loaded = [[Var(f"d{i}_{j}", None, form.dtype, lanes) for j in range(span)] for i in range(span)]
-        reads = [Let(variable, load(where, i, j)) for i, row in enumerate(loaded) for j, variable in enumerate(row)]
-        lets, rows = both_sides(matrix, loaded)
-        values = [value for row in rows for value in row]
-        return [*reads, *lets, *(Store(points, first + t * plane, value) for t, value in enumerate(values))]
+        return schedule.transform.input_passes(values, load, lambda point, value: Store(points, first + point * plane, value))
 
-    return _each_tile(tiles, form.c, lanes, schedule.transform_threads, body)
+    return _each_tile(tiles, form.c, lanes, schedule, form.dtype, passes)
 
 
 def _transform_outputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], sums: str
 ) -> tuple[Statement, Launch]:
-    """Y = A^T M A, then the epilogue and store of each element inside the image."""
+    """Y = A^T M, then the epilogue and store of each element inside the image."""
     size, lanes = schedule.output_tile, min(schedule.transform_vector, store_vector(form, layouts))
-    matrix = TRANSFORMS[size].outputs
-    span = len(matrix[0])
     plane = layouts[sums].strides[0]
 
-    def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
-        loaded = [[Var(f"m{i}_{j}", None, form.dtype, lanes) for j in range(span)] for i in range(span)]
-        reads = [Let(v, Load(sums, (first + (i * span + j) * plane,), form.dtype, lanes)) for i, row in enumerate(loaded) for j, v in enumerate(row)]
-        lets, rows = both_sides(matrix, loaded)
-        return [*reads, *lets, *store_tile(form, tiles, layouts, where, rows, lanes)]
+    def passes(values: Values, first: Expr, where: Mapping[Var, Expr]) -> Sequence[Pass]:
+        def store(row: Expr, rows: Sequence[Sequence[Expr]]) -> list[Statement]:
+            return store_tile(form, tiles, layouts, where, size, row, rows, lanes)
 
-    return _each_tile(tiles, form.k, lanes, schedule.transform_threads, body)
+        return schedule.transform.output_passes(values, lambda point: Load(sums, (first + point * plane,), form.dtype, lanes), store)
+
+    return _each_tile(tiles, form.k, lanes, schedule, form.dtype, passes)
 
 
 def store_tile(
-    form: WinogradForm, tiles: Sequence[Var], layouts: Mapping[str, Layout], where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]], lanes: int
+    form: WinogradForm,
+    tiles: Sequence[Var],
+    layouts: Mapping[str, Layout],
+    where: Mapping[Var, Expr],
+    size: int,
+    first: Expr,
+    sums: Sequence[Sequence[Expr]],
+    lanes: int,
 ) -> list[Statement]:
-    """Epilogue and store of the part of a tile of sums (vectors of `lanes` along the output channels) that is inside the image."""
+    """Epilogue and store of the part of adjacent rows of a tile of size x size sums (vectors of `lanes` along the output channels), from row `first`
+    on, that is inside the image."""
     wide = vectors_fit(form.element, form.k, lanes, layouts)
     assert wide is not None
-    return store_vectors(form, tiles, as_lanes(wide, lanes), where, sums)
+    return store_vectors(form, tiles, as_lanes(wide, lanes), where, size, first, sums)

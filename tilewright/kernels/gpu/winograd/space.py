@@ -1,9 +1,8 @@
-"""Schedules of the `winograd` schema on a GPU: 3x3 convolutions with stride 1 by minimal filtering, F(2x2, 3x3) and F(4x4, 3x3).
+"""Schedules of the `winograd` schema on a GPU: convolutions with stride 1 by transforms of blocks (`kernels.block_transforms`).
 
-Three kernels (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4): every (m + 2) x (m + 2) tile d of the input
-becomes B^T d B; each of the (m + 2)^2 points of the tiles is a matrix product over the input channels with the filters G g G^T, which are transformed
-at compile time; every tile of sums s becomes A^T s A, m x m outputs. There are 2.25 times fewer multiplications for m = 2, and 4 times fewer for m =
-4.
+Three kernels (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4): every tile d of the input becomes its
+points B^T d; each point of the tiles is a matrix product over the input channels with the filters G g, which are transformed at compile time; every
+tile of sums s becomes A^T s, m x m outputs. For 3x3 filters there are 2.25 times fewer multiplications with m = 2, and 4 times fewer with m = 4.
 
 Accuracy in fp32: the largest error against float64, relative to the layer's largest output, over random layers of 4 to 1024 channels: direct
 summation 2.4e-7 to 3.4e-6, F(2x2) 1.7e-7 to 1.3e-6, F(4x4) 6.7e-7 to 6.4e-6, growing with the square root of the channels (docs/kernels.md has the
@@ -12,16 +11,17 @@ table, tests/test_gpu_winograd.py the emulation). All are well within the tolera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
+from tilewright.kernels.block_transforms import TRANSFORM_COLUMNS, Transform, transform_axes, transform_of, transforms_of
 from tilewright.kernels.columns import length, product_of, reject, times
+from tilewright.kernels.fourier_transform import Fourier
 from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 SPLITS = (1, 2, 4)
 """Splits of the sum over channels: each point of the tiles is a separate product, so few parts are enough to fill a machine."""
@@ -32,7 +32,8 @@ PRODUCT_AXES = tuple(axis for axis in GEMM_AXES if axis != "atomics")
 
 @dataclass(frozen=True)
 class WinogradFacts:
-    """A convolution as the schema sees it: extents of the output, channels of the input, and the batched product for each of OUTPUT_TILES.
+    """A convolution as the schema sees it: extents of the output, channels of the input, rows of the square filters,
+    and the batched product of each of `transforms_of`.
 
     `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in
     memory. `element_bytes`: of a transformed element; `stored_bytes`: of one of the input in memory."""
@@ -51,17 +52,18 @@ class WinogradFacts:
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
     stored_bytes: int = size_of(DEFAULT_FLOAT)
+    filter_size: int = 3
 
     @property
     def flops(self) -> float:
         """Operations of direct summation."""
-        return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * FILTER**2
+        return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * self.filter_size**2
 
 
 @dataclass(frozen=True)
 class WinogradSchedule:
-    """One candidate: m, threads per block and vector width of the transforms, and the fields of the product's `ContractionSchedule`. A transform that
-    does not allow the vector width uses a smaller one."""
+    """One candidate: the transform, threads per block and vector width of its kernels, and the fields of the product's `ContractionSchedule`. A
+    transform that does not allow the vector width uses a smaller one."""
 
     output_tile: int
     transform_threads: int
@@ -74,30 +76,56 @@ class WinogradSchedule:
     split: int = 1
     stages: int = 1
     cluster: int = 0
+    filter_size: int = field(default=3, metadata={"omitted": 3})
+    fourier: int = field(default=0, metadata={"omitted": 0})
+
+    @property
+    def transform(self) -> Transform:
+        return transform_of(self.output_tile, self.filter_size, self.fourier)
 
     @property
     def product(self) -> ContractionSchedule:
         return ContractionSchedule(*(getattr(self, name) for name in PRODUCT_AXES))
 
     def __str__(self) -> str:
-        return (
-            f"winograd F({self.output_tile}x{self.output_tile},{FILTER}x{FILTER}) transforms threads={self.transform_threads} "
-            f"transform_vector={self.transform_vector}, {self.product}"
-        )
+        return f"{self.transform} transforms threads={self.transform_threads} transform_vector={self.transform_vector}, {self.product}"
 
 
-AXES = ("output_tile", *TRANSFORM_AXES, *PRODUCT_AXES)
+OTHER_REGISTERS = 20
+"""Registers per thread of a transform besides the tile: ptxas 13.0 allocates 32 to 129 in all for tiles of 8 to 144 elements on sm_90a."""
+CHANNELS_OF_BLOCK = 32
+"""Channels of one tile that a block transforms where its pieces pass values in shared memory: a warp computes one piece of adjacent channels, whose
+values are in different banks."""
+AXES = (*TRANSFORM_COLUMNS, *TRANSFORM_AXES, *PRODUCT_AXES)
+
+
+def held_registers(transform: Transform) -> int:
+    """Values that a thread of a transform holds: a tile, or a piece of one."""
+    return 2 * transform.span if isinstance(transform, Fourier) else transform.span**2
+
+
+def scratch_bytes(transform: Transform, element_bytes: int) -> int:
+    """Shared memory of a block of a transform."""
+    return transform.scratch * CHANNELS_OF_BLOCK * element_bytes
 
 
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES, and the number rejected for each reason. Those of the product count once for each shape of the transforms."""
     widest = max(facts.input_vector, facts.store_vector)
-    transforms = product_of(TRANSFORM_AXES)
-    transforms, narrow = reject(transforms, [("no transform has vectors so wide", transforms["transform_vector"] > widest)])
-    each = length(transforms)
+    members = transform_axes(facts.filter_size)
     parts: list[dict[str, np.ndarray]] = []
     rejected: dict[str, int] = {}
-    for output_tile, product in zip(OUTPUT_TILES, facts.products, strict=True):
+    for number, (transform, product) in enumerate(zip(transforms_of(facts.filter_size), facts.products, strict=True)):
+        transforms = product_of(TRANSFORM_AXES)
+        wide = transforms["transform_vector"]
+        fitting = [
+            ("no transform has vectors so wide", wide > widest),
+            ("registers exceed a thread's", held_registers(transform) * wide + OTHER_REGISTERS > machine.registers_per_thread_max),
+            ("shared memory exceeds a block's", np.full(len(wide), scratch_bytes(transform, facts.element_bytes) > machine.shared_bytes_per_block)),
+            ("pieces of a tile have no vectors", (wide > 1) & isinstance(transform, Fourier)),
+        ]
+        transforms, narrow = reject(transforms, fitting)
+        each = length(transforms)
         candidates, counts = contraction_space(product, machine)
         split = candidates["split"] > 1
         joined = (candidates["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(candidates), bool)
@@ -109,7 +137,8 @@ def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np
         ]
         candidates, more = reject(candidates, rules)
         count = length(candidates)
-        parts.append({"output_tile": np.full(count * each, output_tile), **times(candidates, transforms)})
+        chosen = {name: np.full(count * each, column[number]) for name, column in members.items()}
+        parts.append({**chosen, **times(candidates, transforms)})
         for reason, number in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
             rejected[reason] = rejected.get(reason, 0) + number
     return {name: np.concatenate([part[name] for part in parts]) for name in AXES}, rejected

@@ -14,7 +14,7 @@ from tilewright.kernels.gpu.winograd_fused.space import points_of
 
 
 def fused_winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Lower bounds in seconds, like `contraction_bound`, for (m + 2)^2 points of `tiles` x `outputs` sums and `channels` per step.
+    """Lower bounds in seconds, like `contraction_bound`, for the points of `tiles` x `outputs` sums and `channels` per step.
 
     Sums go through shared memory, so all of them are computed. issue: besides products and their loads, every thread's instructions to load a step:
     copies of four filter elements, and for each tile that it transforms an addition per point, and vector loads and stores of four elements."""

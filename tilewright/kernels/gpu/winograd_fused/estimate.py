@@ -7,14 +7,14 @@ import numpy as np
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
+from tilewright.kernels.block_transforms import works
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
-from tilewright.kernels.gpu.winograd.estimate import ROW_INSTRUCTIONS
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.gpu.winograd_fused.space import points_of
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
+from tilewright.kernels.winograd_transform import OUTPUT_TILES, Winograd
 
 COPY_INSTRUCTIONS = 4
 """Instructions of one copy to shared memory, with its addresses, which mostly add constants."""
@@ -34,15 +34,16 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     own, latencies = fitted.winograd_fused, fitted.steps
     size, bt, bk, bc = (candidates[name] for name in ("output_tile", "tiles", "outputs", "channels"))
     tm, tn, split = (candidates[name] for name in ("thread_m", "thread_n", "split"))
-    points, span = points_of(candidates), size + FILTER - 1
+    points, sizes = points_of(candidates), OUTPUT_TILES[facts.filter_size]
+    fused = np.array([[work.fused for work in works(Winograd(m, facts.filter_size))] for m in sizes])
+    of_input, of_outputs = fused[np.searchsorted(sizes, size)].T
     threads, warps, blocks = counts.threads, counts.warps, counts.blocks
-    transform = np.choose(np.searchsorted(OUTPUT_TILES, size), [ROW_INSTRUCTIONS[m] for m in OUTPUT_TILES])
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
     fragments = -(-tm // 4) + tn // 4
     items = bt * bc / machine.warp_size
     copies = points * bc * bk / 4 / machine.warp_size
-    of_tile = 2 * points + own.transform_instructions * 2 * span * transform
+    of_tile = 2 * points + own.transform_instructions * of_input
     issue = warps * (counts.step_multiply_adds + bc * fragments + fitted.instructions.step) + items * of_tile + copies * COPY_INSTRUCTIONS
     issue = issue / machine.schedulers_per_processor
     wavefronts = warps * bc * own.fragment_wavefronts * np.maximum(fragments, 2) + items * points * own.store_wavefronts + copies * 4
@@ -57,7 +58,7 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     inner = bc * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(chain, inner + passes * of_tile)
     barrier = own.barrier_latencies * cache1.latency_cycles + 2 * warps
-    of_sums = points + (span + size) * transform + size * size * (2 + facts.epilogue_flops)
+    of_sums = points + of_outputs + size * size * (2 + facts.epilogue_flops)
     epilogue = own.sum_wavefronts * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
     together = np.minimum(-(-blocks // machine.processors), counts.resident)
     ends = machine.memory_latency_cycles + chain + together * epilogue

@@ -12,7 +12,10 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 NUMBER = 4
 
 
-def fused_winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray]:
+def fused_winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray] | None:
+    """Those of three kernels where there are any."""
+    if facts.filter_size != 3:
+        return None
     down, across = candidates["thread_n"], candidates["thread_m"]
     tiles = {**candidates, "register_k": down, "register_x": across, "block_k": candidates["outputs"] // down}
     tiles["block_x"] = candidates["tiles"] // candidates["thread_m"]

@@ -18,6 +18,7 @@ from tilewright.codegen.intrinsics.async_copy import await_groups, commit, copy
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.ir.expr import (
     TRUE,
+    ZERO,
     Const,
     Expr,
     Load,
@@ -47,7 +48,7 @@ from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.gpu.winograd.lower import filters_storage, store_tile, store_vector
 from tilewright.kernels.gpu.winograd_fused.space import PADDING, FusedWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index
-from tilewright.kernels.winograd_transform import FILTER, TRANSFORMS, both_sides
+from tilewright.kernels.winograd_transform import both_sides
 
 INPUTS, FILTERS, SUMS, PARTIAL, NEXT = "v_tile", "u_tile", "sums", "partial", "d_next"
 
@@ -61,7 +62,7 @@ def lower_fused_winograd(problem: Problem, form: WinogradForm, schedule: FusedWi
     if form.channels % (schedule.channels * schedule.split):
         raise Unsuitable(f"{form.channels} input channels do not divide into steps of {schedule.channels} in {schedule.split} parts")
     name = f"{problem.region.name}#filters"
-    filters = filters_storage(name, form, schedule.output_tile)
+    filters = filters_storage(name, form, schedule.transform)
     stored = problem.with_storage({name: filters})
     body, launch = _Fused(form, schedule, stored, filters).kernel()
     kernel, arguments = assemble(
@@ -93,7 +94,7 @@ class _Fused:
         self.stored = stored.values[form.source.buffer].dtype
         self.tile_axes = form.tiles(schedule.output_tile)
         self.total = extent_of(self.tile_axes)
-        self.span = schedule.output_tile + FILTER - 1
+        self.span = schedule.transform.span
         self.steps = form.channels // (schedule.channels * schedule.split)
         counts = (-(-self.total // schedule.tiles), -(-form.outputs // schedule.outputs), schedule.split)
         self.launch = Launch((counts[0] * counts[1] * counts[2], 1, 1), (schedule.threads, 1, 1))
@@ -166,7 +167,7 @@ class _Fused:
             where: dict[Var, Expr] = {**fresh, self.form.c: channel}
 
             def offset(i: int, j: int, where: Mapping[Var, Expr] = where) -> Expr:
-                return layout.offset(input_index(self.form, self.tile_axes, layout, where, self.schedule.output_tile, i, j))
+                return layout.offset(input_index(self.form, self.tile_axes, layout, where, self.schedule.output_tile, index_const(i), index_const(j)))
 
             corner = offset(0, 0)
             base = Var(f"tile_base{number}", layout.size)
@@ -198,7 +199,7 @@ class _Fused:
 
     def store_inputs(self, buffer: Expr) -> list[Statement]:
         """Stores B^T d B of the loaded tiles in one of the buffers, [point][channel][tile]."""
-        matrix = TRANSFORMS[self.schedule.output_tile].inputs
+        matrix = self.schedule.transform.matrices.inputs
         statements: list[Statement] = []
         for number in range(self.passes):
             tile, channel, _ = self.item(number)
@@ -285,7 +286,7 @@ class _Fused:
 
         def element(at: Var, axes: Mapping[Var, Expr]) -> list[Statement]:
             statements, rows = self.transformed(at, lanes)
-            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, rows, lanes)]
+            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, self.schedule.output_tile, ZERO, rows, lanes)]
 
         return self.vectors(self.elements, lanes, index_const(0), lambda at: self.within_output(at, element))
 
@@ -313,7 +314,7 @@ class _Fused:
                     total = Var(f"y{i}_{j}", None, self.form.dtype, last)
                     statements.append(Let(total, reduce(lambda a, b: a + b, parts)))
                     rows[i].append(total)
-            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, rows, last)]
+            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, self.schedule.output_tile, ZERO, rows, last)]
 
         return [
             Allocate(Buffer(PARTIAL, self.form.dtype, schedule.split * pixels * self.elements, "cluster")),
@@ -354,7 +355,7 @@ class _Fused:
         held = [[Var(f"m{i}_{j}", None, self.form.dtype, lanes) for j in range(self.span)] for i in range(self.span)]
         points = [variable for row in held for variable in row]
         reads = [Let(variable, Load(SUMS, (at + t * self.elements,), self.form.dtype, lanes)) for t, variable in enumerate(points)]
-        lets, rows = both_sides(TRANSFORMS[self.schedule.output_tile].outputs, held)
+        lets, rows = both_sides(self.schedule.transform.matrices.outputs, held)
         return [*reads, *lets], rows
 
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.winograd.schema import match
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.gpu.winograd.schema import WINOGRAD
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.gpu.winograd_fused.bound import fused_winograd_bound
 from tilewright.kernels.gpu.winograd_fused.counts import fused_winograd_counts
 from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_estimate
 from tilewright.kernels.gpu.winograd_fused.features import fused_winograd_features
 from tilewright.kernels.gpu.winograd_fused.lower import lower_fused_winograd
 from tilewright.kernels.gpu.winograd_fused.space import FusedWinogradSchedule, fused_winograd_space
-from tilewright.kernels.schema import Schema, in_tile_if
+from tilewright.kernels.schema import Form, Schema, form_of, in_tile_if
+from tilewright.kernels.winograd_form import WinogradForm
+from tilewright.kernels.winograd_transform import OUTPUT_TILES
+
+
+def match(problem: Problem, machine: Machine) -> Form[WinogradFacts, WinogradForm]:
+    """The form of three kernels. Raises Unsuitable like `winograd_form`, and for filters that only Fourier transforms serve."""
+    found = form_of(WINOGRAD, problem, machine)
+    if isinstance(found, Unsuitable):
+        raise found
+    if found.facts.filter_size not in OUTPUT_TILES:
+        sizes = " or ".join(f"{size} x {size}" for size in OUTPUT_TILES)
+        raise Unsuitable(f"a tile of one block would have too many points: the filters are not {sizes}")
+    return found
+
 
 WINOGRAD_FUSED = Schema(
     name="winograd fused",

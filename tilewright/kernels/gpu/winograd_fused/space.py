@@ -1,4 +1,4 @@
-"""Schedules of the `winograd fused` schema on a GPU: Winograd's algorithm for 3x3 convolutions in one kernel, for layers too small for three.
+"""Schedules of the `winograd fused` schema on a GPU: Winograd's algorithm in one kernel, for layers too small for three.
 
 A block computes `tiles` tiles of the output for `outputs` output channels. For `channels` input channels at a time, its threads transform the input
 tiles into shared memory, and asynchronous copies bring the transformed filters there. Every point of the tiles has its own threads, which accumulate
@@ -9,20 +9,19 @@ memory. Accuracy is that of `kernels.gpu.winograd.space`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
+from tilewright.kernels.winograd_transform import OUTPUT_TILES, Winograd
 
 PADDING = 4
 """Padding in elements between rows of the transformed input in shared memory: vectors stay aligned, and stores of adjacent channels hit different
 banks."""
 FUSED_AXES = {
-    "output_tile": OUTPUT_TILES,
     "tiles": (8, 16, 32),
     "outputs": (16, 32, 64),
     "channels": (4, 8, 16),
@@ -30,6 +29,9 @@ FUSED_AXES = {
     "thread_n": (4, 8),
     "split": (1, 2, 4, 8),
 }
+
+
+FUSED_COLUMNS = ("output_tile", "filter_size", *FUSED_AXES)
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,32 @@ class FusedWinogradSchedule:
     thread_m: int
     thread_n: int
     split: int = 1
+    filter_size: int = field(default=3, metadata={"omitted": 3})
+
+    @property
+    def transform(self) -> Winograd:
+        return Winograd(self.output_tile, self.filter_size)
 
     @property
     def points(self) -> int:
         """Points of a tile."""
-        return (self.output_tile + FILTER - 1) ** 2
+        return self.transform.points
 
     @property
     def threads(self) -> int:
         return self.points * (self.tiles // self.thread_m) * (self.outputs // self.thread_n)
 
     def __str__(self) -> str:
+        m, r = self.output_tile, self.filter_size
         return (
-            f"winograd fused F({self.output_tile}x{self.output_tile},{FILTER}x{FILTER}) block={self.tiles}x{self.outputs}x{self.channels} "
+            f"winograd fused F({m}x{m},{r}x{r}) block={self.tiles}x{self.outputs}x{self.channels} "
             f"thread={self.thread_m}x{self.thread_n} split={self.split}" + " cluster" * (self.split > 1)
         )
 
 
 def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns FUSED_AXES, and the number rejected for each reason."""
-    candidates = product_of(FUSED_AXES)
+    """Candidates with the columns FUSED_COLUMNS, and the number rejected for each reason."""
+    candidates = product_of({"output_tile": OUTPUT_TILES[facts.filter_size], "filter_size": (facts.filter_size,), **FUSED_AXES})
     threads = fused_threads_of(candidates)
     points = points_of(candidates)
     tiles, outputs, channels, split = (candidates[name] for name in ("tiles", "outputs", "channels", "split"))
@@ -90,8 +98,9 @@ def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[s
 
 
 def points_of(candidates: Columns) -> np.ndarray:
-    """Points of a tile: (m + 2)^2."""
-    return (candidates["output_tile"] + FILTER - 1) ** 2
+    """Points of a tile: (m + r - 1)^2."""
+    points: np.ndarray = (candidates["output_tile"] + candidates["filter_size"] - 1) ** 2
+    return points
 
 
 def tiles_there(facts: WinogradFacts, candidates: Columns) -> np.ndarray:

@@ -1,0 +1,110 @@
+"""Convolutions with large filters on this CPU: direct sums, each transform of blocks, the models' choice, and PyTorch, interleaved in one process.
+
+    python -m bench.large_filters [NAME ...] [--threads 2] [--rounds 20] [--name large_filters]
+
+A layer is a convolution with bias in float32, whose input and output are NCHW; `eager_nhwc` is PyTorch with channels-last input and output and no
+conversion. A way is the models' first choice among its candidates. Every contender is checked against float64 first, and has its largest error over
+the largest magnitude of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from bench.common import Contender, Outcome, compare, write_results
+from bench.cpu_layers import NHWC, eager_nhwc
+from bench.cpu_networks import OURS, ours
+from bench.winograd_numerics import run_by, transformed, ways_of
+from tilewright.hardware import machine
+from tilewright.kernels.block_transforms import of_each
+from tilewright.selection.choice import rank
+from tilewright.tuning.peers import PEERS
+from tilewright.tuning.problems import convolution_problem
+
+LAYERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+    {
+        "alexnet 2": (64, 192, 27, 5),
+        "googlenet 3a": (16, 32, 28, 5),
+        "googlenet 4e": (32, 128, 14, 5),
+        "inception v3": (48, 64, 35, 5),
+        "srcnn 9-5-5": (64, 32, 96, 5),
+        "7x7, 64": (64, 64, 56, 7),
+        "7x7, 128": (128, 128, 28, 7),
+        "7x7, small": (128, 128, 14, 7),
+        "9x9, 32": (32, 32, 112, 9),
+        "9x9, 64": (64, 64, 56, 9),
+        "11x11, 32": (32, 32, 56, 11),
+        "11x11, 64": (64, 64, 56, 11),
+        "style transfer 1": (3, 32, 224, 9),
+    }
+)
+"""By name: channels of the input and of the output, rows and columns of the image and of the filters. The last has no whole vectors of channels."""
+
+
+def contenders(channels: int, outputs: int, size: int, filter_size: int, threads: int) -> Iterator[Contender]:
+    """Our kernels of each way that has candidates, those that the models choose, and PyTorch."""
+    ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), machine("native"), threads)
+    there = {transform for part in ranking.parts if part.schema.transforms for _, transform in of_each(part.candidates)}
+    for way, transform in ways_of(filter_size).items():
+        if transform is None or transform in there:
+            wanted = transformed(transform)
+            yield Contender(way, lambda module, inputs, wanted=wanted: run_by(module, *inputs, wanted, threads))
+    yield ours()
+    yield PEERS["eager"]
+    yield Contender(NHWC, eager_nhwc)
+
+
+def gains(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The times of direct sums, of the best of our ways, and of the best of PyTorch, over that of the models' choice."""
+    medians = {outcome.contender: outcome.median_seconds for outcome in outcomes if outcome.median_seconds is not None}
+    own = medians.pop(OURS)
+    peers = [medians.pop(name) for name in ("eager", NHWC) if name in medians]
+    return {"direct": medians["direct sums"] / own, "best way": min(medians.values()) / own, "pytorch": min(peers) / own}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("layers", nargs="*", default=list(LAYERS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.03, help="least time of one turn in one round")
+    parser.add_argument("--name", help="write bench/results/NAME.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    results: list[Outcome] = []
+    found: dict[str, dict[str, float]] = {}
+    for name in options.layers:
+        channels, outputs, size, filter_size = LAYERS[name]
+        module = nn.Conv2d(channels, outputs, filter_size, padding=filter_size // 2).eval()
+        make = partial(torch.randn, 1, channels, size, size)
+        with torch.no_grad():
+            timed = list(contenders(*LAYERS[name], options.threads))
+            outcomes = compare(name, module, (make(),), (make(),), timed, 1e-4, options.rounds, options.seconds)
+        results += outcomes
+        found[name] = gains(outcomes)
+        title = f"{name}: {channels} to {outputs} channels, {size} x {size}, {filter_size} x {filter_size}"
+        table = Table("way", "ms", "error", box=None)
+        for outcome in outcomes:
+            seconds = outcome.median_seconds
+            shown = f"{1e3 * seconds:.3g}" if seconds is not None else outcome.reason
+            table.add_row(outcome.contender, shown, f"{outcome.relative_error:.1e}" if outcome.relative_error is not None else "")
+        Console().print(title, table, sep="\n")
+    means = {kind: math.exp(statistics.fmean(math.log(row[kind]) for row in found.values())) for kind in ("direct", "best way", "pytorch")}
+    Console().print("geometric means of the times over ours: " + "; ".join(f"{kind} {mean:.2f}" for kind, mean in means.items()))
+    if options.name:
+        write_results(options.name, {**vars(options), "geometric means of times over ours": means, "times over ours": found}, results)
+
+
+if __name__ == "__main__":
+    main()
