@@ -26,7 +26,7 @@ from bench.cpu_layers import NHWC, eager_nhwc
 from bench.cpu_networks import OURS, ours
 from bench.winograd_numerics import run_by, transformed, ways_of
 from tilewright.hardware import machine
-from tilewright.kernels.block_transforms import of_each
+from tilewright.kernels.block_transforms import Transform, of_each
 from tilewright.selection.choice import rank
 from tilewright.tuning.peers import PEERS
 from tilewright.tuning.problems import convolution_problem
@@ -51,14 +51,18 @@ LAYERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
 """By name: channels of the input and of the output, rows and columns of the image and of the filters. The last has no whole vectors of channels."""
 
 
+def contender(way: str, transform: Transform | None, threads: int) -> Contender:
+    """Our kernels, all of one way."""
+    return Contender(way, lambda module, inputs: run_by(module, inputs[0], transformed(transform), threads))
+
+
 def contenders(channels: int, outputs: int, size: int, filter_size: int, threads: int) -> Iterator[Contender]:
     """Our kernels of each way that has candidates, those that the models choose, and PyTorch."""
     ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), machine("native"), threads)
     there = {transform for part in ranking.parts if part.schema.transforms for _, transform in of_each(part.candidates)}
     for way, transform in ways_of(filter_size).items():
         if transform is None or transform in there:
-            wanted = transformed(transform)
-            yield Contender(way, lambda module, inputs, wanted=wanted: run_by(module, *inputs, wanted, threads))
+            yield contender(way, transform, threads)
     yield ours()
     yield PEERS["eager"]
     yield Contender(NHWC, eager_nhwc)

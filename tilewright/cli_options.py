@@ -54,7 +54,9 @@ seed = whole(0, LARGEST_SEED)
 def add_numerics(parser: argparse.ArgumentParser) -> None:
     """The options that determine how results may be rounded."""
     parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
-    parser.add_argument("--no-winograd", action="store_true", help="compute all sums directly: Winograd's algorithm spreads outliers and NaN")
+    parser.add_argument(
+        "--no-winograd", action="store_true", help="compute all sums directly: transforms of blocks (Winograd, Fourier) spread outliers and NaN"
+    )
     parser.add_argument("--vendor", action="store_true", help="consider library kernels (cuDNN, cuBLAS, oneDNN) if they were measured here")
 
 

@@ -48,7 +48,7 @@ class Numerics:
 
 
 USUAL = Numerics()
-"""Deterministic, with Winograd's algorithm, without libraries."""
+"""Deterministic, with transforms of blocks, without libraries."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
         some facts: whether one kernel is faster than two.
     within: where a schedule's kernel keeps what its steps pass each other, at farthest (`ir.region.WITHIN`): sums for an epilogue, rows that
         are reduced, weights of attention, transforms; not the parts of one sum that threads or blocks share.
-    transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN affect all results of a block.
+    transforms: computes sums by transforms of blocks (Winograd's algorithm, Fourier): outliers, infinities and NaN affect all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: if it has any candidates, no later schema is asked.
     sums: its kernels set sums in registers to zero, then only add to them, and then store what follows from them: the addition may run for several

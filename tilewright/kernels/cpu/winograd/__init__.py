@@ -1,1 +1,1 @@
-"""Winograd's algorithm for 3x3 convolutions."""
+"""Convolutions by transforms of blocks: Winograd's algorithm, and Fourier transforms for large filters."""

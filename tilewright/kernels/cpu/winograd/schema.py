@@ -1,4 +1,4 @@
-"""The schema of Winograd's algorithm on CPUs."""
+"""The schema of convolutions by transforms of blocks on CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema of Winograd's algorithm in three kernels."""
+"""The schema of convolutions by transforms of blocks in three kernels."""
 
 from __future__ import annotations
 
