@@ -35,7 +35,7 @@ from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
 from tilewright.partition.joining import JOIN, JoinDecision, RowJudge, owns_rows, with_rows
-from tilewright.partition.merges import BY_MERGES, WHOLE
+from tilewright.partition.merges import WHOLE
 from tilewright.partition.pieces import as_one_load
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 from tilewright.partition.thin_contractions import read_in_parts, summing, thin_rows
@@ -306,8 +306,7 @@ class _Partitioner:
         """Whether the node, which stores the last of the results, joins the regions of the others; not if the judge fails."""
         others = ", ".join(results[:-1])
         decision = contained(node.described, f"does not join {others}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
-        policy = self.judge_rows.policy if self.judge_rows is not None else BY_MERGES
-        decided = policy.about(JOIN, results) if decision.ways is not None else None
+        decided = self.judge_rows.policy.about(JOIN, results) if decision.ways is not None and self.judge_rows is not None else None
         joins = decision.joins if decided is None else decided
         why = decision.reason if decided is None else f"{decision.reason}; {WHOLE}"
         told = "joins" if joins else "not joined to"
