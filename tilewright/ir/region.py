@@ -133,7 +133,8 @@ class Lowered:
 
 @dataclass(frozen=True)
 class MergeDecision:
-    """Whether operators or regions were merged: the values that are their results, whether it was done, and the predicted times of both ways."""
+    """Whether operators or regions were merged, or a value stored otherwise than by rule: the values that are their results, whether it was done, and
+    the predicted times of both ways."""
 
     results: tuple[str, ...]
     taken: bool
@@ -149,7 +150,8 @@ class Program:
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
     intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares; the layout of
-    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges that were considered."""
+    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges and layouts that were
+    considered."""
 
     graph: Graph
     target: str

@@ -178,7 +178,13 @@ def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: fro
                 order = _with_innermost(layout, dim)
                 told = f"stored in the order {' '.join(f'd{each}' for each in order)}, in which a reader reads it"
                 found.append(Alternative(name, Storing(orders=MappingProxyType({name: order})), told))
-        elif name in graph.outputs and name not in outside | pinned and region.kind != "map" and len(layout.shape) > 2:
+        elif (
+            name in graph.outputs
+            and name not in outside | pinned
+            and name + STORED not in graph.values
+            and region.kind != "map"
+            and len(layout.shape) > 2
+        ):
             free = preferred(region, laid_out.values[name], laid_out.layouts, graph)
             if _innermost(free) != _innermost(layout):
                 told = "copied from where it is stored with channels innermost, for all that reads it"

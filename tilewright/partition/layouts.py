@@ -65,6 +65,11 @@ PADDED, STORED = ".padded", ".stored"
 """Suffixes of the copies of values that cannot have a halo, and of what results of the model are copied from."""
 
 
+def in_graph(name: str) -> str:
+    """The value of the graph that a stored value is: a result of the model, if that is copied from it."""
+    return name.removesuffix(STORED)
+
+
 def assign_layouts(
     graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED, slices: bool = True, storing: Storing = BY_RULE
 ) -> LaidOut:

@@ -31,7 +31,7 @@ from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layout_choice import Chosen, Decided, Judge, choose_layouts
-from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layouts
+from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layouts, in_graph
 from tilewright.partition.merges import KEPT, Measured, Memory, Merge, Timed
 from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
@@ -138,9 +138,13 @@ class _Predictions:
     def of_regions(
         self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
     ) -> list[Timed]:
-        """The graph's regions for which the function says true, with their seconds."""
+        """The graph's regions for which the function says true, with their seconds and those of the copies of their results (`Storing.apart`)."""
         laid_out = self.laid_out(graph, precision, prologues)
-        return self._timed(graph, laid_out, [region for region in laid_out.regions if concerns(region)])
+        copies = [region for region in laid_out.regions if region.inputs and region.outputs == (in_graph(region.inputs[0]),)]
+        names = {region.name for region in copies}
+        concerned = self._timed(graph, laid_out, [region for region in laid_out.regions if region.name not in names and concerns(region)])
+        copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
+        return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
 
     def _measured_seconds(self, problem: Problem) -> float | None:
         """Seconds that trials measured of a canonical problem; None without them."""
