@@ -22,6 +22,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.library import OPERATORS
 from tilewright.ir.problem import Problem
+from tilewright.ir.region import MergeDecision, Program
 from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.merges import Compared, Timed, compared
@@ -144,3 +145,8 @@ class Network(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+def merges_of(program: Program) -> list[MergeDecision]:
+    """What was decided about merges, without the layouts."""
+    return [decision for decision in program.search if "by rule" not in decision.text]

@@ -12,7 +12,7 @@ from torch import nn
 
 import tilewright
 from tests.emulated_gpu import EmulatedServer
-from tests.stand_ins import stand_ins
+from tests.stand_ins import merges_of, stand_ins
 from tests.test_chains import chain_problem, conv, graph_of, inverted
 from tests.test_records import never
 from tilewright.hardware import machine
@@ -103,8 +103,8 @@ def test_a_chain_without_measured_regions_is_predicted(lacking: str, here: Machi
     with Records(tmp_path / "records.sqlite") as records:
         recorded(records, 0.5, here, **{lacking: False})
         program = planned(records, here)
-    assert not any("measured" in decision.text for decision in program.search)
-    assert not here.is_gpu or not program.search
+    assert not any("measured" in decision.text for decision in merges_of(program))
+    assert not here.is_gpu or not merges_of(program)
 
 
 def test_each_partition_of_a_path_on_a_gpu_is_a_candidate() -> None:
@@ -138,7 +138,7 @@ def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
         return next(entry for entry in standing if entry.description[:5] != "apart"), found
 
     def decided(records: Records) -> int:
-        return len(planned(records, H200).search)
+        return len(merges_of(planned(records, H200)))
 
     with Records(tmp_path / "records.sqlite") as records:
         reports: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.stand_ins import deciding
+from tests.stand_ins import deciding, merges_of
 from tests.test_gpu_half import any_schedule, check
 from tests.test_gpu_half import planned as planned_in_half
 from tests.test_gpu_precision import ERRORS, computed, planned, products_of
@@ -250,13 +250,13 @@ def test_both_times_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = nn.Conv2d(3, 64, 7, 2, 3).half(), (torch.zeros(64, 3, 224, 224).half(),)
     program = planned_in_half(module, inputs, H200)
     assert is_folded(program) and len(program.regions) == 2
-    ((reason,), (decision,)) = reasons_of(program), program.search
+    ((reason,), (decision,)) = reasons_of(program), merges_of(program)
     assert reason == decision.text and decision.taken and "predicted with the map that folds them" in reason
     stated = sum(lowered.predicted_seconds for lowered in program.regions)
     assert f": {1e6 * stated:.3g} us predicted" in reason
     monkeypatch.setattr(folded_images, "compared", deciding(False))
     plain = planned_in_half(module, inputs, H200)
-    ((reason,), (decision,)) = reasons_of(plain), plain.search
+    ((reason,), (decision,)) = reasons_of(plain), merges_of(plain)
     assert not is_folded(plain) and not decision.taken and "would be slower as channels" in reason
     apart = sum(lowered.predicted_seconds for lowered in plain.regions)
     assert reason.endswith(f"{1e6 * apart:.3g} us without") and stated < 0.8 * apart
@@ -268,7 +268,7 @@ def test_nothing_changes_without_tensor_cores(target: Machine, dtype: torch.dtyp
     module, inputs = nn.Conv2d(3, 16, 3, 2, 1).to(dtype), (torch.zeros(1, 3, 9, 9, dtype=dtype),)
     graph = graph_of(module, inputs)
     program = plan_program(graph, target, 1)
-    assert program.graph is graph and not program.search and not reasons_of(program)
+    assert program.graph is graph and not merges_of(program) and not reasons_of(program)
 
 
 @pytest.mark.usefixtures("always")

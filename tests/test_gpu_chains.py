@@ -25,6 +25,7 @@ from bench import gpu_chains
 from tests import interpreted
 from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
+from tests.stand_ins import merges_of
 from tests.test_chains import CASES, Gated, OwnWeights, Residual, chain_problem, conv, graph_of, inverted, random_chain, random_layers
 from tests.test_half_modules import assert_as_good_as_eager
 from tilewright.codegen.cuda import print_cuda, shared_bytes, shared_offsets
@@ -468,8 +469,8 @@ def test_chains_are_planned_where_they_are_asked_for() -> None:
     graph = graph_of(inverted(16, 96), torch.randn(1, 16, 56, 56))
     for asked, expected in ((None, False), (False, False), (True, True)):
         program = plan_program(graph, machine(H200), 1, chains=asked)
-        assert bool(program.search) == expected
-    assert all("us apart" in str(merge) or "cannot" in str(merge) for merge in program.search)
+        assert bool(merges_of(program)) == expected
+    assert all("us apart" in str(merge) or "cannot" in str(merge) for merge in merges_of(program))
 
 
 def test_constants_are_those_whose_decisions_take_least() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import tilewright
 from tests.compiled import without_chains
 from tests.sample_artifacts import manifest_of, put, signed
-from tests.stand_ins import library_record
+from tests.stand_ins import library_record, merges_of
 from tilewright.cli import main
 from tilewright.compile import read
 from tilewright.errors import InvalidArtifact, UnsupportedOption
@@ -271,7 +271,7 @@ def test_a_chain_displaces_no_faster_library(tmp_path: Path) -> None:
                 if problem.region.kind != "map":
                     records.add([record(problem, choice.schedule.operator, seconds) for choice in rank(problem, NATIVE, THREADS, VENDOR).library])
         executable = tilewright.compile(module, inputs, "native", vendor=True, records=path, threads=THREADS)
-        search = executable.image.program.search
+        search = merges_of(executable.image.program)
         assert search and any(decision.taken for decision in search) == chained
         assert all("with a library's kernel as measured" in decision.text for decision in search if "cannot" not in decision.text)
         assert bool(libraries(executable)) == (not chained)

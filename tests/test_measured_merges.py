@@ -103,5 +103,5 @@ def test_what_was_measured_decides_about_merges(name: str, monkeypatch: pytest.M
         reasons = [reason for lowered in program.regions for reason in lowered.region.reasons]
         assert any("; measured " in reason for reason in reasons)
     measured = {key_of(problem) for problem in distinct_problems(graph, H200, 1, chains=False)}
-    # attention is decided before layouts are known: what is planned apart may be stored otherwise than what was measured
-    assert asked <= measured if name != "attention" else len(asked & measured) > 3
+    # attention is decided before layouts are known, and layouts one after the other: what is planned may be stored otherwise than what was measured
+    assert asked <= measured if name == "siblings" else len(asked & measured) > 3

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tests.compiled import Case, check_native
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Applied, after, randomised
+from tests.stand_ins import merges_of
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
@@ -109,7 +110,7 @@ def test_one_kernel_computes_product_and_pixel_sums(name: str) -> None:
     assert any("one thread owns the" in text for text in region.reasons)
     (lowered,) = [lowered for lowered in program.regions if lowered.region is region]
     assert "pixel sums" in lowered.terms and "n outermost" in lowered.schedule
-    (decision,) = program.search
+    (decision,) = merges_of(program)
     assert decision.taken and "us predicted in one kernel" in decision.text and "us with a stored result" in decision.text
 
 
@@ -125,7 +126,7 @@ def test_a_thread_without_a_panel_is_a_reason() -> None:
     program = planned(JOINING["few channels"], threads=4)
     assert not joined(program)
     assert any("1 panels for 4 threads" in text for text in reasons(program))
-    (decision,) = program.search
+    (decision,) = merges_of(program)
     assert not decision.taken and "1 panels for 4 threads" in decision.text
     assert joined(planned(tail("wide", 8, 512, 1, 7, 7), threads=4))
 

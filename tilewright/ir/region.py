@@ -143,8 +143,8 @@ class Ways:
 
 @dataclass(frozen=True)
 class MergeDecision:
-    """Whether operators or regions were merged: the values that are their results, whether it was done, and the predicted times of both ways.
-    `ways`: these times, if both ways are possible; artifacts do not store them."""
+    """Whether operators or regions were merged, or a value stored otherwise than by rule: the values that are their results, whether it was done, and
+    the predicted times of both ways. `ways`: these times of a merge, if both ways are possible; artifacts do not store them."""
 
     results: tuple[str, ...]
     taken: bool
@@ -161,8 +161,8 @@ class Program:
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
     intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares; the layout of
-    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges that were considered; `partitions`: the
-    whole graph's that trials compared."""
+    a slice says where it is there, and kernels receive the address at `Layout.base`. `search`: the merges and layouts that were considered;
+    `partitions`: the whole graph's that trials compared."""
 
     graph: Graph
     target: str

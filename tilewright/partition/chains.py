@@ -96,6 +96,15 @@ class Search:
         self.memory.schedules.update((merges[place].results, merges[place].schedule) for place in places if place in merges)
         return [tuple(path[begin:end]) for begin, end in places]
 
+    def seconds(self, names: frozenset[str]) -> float:
+        """Predicted seconds of the named regions, as the fastest partitions of the paths that they make up; no kernel is made."""
+        total = sum(self.predict(region, True) for region in self.laid_out.regions if region.name in names)
+        for path in paths(self.graph, self.laid_out):
+            if path[0].name in names:
+                _, merges = self._merges(path)
+                total -= _saved(_fastest(len(path), merges), merges)
+        return total
+
     def _problem(self, segment: Sequence[Region]) -> Problem:
         """The canonical chain of a segment."""
         chain = Problem(joined(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
@@ -178,6 +187,16 @@ class Search:
             kernels += lowered.kernels
         self.ready(kernels)
         return segments
+
+
+def with_paths(graph: Graph, ways: Sequence[LaidOut], names: frozenset[str]) -> frozenset[str]:
+    """The names of regions, with those of all regions that are on a path with one of them in any of several partitions."""
+    found = [frozenset(region.name for region in path) for way in ways for path in paths(graph, way)]
+    while True:
+        more = names.union(*(path for path in found if path & names))
+        if more == names:
+            return names
+        names = more
 
 
 def _fastest(count: int, merges: Mapping[Place, Merge]) -> list[Place]:

@@ -5,7 +5,8 @@ innermost; what maps read in vectors of channels, at positions that are data, is
 it reads the largest input of its rank. A value that sums read with zero padding gets a halo as wide as they need; a graph input or other value that
 cannot have one is copied once into a padded buffer, channels last unless all its readers are windows with row-major results. Folded images
 (`partition.folded_images`) are row-major. Values that are concatenated are stored as slices of one buffer (`partition.concatenation`). Types of
-values are decided earlier (`partition.precision`).
+values are decided earlier (`partition.precision`). Where another way of storing is predicted to be faster (`partition.layout_choice`), `Storing` says
+so instead of these rules.
 """
 
 from __future__ import annotations
@@ -44,12 +45,41 @@ class LaidOut:
         return replace(self, layouts=MappingProxyType(with_slices(layouts, self.slices)))
 
 
-def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED, slices: bool = True) -> LaidOut:
-    """Assigns every stored value its type and then its layout, inserts the copies that padding and types require, and removes those of
+@dataclass(frozen=True)
+class Storing:
+    """How some values are stored, instead of by the rules. `orders`: their dimensions, outermost first. `guarded`: values whose readers compare
+    bounds, so that they need neither a halo nor a copy. `apart`: inputs of the model that sums read from a copy also where nothing is padded, and
+    results of the model that are stored as any other value, for all that read them, and then copied."""
+
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    guarded: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
+
+    def __or__(self, other: Storing) -> Storing:
+        orders = MappingProxyType({**self.orders, **other.orders})
+        return Storing(orders, self.guarded | other.guarded, self.apart | other.apart)
+
+
+BY_RULE = Storing()
+PADDED, STORED = ".padded", ".stored"
+"""Suffixes of the copies of values that cannot have a halo, and of what results of the model are copied from."""
+
+
+def in_graph(name: str) -> str:
+    """The value of the graph that a stored value is: a result of the model, if that is copied from it."""
+    return name.removesuffix(STORED)
+
+
+def assign_layouts(
+    graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED, slices: bool = True, storing: Storing = BY_RULE
+) -> LaidOut:
+    """Assigns every stored value its type and then its layout, inserts the copies that padding, types and `storing` require, and removes those of
     concatenations, unless `slices` is False."""
     constants, fixed = frozenset(graph.constants), fixed_values(graph, partition.regions)
-    padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
-    regions, values, converted = with_types(padded, values, fixed, constants, precision)
+    stored, values = _results_apart(partition.regions, dict(partition.values), storing)
+    padded, values, copies = _pad_by_copy(stored, values, fixed, storing)
+    typed = fixed | {name + STORED for name in storing.apart}  # what results are copied from is as exact as they are
+    regions, values, converted = with_types(padded, values, typed, constants, precision)
     joined = concatenations(regions, values) if slices else {}
     sampled = {name for region in regions for name in _sampled(region)}
     folded = {node.outputs[0] for node in graph.nodes if node.operator == SPACE_TO_DEPTH}
@@ -61,6 +91,8 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
                 layouts[output] = row_major(shape)
             elif output in converted:
                 layouts[output] = converted[output]
+            elif output in storing.orders:
+                layouts[output] = permuted(shape, storing.orders[output])
             elif output in copies:
                 layouts[output] = row_major(shape) if _along_rows(output, regions, fixed) else channels_last(shape)
             elif output in joined and (order := order_of(joined[output], layouts, fixed)) is not None:
@@ -68,9 +100,9 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
             elif output in sampled and region.kind != "contraction":
                 layouts[output] = channels_last(shape)
             else:
-                layouts[output] = _preferred(region, values[output], layouts, graph)
+                layouts[output] = preferred(region, values[output], layouts, graph)
     for name, halo in _halos(regions, values).items():
-        if name not in fixed:
+        if name not in fixed and name not in storing.guarded:
             layouts[name] = layouts[name].with_halo(halo)
     for region in regions:
         found = anchor(region.steps, constants) if region.kind == "contraction" else None
@@ -129,7 +161,8 @@ def _sampled(region: Region) -> set[str]:
     return {load.buffer for load in loads(*region.steps[0].bodies) if in_vectors(load)}
 
 
-def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:
+def preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:
+    """How the region that computes a value would store it, whose inputs have these layouts."""
     if region.kind == "contraction":
         found = anchor(region.steps, frozenset(graph.constants))
         assert found is not None
@@ -184,22 +217,51 @@ def _halos(regions: list[Region], values: Mapping[str, Value]) -> dict[str, tupl
     return result
 
 
-def _pad_by_copy(regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]) -> tuple[list[Region], dict[str, Value], frozenset[str]]:
-    """Lets padded readers of a value that cannot have a halo read a copy that can. Returns the regions, the values, and the names of the copies."""
+def _results_apart(regions: Sequence[Region], values: dict[str, Value], storing: Storing) -> tuple[list[Region], dict[str, Value]]:
+    """Stores the results of the model that are to be apart as values of their own, which every other region reads, and copies them."""
+    result: list[Region] = []
+    for region in regions:
+        if not region.steps:  # loops and nodes of PyTorch's read values by the names in the graph
+            result.append(region)
+            continue
+        for name in region.inputs:
+            if name in storing.apart and name + STORED in values:
+                region = reading(region, name, name + STORED, all_steps=True)
+        if storing.apart.isdisjoint(region.outputs):
+            result.append(region)
+            continue
+        (name,) = region.outputs
+        own = name + STORED
+        values[own] = replace(values[name], name=own)
+        result.append(replace(region, name=own, outputs=(own,), steps=(*region.steps[:-1], replace(region.steps[-1], name=own))))
+        result.append(_copy(name, values[own], f"{name} is a result of the model, and copied from {own}"))
+    return result, values
+
+
+def _copy(name: str, source: Value, why: str) -> Region:
+    """The region that stores a copy of a value under another name."""
+    axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(source.shape))
+    step = Step(name, source.shape, axes, (Load(source.name, axes, computed_in(source.dtype)),))
+    return Region(name, "map", (), (step,), (source.name,), (name,), (why,))
+
+
+def _pad_by_copy(
+    regions: Sequence[Region], values: dict[str, Value], fixed: set[str], storing: Storing
+) -> tuple[list[Region], dict[str, Value], frozenset[str]]:
+    """Lets padded readers of a value that cannot have a halo, and all sums over inputs that are to be apart, read a copy that can. Returns the
+    regions, the values, and the names of the copies."""
     copies: dict[str, str] = {}
     result: list[Region] = []
     for region in regions:
-        for name, halo in _padded_reads(region, values).items():
-            if halo is None or name not in fixed:
-                continue
+        halos = _padded_reads(region, values)
+        padded = [name for name, halo in halos.items() if halo is not None and name in fixed and name not in storing.guarded]
+        others = [load.buffer for load in loads(*region.steps[0].bodies)] if region.kind in ("contraction", "window") else []
+        for name in dict.fromkeys((*padded, *(name for name in others if name in storing.apart and name in fixed))):
             if name not in copies:
-                copies[name] = f"{name}.padded"
-                original = values[name]
-                values[copies[name]] = Value(copies[name], original.shape, original.dtype)
-                axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(original.shape))
-                step = Step(copies[name], original.shape, axes, (Load(name, axes, computed_in(original.dtype)),))
+                copies[name] = name + PADDED
+                values[copies[name]] = replace(values[name], name=copies[name])
                 why = f"padding: {name} is copied once, with a zeroed border, so that no tile checks bounds"
-                result.append(Region(copies[name], "map", (), (step,), (name,), (copies[name],), (why,)))
+                result.append(_copy(copies[name], values[name], why if name in padded else f"{name} is copied once for the sums that read it"))
             region = reading(region, name, copies[name])
         result.append(region)
     return result, values, frozenset(copies.values())

@@ -64,6 +64,15 @@ class Timed:
         """The predicted seconds that count."""
         return self.share * self.predicted
 
+    def with_copy(self, copy: Timed) -> Timed:
+        """The region, with the time of a region that copies its result."""
+
+        def measure() -> float | None:
+            both = self.measure(), copy.measure()
+            return None if None in both else sum(seconds or 0.0 for seconds in both)
+
+        return replace(self, predicted=self.predicted + copy.predicted, measure=measure)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -216,7 +225,8 @@ class Merge:
 class Memory:
     """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
     strips, which are of one image; the schedule chosen last for the region with some results; by its last result the results of each region or chain
-    of a path; by the results of siblings those of them that are merged; and by the results of maps whether a contraction computes them."""
+    of a path; by the results of siblings those of them that are merged; by the results of maps whether a contraction computes them; and by value and
+    description whether an alternative to its layout is taken."""
 
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Lowered] = field(default_factory=dict)
@@ -224,6 +234,7 @@ class Memory:
     chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    layouts: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     def copied(self) -> Memory:
         """A memory to which plans add without changing this one."""

@@ -25,12 +25,13 @@ from tilewright.kernels.registry import library, lower_for_images, schemas
 from tilewright.kernels.schema import USUAL, Numerics, form_of
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
-from tilewright.partition.chains import Ready, Search
+from tilewright.partition.chains import Ready, Search, with_paths
 from tilewright.partition.folded_images import fold_images
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.judges import judge_of
-from tilewright.partition.layouts import LaidOut, assign_layouts
+from tilewright.partition.layout_choice import Chosen, Decided, Judge, choose_layouts
+from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layouts, in_graph
 from tilewright.partition.merges import BY_MERGES, KEPT, WHOLE, Measured, Memory, Merge, Policy, Timed
 from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
@@ -68,23 +69,70 @@ class _Predictions:
     stages: Stages
     measured: Chooser | None = None
     """Chooses what trials measured, where that decides: between ways whose predictions are close."""
+    chains: bool = False
+    """Whether predictions decide about chains."""
+    replaced: frozenset[int] = frozenset()
+    """Numbers of the graph's outputs that replace inputs after a call."""
+    layouts: Decided | None = None
+    """What was decided about layouts for another size of the model."""
     known: dict[object, float] = field(default_factory=dict)
     graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
     rows: dict[object, float] = field(default_factory=dict)
     policy: Policy = BY_MERGES
+    decided: dict[tuple[int, frozenset[str]], Decided] = field(default_factory=dict)
 
     def laid_out(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> LaidOut:
-        """The graph's regions, where contractions compute these results of maps; those of a graph that was predicted are planned."""
+        """The graph's regions, where contractions compute these results of maps, with layouts by prediction; those of a graph that was predicted are
+        planned."""
         key = id(graph), prologues
         if key not in self.graphs:
             judge = RowJudge(
                 self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds,
                 self.policy,
             )  # fmt: skip
-            laid_out = lay_out(graph, judge if precision.whole_rows or precision.attention else None, precision, prologues=prologues)
+            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, prologues=prologues)
             gpu = self.machine.is_gpu
-            self.graphs[key] = (graph, with_narrow_functions(laid_out) if gpu else with_cache_padding(graph, laid_out, self.machine))
+
+            def laid(storing: Storing) -> LaidOut:
+                found = assign_layouts(graph, parts, precision, storing=storing)
+                return with_narrow_functions(found) if gpu else with_cache_padding(graph, found, self.machine)
+
+            pinned = frozenset(graph.outputs[number] for number in self.replaced)
+            deciding = Judge(
+                partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None
+            )  # fmt: skip
+            choosing = partial(choose_layouts, graph, laid, deciding, pinned, self.layouts)
+            chosen = contained("the model", "its layouts follow rules", choosing, lambda _: Chosen(laid(BY_RULE)))
+            self.graphs[key], self.decided[key] = (graph, chosen.laid_out), chosen.decided
         return self.graphs[key][1]
+
+    def _timed(self, graph: Graph, laid_out: LaidOut, regions: Sequence[Region]) -> list[Timed]:
+        """The regions that kernels compute, with their seconds."""
+        context = _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+        return [
+            Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
+            for region in regions
+            if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
+        ]
+
+    def _chained_seconds(self, graph: Graph, before: LaidOut, after: LaidOut, names: frozenset[str]) -> tuple[float, float]:
+        """Predicted seconds in two partitions of all regions that named ones may be chained with, as chains where these are faster."""
+        names = with_paths(graph, (before, after), names)
+
+        def seconds(laid_out: LaidOut) -> float:
+            context = _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+
+            def predict(region: Region, winograd: bool) -> float:
+                return self.seconds(region, context, winograd)
+
+            return Search(graph, laid_out, predict, self.judge, lambda _: None, lambda _: None, Memory()).seconds(names)
+
+        return seconds(before), seconds(after)
+
+    @cached_property
+    def judge(self) -> StripJudge | TileJudge:
+        """Predicts chains."""
+        return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked)
 
     def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> _Context:
         """The context of the graph's regions."""
@@ -94,13 +142,13 @@ class _Predictions:
     def of_regions(
         self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
     ) -> list[Timed]:
-        """The graph's regions for which the function says true, with their seconds."""
-        context = self.context(graph, precision, prologues)
-        return [
-            Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
-            for region in self.laid_out(graph, precision, prologues).regions
-            if concerns(region) and region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
-        ]
+        """The graph's regions for which the function says true, with their seconds and those of the copies of their results (`Storing.apart`)."""
+        laid_out = self.laid_out(graph, precision, prologues)
+        copies = [region for region in laid_out.regions if region.inputs and region.outputs == (in_graph(region.inputs[0]),)]
+        names = {region.name for region in copies}
+        concerned = self._timed(graph, laid_out, [region for region in laid_out.regions if region.name not in names and concerns(region)])
+        copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
+        return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
 
     def _measured_seconds(self, problem: Problem) -> float | None:
         """Seconds that trials measured of a canonical problem; None without them."""
@@ -191,8 +239,12 @@ def plan_program(
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
     measured = deciding_once(chooser) if recorded is not None else None
-    predictions = _Predictions(models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured, policy=policy)
     memory = memory or Memory()
+    by_prediction = chains or (chains is None and not machine.is_gpu)
+    predictions = _Predictions(
+        models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured,
+        by_prediction, frozenset(output for _, output in updates), None if machine.is_gpu else dict(memory.layouts), policy=policy,
+    )  # fmt: skip
     stages.report("partition")
     with stages.stage("partition"):
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
@@ -203,6 +255,7 @@ def plan_program(
         rewritten = (merged.decisions, folded.decisions, inside.decisions)
         fused = partial(predictions.laid_out, graph, precision, inside.values)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
+        memory.layouts.update(predictions.decided.get((id(graph), inside.values), {}))
         if updates and not machine.is_gpu:
             pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
             apart = laid_out
@@ -339,9 +392,15 @@ def lay_out(
     prologues: frozenset[str] = frozenset(),
     fused: bool = True,
 ) -> LaidOut:
-    """The graph's regions with types and layouts of the values that they store. Without a judge, row reductions never join a contraction. `in_place`:
-    values that are concatenated are slices of one buffer. `prologues`: results of maps that contractions compute where they read them. `fused`:
-    whether any operators share a kernel.
+    """The graph's regions (`regions_of`) with types, and layouts by rule, of the values that they store."""
+    return assign_layouts(graph, regions_of(graph, judge_rows, in_place, prologues, fused), precision, in_place)
+
+
+def regions_of(
+    graph: Graph, judge_rows: RowJudge | None = None, in_place: bool = True, prologues: frozenset[str] = frozenset(), fused: bool = True
+) -> Partition:
+    """The graph's regions. Without a judge, row reductions never join a contraction. `in_place`: values that are concatenated are slices of one
+    buffer. `prologues`: results of maps that contractions compute where they read them. `fused`: whether any operators share a kernel.
 
     Raises:
         InvalidModel: if a constant index is out of range.
@@ -355,7 +414,7 @@ def lay_out(
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
     parts = partition(graph, steps, is_view, judge_rows, in_place, prologues, fused=fused)
-    return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)), precision, in_place)
+    return replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions))
 
 
 def operators_apart(graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL) -> dict[str, float]:
@@ -609,8 +668,11 @@ def _loop_parts(program: Program, loop: Region) -> frozenset[int]:
 
 
 def _with_copy(graph: Graph, region: Region) -> Graph:
-    """The graph with a node for a region that has none, which copies its only input into another layout."""
+    """The graph with a node for a region that has none, which copies its only input into another layout; not for a result of the model, which is
+    copied from what the graph does not know, and computed again."""
     (source,), (target,) = region.inputs, region.outputs
+    if target in graph.values:
+        return graph
     value = graph.values[source]
     values = MappingProxyType({**graph.values, target: Value(target, value.shape, value.dtype)})
     return replace(graph, nodes=(*graph.nodes, Node(target, "copy", (source,), (target,))), values=values)

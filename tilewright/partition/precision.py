@@ -169,13 +169,13 @@ def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset
     return permuted(value.shape, [*(dim for dim in dims if dim != summed), summed])
 
 
-def reading(region: Region, name: str, copy: str) -> Region:
-    """The region with its anchor, or all of attention, reading `copy` instead of `name`."""
+def reading(region: Region, name: str, copy: str, all_steps: bool = False) -> Region:
+    """The region with its anchor, or all of attention, reading `copy` instead of `name`; or with `all_steps` doing so."""
 
     def renamed(node: Expr) -> Expr:
         return replace(node, buffer=copy) if isinstance(node, Load) and node.buffer == name else node
 
-    anchors = len(region.steps) if region.kind == "attention" else 1
+    anchors = len(region.steps) if all_steps or region.kind == "attention" else 1
     moved = (replace(step, bodies=tuple(rewrite(body, renamed) for body in step.bodies)) for step in region.steps[:anchors])
     steps = (*moved, *region.steps[anchors:])
     still = any(load.buffer == name for step in steps for load in loads(*step.bodies))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from tilewright.ir.expr import loads
 from tilewright.ir.region import MergeDecision, Region
+from tilewright.partition.layouts import in_graph
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 from tilewright.partition.paths import readers_of
 
@@ -45,7 +46,7 @@ def find_prologues(regions: Sequence[Region], results: Sequence[str]) -> dict[st
             and reading[0].kind == "contraction"
             and any(load.buffer == region.outputs[0] for load in loads(*reading[0].steps[0].bodies))
         ):
-            found.setdefault(reading[0].outputs[0], []).append(region)
+            found.setdefault(in_graph(reading[0].outputs[0]), []).append(region)
     return found
 
 
@@ -65,8 +66,10 @@ def choose_prologues(
     if policy == BY_MERGES and all(own in kept for own in names.values()):
         return Prologues(frozenset(name for own in names.values() if kept[own] for name in own))
     every = frozenset(name for own in names.values() for name in own)
-    before = {timed.region.outputs[0]: timed for timed in predict(frozenset(), lambda region: region.outputs[0] in {*every, *found})}
-    after = {timed.region.outputs[0]: timed for timed in predict(every, lambda region: region.outputs[0] in found)}
+    before = {
+        in_graph(timed.region.outputs[0]): timed for timed in predict(frozenset(), lambda region: in_graph(region.outputs[0]) in {*every, *found})
+    }
+    after = {in_graph(timed.region.outputs[0]): timed for timed in predict(every, lambda region: in_graph(region.outputs[0]) in found)}
     taken: set[str] = set()
     decisions: dict[str, MergeDecision] = {}
     for reader, maps in found.items():

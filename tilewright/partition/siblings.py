@@ -21,6 +21,7 @@ from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.ir.expr import Const, Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import MergeDecision, Region
+from tilewright.partition.layouts import in_graph
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 
 TOGETHER, PART = ".together", ".part"
@@ -138,7 +139,7 @@ def _concerned(regions: Sequence[Timed], nodes: frozenset[str], values: frozense
 
 
 def _concerns(nodes: frozenset[str], values: frozenset[str], region: Region) -> bool:
-    return not nodes.isdisjoint(node.name for node in region.nodes) or not values.isdisjoint(region.inputs)
+    return not nodes.isdisjoint(node.name for node in region.nodes) or not values.isdisjoint(map(in_graph, region.inputs))
 
 
 def _union(groups: Sequence[Siblings], names: Callable[[Siblings], Iterable[str]]) -> frozenset[str]:

@@ -40,8 +40,8 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
 
 
 def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None, width: int | None = None) -> Iterator[str]:
-    """The merges of regions that were considered, in order, with the predicted times of both ways; the partitions that trials compared; then the
-    regions of several operators, with their times and those of kernels for each operator. `apart`: the latter's seconds by node
+    """The merges of regions and the layouts that were considered, in order, with the predicted times of both ways; the partitions that trials
+    compared; then the regions of several operators, with their times and those of kernels for each operator. `apart`: the latter's seconds by node
     (`partition.plan.operators_apart`); None: not known. Lines that would be longer than `width` are continued."""
     for line in _search_lines(image, name, apart):
         yield from folded(line, width, 9)
@@ -50,7 +50,7 @@ def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = No
 def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None) -> Iterator[str]:
     search = image.program.search
     taken = sum(decision.taken for decision in search)
-    yield f"{name} for {image.machine.name}: {number_of(len(search), 'merge')} of regions considered, {taken} taken"
+    yield f"{name} for {image.machine.name}: {number_of(len(search), 'decision')} about merges of regions and layouts, {taken} taken"
     for number, decision in enumerate(search, 1):
         yield f"{number:>5}. {decision}"
     partitions = image.program.partitions
