@@ -26,6 +26,7 @@ from tilewright.ir.region import MergeDecision, Program
 from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.merges import Compared, Timed, compared
+from tilewright.runtime.loadable import LoadableProgram
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation
 from tilewright.tuning.measurement import Measurement
@@ -147,6 +148,6 @@ class Network(nn.Module):
         return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
 
 
-def merges_of(program: Program) -> list[MergeDecision]:
+def merges_of(program: Program | LoadableProgram) -> list[MergeDecision]:
     """What was decided about merges, without the layouts."""
     return [decision for decision in program.search if "by rule" not in decision.text]

@@ -20,6 +20,8 @@ import tilewright
 from tests.compiled import Case, check_native, compare
 from tests.interpreted import check_interpreted
 from tests.operator_cases import randomised
+from tests.random_graphs import random_case
+from tests.random_runs import compiled_faults, interpreted_faults
 from tests.test_gpu_half import check
 from tests.test_gpu_half import planned as planned_in_half
 from tilewright.cli import main
@@ -395,6 +397,13 @@ def test_random_modules_are_right(always: list[Group], seed: int) -> None:
             cases.append(Case(str(number), randomised(module).eval(), (image,)))
     check_interpreted(cases, H200)
     check_native(cases)
+
+
+@given(first=st.integers(0, 2**20))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_graphs_are_right(always: list[Group], first: int) -> None:
+    cases = [random_case(seed) for seed in range(first, first + 4)]
+    assert not any(interpreted_faults(cases, "h200")) and not any(compiled_faults(cases, "native"))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["the region that stores it", "the copy", "a reader"])
