@@ -228,7 +228,7 @@ def plan_program(
             for one in made:
                 ready(one.kernels)
             lowered += made
-    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
+    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages if stage.outputs[0] not in region.outputs}
     storage = {
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
         for name, layout in laid_out.layouts.items()

@@ -38,7 +38,7 @@ from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import MEASURED_LOSS, Merge
-from tilewright.partition.strips import Cut, cuts_of, dims_of
+from tilewright.partition.strips import Cut, cuts_of, dims_of, is_path
 from tilewright.partition.tile_bounds import tile_bounds
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
@@ -432,6 +432,8 @@ def cut_along(problem: Problem) -> tuple[Cut, ...]:
     Raises:
         Unsuitable: if it cannot be cut along any dimension, or some inner result cannot be.
     """
+    if not is_path(problem.region):
+        raise Unsuitable("a result has other readers than the next region")
     dims: tuple[int, ...] = ()
     cuts: tuple[Cut, ...] = ()
     refusals: list[str] = []
