@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,16 +18,21 @@ from torch import nn
 import tilewright
 from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
+from tests.sample_artifacts import rewrite_manifest
 from tests.test_chains import X86, conv, graph_of
+from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.region import TILE, Region, Unsuitable
+from tilewright.ir.stage import MEMORY, Edge, Flow
 from tilewright.partition.canonical import canonical
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
 from tilewright.partition.paths import Uses, connected, joined, lines, sorted_regions
 from tilewright.partition.plan import lay_out
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.strips import dims_of, is_path
+from tilewright.report.explanation import stage_lines
+from tilewright.runtime import artifact
 
 
 def branched(region: Region) -> bool:
@@ -314,3 +320,54 @@ def test_values_that_readers_pad_differently_have_no_tile() -> None:
     problem = canonical(Problem(joined(line, uses.stored(line)), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
     with pytest.raises(Unsuitable, match="padded with several values"):
         chain_of(problem, 2)
+
+
+def flow(module: nn.Module, shape: tuple[int, ...], tmp_path: Path, rows: int) -> tuple[Flow, list[str]]:
+    """What is said of the chain with branches of a module, which is one chain; also after it was saved and loaded."""
+    with some(0, 1.0), mock.patch.object(random.Random, "choice", lambda source, found: found[min(rows, len(found)) - 1]):
+        executable = tilewright.compile(module.eval(), (torch.randn(shape),), X86, threads=1)
+    executable.save(tmp_path / "chain.tw")
+    (row,) = [row for row in executable.plan.rows if row.kind == "chain" and not row.flow.is_path]
+    loaded = artifact.read(tmp_path / "chain.tw").program
+    assert [region.flow for region in loaded.regions] == [row.flow for row in executable.plan.rows]
+    return row.flow, list(stage_lines(row))
+
+
+def test_edges_say_where_results_are(tmp_path: Path) -> None:
+    """Two readers of a tile; a result that is stored besides; one that is read where it is stored."""
+    found, said = flow(Fans(depthwise(3), depthwise(5)), (1, 8, 12, 10), tmp_path, 2)
+    size = 4 * 16 * 12 * 10
+    assert found.edges == (Edge(0, 1, TILE, size), Edge(0, 2, TILE, size), Edge(1, 2, TILE, size))
+    assert said[0].endswith("through tiles on the chip to stage 2 and stage 3") and said[2].startswith("3: ")
+    found, said = flow(Elan(), (1, 8, 12, 10), tmp_path, 2)
+    stored = [Edge(number, None, MEMORY, size) for number in range(2)]
+    assert found.edges == (Edge(0, 1, TILE, size), stored[0], Edge(1, 2, TILE, size), stored[1])
+    assert said[0].endswith("through tiles on the chip to stage 2, 7.68 kB through memory to other regions")
+    found, said = flow(nn.Sequential(conv(8, 16), Basic(16, 1).inside[0], Both()), (1, 8, 12, 10), tmp_path, 2)
+    assert found.edges[-2:] == (Edge(1, 2, MEMORY, size), Edge(1, None, MEMORY, size))
+    assert said[1].endswith("through memory to stage 3 and other regions")
+
+
+class Both(nn.Module):
+    """A layer, and what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), x
+
+
+@pytest.mark.parametrize("edge", [[0, 0, TILE, 1], [2, 3, TILE, 1], [-1, 1, TILE, 1], [0, 1, "registers", 1], [0, 1, TILE, -1], [0, 1, TILE]])
+def test_edges_of_artifacts_join_stages_in_order(edge: list[Any], tmp_path: Path) -> None:
+    with some(0, 1.0):
+        tilewright.compile(Elan().eval(), (torch.randn(1, 8, 12, 10),), X86, threads=1).save(tmp_path / "chain.tw")
+
+    def broken(manifest: dict[str, Any]) -> None:
+        (found,) = [region["flow"] for region in manifest["program"]["regions"] if len(region["flow"]["stages"]) > 1]
+        found["edges"].append(edge)
+
+    rewrite_manifest(tmp_path / "chain.tw", broken)
+    with pytest.raises(InvalidArtifact):
+        artifact.read(tmp_path / "chain.tw")

@@ -31,6 +31,7 @@ from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.ir.stage import tile_of
 from tilewright.partition.embedding import embedded
 from tilewright.partition.strips import Cut, Rows, cuts_of
 
@@ -356,7 +357,7 @@ class _Emitter:
             tile, value = self.chain.tile(number, self.chain.frames(rows)[number].rows), self.chain.problem.values[part.result]
             shape = (self.workers, *tile.shape)
             order = ((0, 0), *((dim + 1, factor) for dim, factor in tile.order))
-            name = f"{part.result}.tile"
+            name = tile_of(part.result)
             self.storage[name] = Storage(Value(name, shape, value.dtype), Layout(shape, order, ((0, 0), *tile.halo)))
             self.tiles = (*self.tiles, name)
 
@@ -394,7 +395,7 @@ class _Emitter:
     def _place(self, name: str, number: int, row: Expr, slot: Expr, images: Sequence[Expr]) -> tuple[str, Expr]:
         """The buffer that holds a value that a region reads or stores, and the offset in it of what the strip of a row reads."""
         part = self.chain.cuts[number]
-        tile = f"{name}.tile"
+        tile = tile_of(name)
         if tile in self.storage:
             layout = self.storage[tile].layout
             strides = layout.dense_strides() or ()
@@ -419,7 +420,7 @@ class _Emitter:
     def _row_of(self, number: int) -> tuple[str, int, Expr]:
         """A region's tile, the elements of its rows, and the offset of the worker's part."""
         part = self.chain.cuts[number]
-        name = f"{part.result}.tile"
+        name = tile_of(part.result)
         strides = self.storage[name].layout.dense_strides() or ()
         return name, strides[1 + rows_of(part, part.result).dim], Var(WORKER, self.workers) * strides[0]
 
@@ -444,7 +445,7 @@ class _Emitter:
     def _copied(self, number: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Begins | None) -> Statement:
         """Copies a strip's own rows of a region's result, those that no strip of the image before it computes, from the tile to memory."""
         part, slot, row = self.chain.cuts[number], Var(SLOT, frame.rows), Var(ROW, None)
-        tile, layout = self.storage[f"{part.result}.tile"], self.chain.problem.layouts[part.result]
+        tile, layout = self.storage[tile_of(part.result)], self.chain.problem.layouts[part.result]
         source, target = tile.layout.dense_strides(), layout.dense_strides()
         if source is None or target is None:
             raise Unsuitable(f"{part.result} is stored in blocks")
@@ -456,7 +457,7 @@ class _Emitter:
             place = dict([*zip(cut, (row, *images), strict=True), *inner]).get(dim, ZERO)
             to = to + (place + (layout.halo[dim][0] + layout.outside(dim)[0])) * target[dim]
             at = at + ((ZERO if dim in cut else place) + tile.layout.halo[dim + 1][0]) * source[dim + 1]
-        copy: Statement = Store(part.result, to, Load(f"{part.result}.tile", (at,), tile.value.dtype))
+        copy: Statement = Store(part.result, to, Load(tile_of(part.result), (at,), tile.value.dtype))
         for depth, (_, axis) in enumerate(sorted(inner, key=lambda each: target[each[0]])):
             copy = For(axis, index_const(axis.extent or 1), copy, "serial" if depth else "simd")
         extent = index_const(self.chain.extent(number))

@@ -120,17 +120,17 @@ class Search:
             problem = self._problem(segment)
             if self.only_measured and self.measured(problem) is None:
                 continue
-            results, apart = tuple(region.outputs[0] for region in segment), sum(alone[begin:end])
+            results, stored, apart = tuple(region.outputs[0] for region in segment), self.uses.stored(segment), sum(alone[begin:end])
             judged = partial(self.judge.best, problem, scaled[begin:end], self.memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)
             problems[begin, end] = problem
             if isinstance(way, str):
-                merges[begin, end] = Merge(results, apart, None, way)
+                merges[begin, end] = Merge(results, apart, None, way, stored=stored)
                 continue
             known = self.measured(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
             found = by_library[begin:end]
             apart = sum(seconds if its is None else its for seconds, its in zip(alone[begin:end], found, strict=True))
-            merges[begin, end] = Merge(results, apart, way, measured=known, by_library=any(its is not None for its in found))
+            merges[begin, end] = Merge(results, apart, way, measured=known, by_library=any(its is not None for its in found), stored=stored)
         return problems, merges
 
     def _kernels(

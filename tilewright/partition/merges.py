@@ -101,7 +101,8 @@ class Measured:
 @dataclass(frozen=True)
 class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
-    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, and whether it was taken."""
+    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, whether it was taken, and the results
+    besides the last that are needed outside too."""
 
     results: tuple[str, ...]
     apart: float
@@ -110,16 +111,18 @@ class Merge:
     measured: Measured | None = None
     by_library: bool = False
     taken: bool = False
+    stored: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
+        results = " -> ".join(f"{name} (stored too)" if name in self.stored else name for name in self.results)
         if self.way is None:
-            return f"{' -> '.join(self.results)} cannot be one kernel: {self.reason}"
+            return f"{results} cannot be one kernel: {self.reason}"
         said = f"predicted {seconds_text(self.way.seconds)} {self.way.schedule.described}, {seconds_text(self.apart)} apart"
         said += ", with a library's kernel as measured" if self.by_library else ""
         if self.measured is not None:
             found = self.measured
             said += f"; measured {seconds_text(found.seconds)} {found.schedule.described}, {seconds_text(found.apart)} apart"
-        return f"{' -> '.join(self.results)} {said}"
+        return f"{results} {said}"
 
     @property
     def schedule(self) -> ChainSchedule:

@@ -61,6 +61,7 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.ir.stage import tile_of
 from tilewright.partition.embedding import embedded
 from tilewright.partition.tile_exchange import exchange, offers
 from tilewright.partition.tiles import Shift, Tiling
@@ -293,7 +294,7 @@ def _used(*roots: Statement) -> frozenset[Var]:
 def _allocated(tiling: Tiling, number: int, launch: Launch, first: bool) -> list[Statement]:
     """Allocates the storage of an inner result, and fills it if it has a halo. `first`: nothing is computed before it is stored to."""
     result = tiling.cuts[number].result
-    name = f"{result}.tile"
+    name = tile_of(result)
     value, layout = tiling.problem.values[result], tiling.storage[result]
     allocated = Allocate(Buffer(name, value.dtype, layout.size, "shared"))
     if not layout.is_padded:
@@ -333,8 +334,8 @@ def _body(tiling: Tiling, parts: Sequence[_Stage], number: int) -> tuple[Stateme
     for parameter, name in zip(kernel.parameters, stage.arguments, strict=True):
         offset = stage.shifts[name].offset
         at = offset if isinstance(offset, (Const, Var)) else _begin(number, parameter.name)
-        places[parameter.name] = (f"{name}.tile" if name in tiling.storage else name, at)
-    body = _copied(embedded(kernel, places, str(number)), frozenset(f"{name}.tile" for name in tiling.storage))
+        places[parameter.name] = (tile_of(name) if name in tiling.storage else name, at)
+    body = _copied(embedded(kernel, places, str(number)), frozenset(tile_of(name) for name in tiling.storage))
     count = kernel.launch.grid[0]
     body = substitute_in(body, {block_variable(kernel.launch): Var(f"{PART}{number}", count) if count > 1 else ZERO})
     return body.statements if isinstance(body, Block) else (body,)
