@@ -231,24 +231,17 @@ class Drawn(nn.Module):
         return self.last(known[-1]), *(known[-1 - result % len(known)] * 2 for result in self.results)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["pointwise", "square", "depthwise", "pool"]),
-            st.sampled_from([1, 3, 5]),
-            st.sampled_from([0, 0, 1, 2]),
-            st.integers(0, 3),
-        ),
-        min_size=3,
-        max_size=5,
+random_layers = st.lists(
+    st.tuples(
+        st.sampled_from(["pointwise", "square", "depthwise", "pool"]), st.sampled_from([1, 3, 5]), st.sampled_from([0, 0, 1, 2]), st.integers(0, 3)
     ),
-    st.lists(st.integers(0, 4), max_size=1),
-    st.integers(1, 2),
-    st.integers(4, 13),
-    st.integers(5, 9),
-    st.integers(0, 2**31),
+    min_size=3,
+    max_size=5,
 )
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@given(random_layers, st.lists(st.integers(0, 4), max_size=1), st.integers(1, 2), st.integers(4, 13), st.integers(5, 9), st.integers(0, 2**31))
 def test_random_branches(layers: Any, results: Any, batch: int, height: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)
     with some(seed):

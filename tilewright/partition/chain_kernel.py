@@ -25,7 +25,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
 from tilewright.codegen.trips import defined
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, compare, floordiv, index_const, logical_and
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, compare, floordiv, index_const, logical_and
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
 from tilewright.ir.layout import Layout
@@ -33,7 +33,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.ir.stage import tile_of
 from tilewright.partition.embedding import embedded
-from tilewright.partition.strips import Cut, Rows, cuts_of
+from tilewright.partition.strips import Cut, Rows, cuts_of, fill_of, readers_in
 
 WORKER, SHARE, TASK, PART, SLOT, ROW = "chain_worker", "chain_share", "chain_task", "chain_part", "chain_slot", "chain_row"
 COPIED = "chain_copied"
@@ -95,7 +95,7 @@ class Chain:
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each region those that read its result."""
-        return tuple(tuple(at for at, part in enumerate(self.cuts) if own.result in part.region.inputs) for own in self.cuts)
+        return readers_in(self.cuts)
 
     def frames(self, rows: int) -> tuple[Frame, ...]:
         """The frame of each region for strips of `rows` rows: all that one of its readers needs."""
@@ -164,18 +164,6 @@ class Chain:
         part = self.cuts[number]
         return self.problem.values[part.result].shape[rows_of(part, part.result).dim]
 
-    def fill(self, number: int) -> Const | None:
-        """What readers of a region's result take instead of rows that do not exist; None if these are needed only for rows that do not exist either.
-
-        Raises:
-            Unsuitable: if they take several values.
-        """
-        name = self.cuts[number].result
-        found = {self.cuts[at].fills[name] for at in self.readers[number] if name in self.cuts[at].fills}
-        if len(found) > 1:
-            raise Unsuitable(f"{name} is padded with several values")
-        return next(iter(found), None)
-
     def tile_bytes(self, rows: int) -> int:
         """Bytes of a worker's tiles, and of what else a strip stores and reads."""
         inner = [(number, frame) for number, frame in enumerate(self.frames(rows)) if self.readers[number]]
@@ -199,7 +187,7 @@ def chain_of(problem: Problem, dim: int) -> Chain:
         images = tuple(problem.values[part.result].shape[image.dim] for image in part.spans[part.result][1:] if image is not None)
         if part.result in problem.region.outputs and images != extents:
             raise Unsuitable(f"{part.result} has other images than {output}")
-        chain.fill(number)
+        fill_of(cuts, number)
     return chain
 
 
@@ -427,7 +415,7 @@ class _Emitter:
     def _filled(self, number: int, slot: Expr) -> Statement | None:
         """Fills a row that does not exist with what its reader takes instead; None if only rows of the reader need it that do not exist either."""
         name, size, base = self._row_of(number)
-        value = self.chain.fill(number)
+        value = fill_of(self.chain.cuts, number)
         if value is None:
             return None
         element = Var("element", size)

@@ -342,6 +342,24 @@ def _as_first(name: str, dims: Sequence[int], problem: Problem) -> tuple[int, ..
     return tuple(dims)
 
 
+def readers_in(cuts: Sequence[Cut]) -> tuple[tuple[int, ...], ...]:
+    """For each region of a chain the numbers of those that read its result."""
+    return tuple(tuple(at for at, part in enumerate(cuts) if own.result in part.region.inputs) for own in cuts)
+
+
+def fill_of(cuts: Sequence[Cut], number: int) -> Const | None:
+    """What readers of a region's result take instead of rows that do not exist; None if these are needed only for rows that do not exist either.
+
+    Raises:
+        Unsuitable: if they take several values.
+    """
+    name = cuts[number].result
+    found = {part.fills[name] for part in cuts if name in part.fills}
+    if len(found) > 1:
+        raise Unsuitable(f"{name} is padded with several values")
+    return next(iter(found), None)
+
+
 def _summed(producer: Region, region: Region) -> Var:
     """The longest axis over which a region sums along a dimension of what the region before it stores."""
     first = region.steps[0]
