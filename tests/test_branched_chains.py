@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,19 +22,26 @@ from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
 from tests.sample_artifacts import rewrite_manifest
 from tests.test_chains import X86, conv, graph_of
+from tests.test_trips import check, sized
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import TILE, Region, Unsuitable
+from tilewright.ir.region import TILE, Lowered, Region, Unsuitable
 from tilewright.ir.stage import MEMORY, Edge, Flow
+from tilewright.partition.apart import Apart, lower_apart, parts_of
 from tilewright.partition.canonical import canonical
+from tilewright.partition.canonical import key_of as canonical_key
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
 from tilewright.partition.paths import Uses, connected, joined, lines, sorted_regions
-from tilewright.partition.plan import lay_out
+from tilewright.partition.plan import lay_out, plan_program, without_kernels
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.strips import dims_of, is_path
 from tilewright.report.explanation import stage_lines
 from tilewright.runtime import artifact
+from tilewright.selection.choice import choose
+from tilewright.tuning.problems import key_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.tuning import from_records, recorded_as, recorded_chains, tune
 
 
 def branched(region: Region) -> bool:
@@ -364,3 +373,86 @@ def test_edges_of_artifacts_join_stages_in_order(edge: list[Any], tmp_path: Path
     rewrite_manifest(tmp_path / "chain.tw", broken)
     with pytest.raises(InvalidArtifact):
         artifact.read(tmp_path / "chain.tw")
+
+
+@pytest.mark.parametrize("name", ["basic blocks", "concatenated results", "bottleneck, stride 2"])
+def test_any_number_of_images(name: str) -> None:
+    module, shape = CASES[name]
+    with some(0, 1.0) as taken:
+        executable = sized(module.eval(), torch.randn(2, *shape[1:]))
+        for batch in (2, 3, 1, 4):
+            check(module, executable, torch.randn(batch, *shape[1:]))
+    assert taken
+
+
+def chain_with_branches(name: str) -> Problem:
+    module, shape = CASES[name]
+    with some(0, 1.0) as taken:
+        plan_program(graph_of(module.eval(), torch.randn(shape)), machine(X86), 1)
+    return taken[0]
+
+
+@pytest.mark.parametrize("name", ["concatenated results", "two results", "two windows"])
+def test_regions_apart_compute_the_same(name: str) -> None:
+    """What trials measure a chain with branches against."""
+
+    def lowered_apart(judge: StripJudge, problem: Problem, schedule: object) -> Lowered:
+        return lower_apart(problem, Apart(tuple(choose(part, judge.machine, 2).schedule for part in parts_of(problem))), judge.machine)
+
+    module, shape = CASES[name]
+    with some(0, 1.0), mock.patch.object(StripJudge, "lower", lowered_apart):
+        check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 2)
+
+
+def test_all_results_of_a_chain_are_checked_by_trials(tmp_path: Path) -> None:
+    native, problem = machine("native"), chain_with_branches("concatenated results")
+    assert len(problem.region.outputs) > 1
+    with Records(tmp_path / "records.sqlite") as records:
+        done = tune([*parts_of(problem), problem], native, 2, records)
+        assert done.failed == 0
+        found = [entry for entry in records.standing(key_of(problem), recorded_as(native, 1)) if entry.status == "measured"]
+        assert {entry.description[:5] == "apart" for entry in found} == {False, True}
+        decided = recorded_chains(records)(problem, native, 1, from_records(records))
+        assert decided is not None and decided.seconds > 0 < decided.apart
+
+
+def test_problems_that_store_other_results_differ() -> None:
+    problem = chain_with_branches("concatenated results")
+    alone = replace(problem, region=replace(problem.region, outputs=problem.region.outputs[:1]))
+    assert key_of(problem) != key_of(alone) and canonical_key(problem) != canonical_key(alone)
+
+
+def test_a_chain_with_branches_that_does_not_compile_runs_through_pytorch() -> None:
+    module, shape = CASES["two results"]
+    with some(0, 1.0):
+        program = plan_program(graph_of(module.eval(), torch.randn(shape)), machine(X86), 1)
+    (chain,) = [lowered for lowered in program.regions if branched(lowered.region)]
+    replaced = without_kernels(program, {chain.kernels[0].name: "refused"})
+    (region,) = [lowered.region for lowered in replaced.regions if lowered.region.kind == "torch"]
+    assert {*region.outputs} == {*chain.region.outputs}
+
+
+class Cached(nn.Module):
+    """What was in a buffer is read by the first layer of a path, whose last layer comes after the buffer's update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = nn.Buffer(torch.randn(1, 8, 12, 10))
+        self.a, self.b = conv(8, 16), conv(16, 8, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        first = self.a(self.cache)
+        self.cache.index_copy_(2, at, x)
+        result: torch.Tensor = self.b(first) + self.cache
+        return result
+
+
+def test_what_is_updated_in_place_is_read_before() -> None:
+    module, at = Cached().eval(), torch.tensor([3, 7])
+    expected = copy.deepcopy(module).double()
+    with some(0, 1.0):
+        executable = tilewright.compile(copy.deepcopy(module), (torch.randn(1, 8, 2, 10), at), "native", threads=1)
+    assert executable.image.program.updated
+    for _ in range(2):
+        x = torch.randn(1, 8, 2, 10)
+        torch.testing.assert_close(executable(x, at).double(), expected(x.double(), at), rtol=1e-4, atol=1e-4)
