@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.batches import check
 from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
 from tests.sample_artifacts import rewrite_manifest
 from tests.test_chains import X86, conv, graph_of
-from tests.test_trips import check, sized
+from tests.test_trips import sized
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem

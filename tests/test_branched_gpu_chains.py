@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.compiled import Case
+from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import check_interpreted
 from tests.test_branched_chains import CASES, Drawn, Fans, branched, depthwise, random_layers
 from tests.test_chains import graph_of
@@ -26,11 +28,14 @@ from tilewright.ir.expr import Var, index_const, range_of, substitute
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
 from tilewright.kernels.schema import USUAL
+from tilewright.partition.apart import Apart, parts_of
+from tilewright.partition.judges import ways_of
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strips import Rows
 from tilewright.partition.tile_judge import TileJudge, cut_along
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling, Window
+from tilewright.selection.choice import choose
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 
@@ -133,6 +138,20 @@ def test_results_that_are_stored_too_cost_their_copies() -> None:
         plan_program(graph_of(CASES["concatenated results"][0], torch.randn(1, 8, 12, 8)), machine(H200), 1, chains=True)
     (problem,) = taken
     assert all(tiles.parts.stored > 0 and tiles.terms["stored"] == tiles.parts.stored for tiles in TileJudge(machine(H200), USUAL).predicted(problem))
+
+
+def test_all_results_of_a_chain_are_checked_by_trials(tmp_path: Path) -> None:
+    """The process that measures on a GPU, over an emulated one: the chain's kernel, and its regions apart."""
+    with some_tiles(0, 1.0) as taken:
+        plan_program(graph_of(CASES["concatenated results"][0], torch.randn(1, 8, 12, 8)), machine(H200), 1, chains=True)
+    (problem,) = taken
+    assert len(problem.region.outputs) > 1
+    server = EmulatedServer(problem, machine(H200), seconds=1e-2)
+    apart = Apart(tuple(choose(part, machine(H200), 1).schedule for part in parts_of(problem)))
+    for schedule in (ways_of(problem, machine(H200), 1)[0].schedule, apart):
+        program = json.loads(json.dumps(server.program(schedule, tmp_path)))
+        answer = server.trial({"program": program, "mode": "warm"})
+        assert "error" not in answer and answer["relative_error"] < 1e-5, answer
 
 
 @pytest.mark.gpu
