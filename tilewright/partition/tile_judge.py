@@ -1,6 +1,6 @@
 """Predicts chains on a GPU: which tiles are fastest, with which schedules of their regions, and in what time (`partition.tile_kernel`).
 
-    seconds = launch + max(rounds * (sum over the regions of (work * time of the region's part + turn) + exchange), memory)
+    seconds = launch + max(rounds * (sum over the regions of (work * time of the region's part + turn) + exchange + stored), memory)
 
 The time of a part is what the region's schema predicts for it on a processor of which the block has a share: one of r resident blocks has 1/r of the
 throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2, or, if the
@@ -8,8 +8,8 @@ chain holds them, from shared memory: they pass at the rate at which all bytes o
 * r)): waves, with the tail. memory: the bytes that the chain reads and writes at least once, so that what it saves on inner results counts; rows that
 adjacent tiles both compute are in the parts, and so are the parts of all chunks of channels (`Tiling.chunked`). r follows from the shared memory and
 registers of all parts together. exchange, if the blocks of a cluster exchange rows: barriers of the cluster, and the rows' bytes through shared
-memory; clusters reach fewer processors then. Results that other regions need too are copied to memory at the rate of level 2. `work` and `turn` are
-fitted (`hardware.calibration.GpuChains`).
+memory; clusters reach fewer processors then. stored: bytes of results that other regions need too, copied to memory at the rate of level 2. `work`
+and `turn` are fitted (`hardware.calibration.GpuChains`).
 """
 
 from __future__ import annotations
