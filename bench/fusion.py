@@ -42,7 +42,7 @@ from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import chains, plan
 from tilewright.partition.fusion import Partition, partition
-from tilewright.partition.paths import Uses, connected, lines
+from tilewright.partition.paths import Uses, lines
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
 from tilewright.partition.prologues import Prologues
@@ -108,7 +108,7 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
 
     def spared(segment: Sequence[Region]) -> float:
         """Seconds that a chain would save if strips cost nothing."""
-        if not connected(segment):
+        if not uses.may_join(segment):
             return 0.0
         stored, total = uses.stored(segment), (len(segment) - 1) * constants.start_cycles / native.clock_hz
         for region in segment:

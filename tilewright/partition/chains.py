@@ -21,7 +21,7 @@ from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.merges import KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge
-from tilewright.partition.paths import Uses, connected, joined, lines, sorted_regions
+from tilewright.partition.paths import Uses, joined, lines, sorted_regions
 
 LONGEST = 3
 """Maximum regions of a chain."""
@@ -115,7 +115,7 @@ class Search:
         merges: dict[Place, Merge] = {}
         for begin, end in ((first, last) for last in range(2, len(line) + 1) for first in range(max(0, last - LONGEST), last - 1)):
             segment = line[begin:end]
-            if not connected(segment):
+            if not self.uses.may_join(segment):
                 continue
             problem = self._problem(segment)
             if self.only_measured and self.measured(problem) is None:

@@ -77,6 +77,17 @@ class Uses:
         return name
 
     @cached_property
+    def made(self) -> frozenset[str]:
+        return frozenset(name for region in self.laid_out.regions for name in region.outputs)
+
+    def may_join(self, segment: Sequence[Region]) -> bool:
+        """Whether successive regions may be one: if they are connected, and none reads a whole of which another one stores a part, since rows of that
+        are stored by other strips or tiles."""
+        parts = {self.buffer(region.outputs[0]) for region in segment[:-1]}
+        wholes = {name for region in segment for name in region.inputs if name not in self.made and self.buffer(name) in parts}
+        return not wholes and connected(segment)
+
+    @cached_property
     def chainable(self) -> Mapping[str, Region]:
         """The regions that may be in chains, by their results. One that reads what a later region replaces keeps its place before that."""
         values, regions = self.laid_out.values, self.laid_out.regions
@@ -102,23 +113,22 @@ def connected(segment: Sequence[Region]) -> bool:
 
 def lines(uses: Uses, longest: int) -> list[list[Region]]:
     """The regions that may be chained, as lines of two or more: chains of at most `longest` are successive regions of a line."""
-    chainable = {region.name for region in uses.chainable.values()}
     found: list[list[Region]] = [[]]
     for region in _in_order(uses):
-        if region.name not in chainable:
+        if region.outputs[0] not in uses.chainable:
             found.append([])
         else:
             found[-1].append(region)
-    return [line for run in found for line in _divided(run, longest) if len(line) > 1]
+    return [line for run in found for line in _divided(run, uses, longest) if len(line) > 1]
 
 
-def _divided(run: Sequence[Region], longest: int) -> Iterable[list[Region]]:
+def _divided(run: Sequence[Region], uses: Uses, longest: int) -> Iterable[list[Region]]:
     """The run cut where no chain would go across."""
     crossed = {
         place
         for end in range(2, len(run) + 1)
         for begin in range(max(0, end - longest), end - 1)
-        if connected(run[begin:end])
+        if uses.may_join(run[begin:end])
         for place in range(begin + 1, end)
     }
     line: list[Region] = []

@@ -255,6 +255,9 @@ def _computed(chain: Chain, rows: int, each: int, frame: Frame, extent: int) -> 
 def strip_bounds(problem: Problem, schedule: StripSchedule, machine: Machine) -> Mapping[str, float]:
     """Seconds that no kernel of a canonical chain in these strips can beat: the arithmetic of the worker with most to do, rows included that another
     worker computes too, at the peak of a thread."""
+    narrow = "bf16" in problem.dtypes.values()
+    if schedule.dim not in dims_of(problem):  # of several images each is a strip, and here is one
+        return MappingProxyType({ARITHMETIC: arithmetic_seconds(float(problem.region.flops()), machine, 1, narrow)})
     chain = chain_of(problem, schedule.dim)
     strips = prod(chain.outer) * -(-chain.height // schedule.rows)
     each = -(-strips // schedule.workers)
@@ -264,5 +267,4 @@ def strip_bounds(problem: Problem, schedule: StripSchedule, machine: Machine) ->
         extent = chain.extent(number)
         rows, _ = _computed(chain, schedule.rows, each, frame, extent)
         flops += np.add.reduceat(rows, starts) * (part.region.flops() / (prod(chain.outer) * extent))
-    narrow = "bf16" in problem.dtypes.values()
     return MappingProxyType({ARITHMETIC: arithmetic_seconds(float(flops.max()), machine, 1, narrow)})
