@@ -20,7 +20,7 @@ from torch import nn
 import tilewright
 from tests.batches import check
 from tests.compiled import Case, compare, poison
-from tests.interpreted import check_interpreted
+from tests.interpreted import check_interpreted, run_program
 from tests.sample_artifacts import rewrite_manifest
 from tests.test_chains import X86, conv, graph_of
 from tests.test_trips import sized
@@ -480,3 +480,17 @@ def test_what_is_updated_in_place_is_read_before() -> None:
     for _ in range(2):
         x = torch.randn(1, 8, 2, 10)
         torch.testing.assert_close(executable(x, at).double(), expected(x.double(), at), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["basic blocks", "concatenated results"])
+def test_values_of_16_bits_are_copied_as_they_are(name: str) -> None:
+    module, shape = CASES[name]
+    x = torch.randn(shape)
+    with some(0, 1.0) as taken:
+        program = plan_program(graph_of(module, x), machine("xeon-sapphire-rapids"), 2, precision="bf16")
+    assert any("bf16" in problem.dtypes.values() for problem in taken)
+    (output,), (given,) = program.graph.outputs, program.graph.inputs
+    results, faults = run_program(program, {given: x.numpy()})
+    assert not faults
+    expected = copy.deepcopy(module).double()(x.double()).detach()
+    assert (torch.from_numpy(results[output]).double() - expected).abs().max() < 0.03 * expected.abs().max()

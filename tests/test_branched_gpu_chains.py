@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.compiled import Case
 from tests.emulated_gpu import EmulatedServer
-from tests.interpreted import check_interpreted
+from tests.interpreted import check_interpreted, run_program
 from tests.test_branched_chains import CASES, Drawn, Fans, branched, depthwise, random_layers
 from tests.test_chains import graph_of
 from tests.test_gpu_chains import H200, any_tiles, on_the_gpu
@@ -70,6 +71,20 @@ def test_tiles_compute_what_separate_kernels_do(name: str) -> None:
             check_interpreted([Case(name, module, (torch.randn(shape),))], machine(H200))
         found += taken
     assert found or name == "a concatenation and its part", "no chain with branches was made"
+
+
+def test_values_of_16_bits_are_stored_as_they_are() -> None:
+    torch.manual_seed(0)
+    module, shape = CASES["concatenated results"]
+    module, x = copy.deepcopy(module).half(), torch.randn(shape).half()
+    with some_tiles(0, 1.0) as taken:
+        program = plan_program(graph_of(module, x), machine(H200), 1, chains=True)
+    assert any(len(problem.region.outputs) > 1 for problem in taken)
+    (output,), (given,) = program.graph.outputs, program.graph.inputs
+    results, faults = run_program(program, {given: x.numpy()})
+    assert not faults
+    expected = copy.deepcopy(module).double()(x.double()).detach()
+    assert (torch.from_numpy(results[output]).double() - expected).abs().max() < 2e-3 * expected.abs().max()
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
