@@ -44,7 +44,7 @@ from tilewright.ir.region import Region
 from tilewright.partition import chains
 from tilewright.partition.chains import Search
 from tilewright.partition.merges import LEAST_GAIN
-from tilewright.partition.paths import paths
+from tilewright.partition.paths import lines
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.tile_judge import TileJudge, Tiles
@@ -175,7 +175,7 @@ def merging(
     models predict, of strips of `rows` rows if that is given."""
 
     def middle(*given: Any) -> list[list[Region]]:
-        return [path[1 : 1 + count] for path in paths(*given) if len(path) == count + 2]
+        return [line[1 : 1 + count] for line in lines(*given) if len(line) == count + 2]
 
     def best(judge: Any, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | Tiles | str:
         if len(problem.region.stages) < count:
@@ -190,13 +190,13 @@ def merging(
             seen["reason"] = found
         return replace(found, seconds=0.0) if merges and not isinstance(found, str) else "separate"
 
-    def partitioned(search: Search, path: Sequence[Region]) -> list[tuple[Region, ...]]:
-        seen["apart"] = sum(search.predict(region, True) for region in path)
+    def partitioned(search: Search, line: Sequence[Region]) -> list[tuple[Region, ...]]:
+        seen["apart"] = sum(search.predict(region, True) for region in line)
         search.measured = lambda problem: None
-        return split(search, path)
+        return split(search, line)
 
     split = Search.partitioned
-    with mock.patch.object(chains, "paths", middle), mock.patch.object(judging, "best", best), mock.patch.object(Search, "partitioned", partitioned):
+    with mock.patch.object(chains, "lines", middle), mock.patch.object(judging, "best", best), mock.patch.object(Search, "partitioned", partitioned):
         yield
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -38,10 +38,11 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
+from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import chains, plan
 from tilewright.partition.fusion import Partition, partition
-from tilewright.partition.paths import paths
+from tilewright.partition.paths import Uses, lines
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
 from tilewright.partition.prologues import Prologues
@@ -103,15 +104,26 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     laid_out, context = predictions.laid_out(graph, AS_COMPUTED), predictions.context(graph, AS_COMPUTED)
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains
-    for path in paths(graph, laid_out):
-        stored = [laid_out.values[region.outputs[0]].bytes for region in path]
-        loaded = [sum(laid_out.values[name].bytes for name in region.inputs if name not in graph.constants) for region in path]
-        beside = map(max, loaded, stored[1:])
-        passing = [between_kernels(size, other, native, threads) for size, other in zip(stored, beside, strict=False)]
-        joins = [0.0, *(constants.stored * seconds + constants.start_cycles / native.clock_hz for seconds in passing)]
+    uses, size = Uses(graph, laid_out), {name: value.bytes for name, value in laid_out.values.items()}
+
+    def spared(segment: Sequence[Region]) -> float:
+        """Seconds that a chain would save if strips cost nothing."""
+        if not uses.may_join(segment):
+            return 0.0
+        stored, total = uses.stored(segment), (len(segment) - 1) * constants.start_cycles / native.clock_hz
+        for region in segment:
+            (name,) = region.outputs
+            loaded = sum(size[other] for other in region.inputs if other not in graph.constants)
+            readers = [size[other.outputs[0]] for other in segment if name in other.inputs]
+            passes = len(readers) + (name not in stored)
+            total += constants.stored * between_kernels(size[name], max(loaded, *readers), native, threads, passes) if readers else 0.0
+        return total
+
+    for line in lines(uses, chains.LONGEST):
         best = [0.0]
-        for end in range(1, len(path) + 1):
-            best.append(max(best[begin] + sum(joins[begin + 1 : end]) for begin in range(max(0, end - chains.LONGEST), end)))
+        for end in range(1, len(line) + 1):
+            begins = range(max(0, end - chains.LONGEST), end)
+            best.append(max(best[begin] + (spared(line[begin:end]) if end - begin > 1 else 0.0) for begin in begins))
         saved += best[-1]
     return {"network": network, "batch": batch, "threads": threads, "predicted_seconds": total, "most_saved_seconds": saved}
 

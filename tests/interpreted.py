@@ -88,8 +88,9 @@ def run_program(
                         faults.append(f"{kernel.name} writes {name}")
                     if not parameter.writable and program.aliases.get(name, name) not in written and storage[name].layout.size:
                         faults.append(f"{kernel.name} reads {name} before it is written")
-                # a kernel may rely on the zeros in the halo of its own tiles; their other elements are poisoned
-                halo = {name for name in lowered.storage if storage[name].source is None and storage[name].layout.is_padded}
+                # a kernel may rely on the zeros in the halo of its own tiles, and a chain in that of its results; their other elements are poisoned
+                own = (*lowered.storage, *(lowered.region.outputs if lowered.region.stages else ()))
+                halo = {name for name in own if storage[name].source is None and storage[name].layout.is_padded}
                 ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written | halo]
                 report = run(kernel, arrays, [step] * len(kernel.scalars), ready)
                 faults += report.faults

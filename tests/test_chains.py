@@ -231,6 +231,15 @@ def test_the_bound_is_the_arithmetic_of_the_busiest_worker() -> None:
         assert bounds == {ARITHMETIC: pytest.approx(flops / thread)}
 
 
+def test_strips_of_single_images_have_a_bound_for_one_image_too() -> None:
+    """The schedule is that of several images, which planning takes from another size."""
+    problem = chain_problem(nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(16, 8, 1)), torch.randn(1, 16, 9, 9))
+    assert 0 not in dims_of(problem)
+    target = machine(X86)
+    bounds = StripJudge(target, 2, USUAL).lower(problem, StripSchedule(1, 2, 0)).bounds
+    assert bounds == {ARITHMETIC: pytest.approx(problem.region.flops() / (target.peak_flops["fp32"] / target.processors))}
+
+
 def test_a_chain_needs_rows() -> None:
     class Turned(nn.Module):
         def __init__(self) -> None:

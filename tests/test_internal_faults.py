@@ -167,7 +167,7 @@ def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monk
 
 def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = model
-    monkeypatch.setattr(plan, "_lower", breaks_at(2, plan._lower))
+    monkeypatch.setattr(plan, "_lower", breaks_at(1, plan._lower))
     monkeypatch.setattr(dynamo, "_reason_to_discard", lambda _: None)  # the graph is so small that it would be left to PyTorch without the region
     torch._dynamo.reset()
     with torch.no_grad():

@@ -16,7 +16,7 @@ from tests.test_siblings import graph_of
 from tilewright.cli import main
 from tilewright.hardware import machine
 from tilewright.ir.region import REGISTERS, TILE
-from tilewright.ir.stage import MEMORY, Stage, stages_of
+from tilewright.ir.stage import MEMORY, Edge, Flow, Stage, flow_of
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.plan import operators_apart, plan_program
@@ -36,17 +36,17 @@ def rows_of(module: nn.Module, image: torch.Tensor, target: str) -> tuple[PlanRo
 
 def test_operators_of_one_kernel_are_one_stage() -> None:
     (row,) = [row for row in rows_of(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), torch.randn(8, 64), "h200") if row.kernels]
-    assert row.stages == (Stage(("linear", "add", "relu")),)
+    assert row.flow == Flow((Stage(("linear", "add", "relu")),))
     assert list(stage_lines(row)) == ["linear > add > relu in registers"]
 
 
 def test_chains_pass_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.partition.merges.LEAST_GAIN", -1e9)
     chain = next(row for row in rows_of(SEPARABLE, IMAGE, "x86-avx512") if row.kind == "chain")
-    *before, last = chain.stages
-    assert before and all(stage.passes == TILE and stage.bytes >= 4 * 16 * 56 * 56 for stage in before) and last.passes == ""
+    assert len(chain.flow.edges) == len(chain.flow.stages) - 1 > 0 and chain.flow.is_path
+    assert all(edge.level == TILE and edge.bytes >= 4 * 16 * 56 * 56 for edge in chain.flow.edges)
     assert list(stage_lines(chain))[0].endswith("through tiles on the chip")
-    assert sum(len(stage.what) for stage in chain.stages) == len(chain.nodes)
+    assert sum(len(stage.what) for stage in chain.flow.stages) == len(chain.nodes)
 
 
 def test_kernels_of_one_region_pass_workspaces(tmp_path: Path) -> None:
@@ -54,12 +54,12 @@ def test_kernels_of_one_region_pass_workspaces(tmp_path: Path) -> None:
     module, image = nn.Conv2d(256, 256, 3, padding=1), torch.randn(1, 256, 56, 56)
     executable = tilewright.compile(module, (image,), "h200")
     row = next(row for row in executable.plan.rows if len(row.kernels) == 3)
-    assert [stage.what for stage in row.stages] == [("winograd_input",), ("contraction",), ("winograd_output",)]
-    assert [stage.passes for stage in row.stages] == [MEMORY, MEMORY, ""]
-    assert all(stage.bytes > 4 * image.numel() for stage in row.stages[:2]) and row.stages[2].bytes == 0
+    assert [stage.what for stage in row.flow.stages] == [("winograd_input",), ("contraction",), ("winograd_output",)]
+    assert [(edge.producer, edge.consumer, edge.level) for edge in row.flow.edges] == [(0, 1, MEMORY), (1, 2, MEMORY)]
+    assert all(edge.bytes > 4 * image.numel() for edge in row.flow.edges)
     executable.save(tmp_path / "one.tw")
     loaded = artifact.read(tmp_path / "one.tw")
-    assert [region.stages for region in loaded.program.regions] == [row.stages for row in executable.plan.rows]
+    assert [region.flow for region in loaded.program.regions] == [row.flow for row in executable.plan.rows]
 
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx2"])
@@ -70,7 +70,7 @@ def test_winograd_in_one_kernel_passes_tiles(target: str) -> None:
     ranked = [ranking.choice(place) for place in np.argsort(ranking.seconds)]
     for transforms, within in ((True, TILE), (False, REGISTERS)):
         made = (lower(problem, choice.schedule, machine(target)) for choice in ranked if choice.schema.transforms == transforms)
-        (stage,) = stages_of(next(lowered for lowered in made if len(lowered.kernels) == 1))
+        (stage,) = flow_of(next(lowered for lowered in made if len(lowered.kernels) == 1)).stages
         assert stage.within == within
 
 
@@ -90,13 +90,13 @@ def test_attention_passes_its_weights_where_its_schema_says(dtype: torch.dtype, 
     tokens = torch.randn(64, 128, 64, dtype=dtype)  # so many that keys are not divided
     graph = graph_of(Applied(lambda x: F.scaled_dot_product_attention(x, x, x)), tokens)
     (lowered,) = [lowered for lowered in plan_program(graph, machine("h200"), 1).regions if lowered.region.kind == "attention"]
-    assert [stage.within for stage in stages_of(lowered)] == [within]
+    assert [stage.within for stage in flow_of(lowered).stages] == [within]
 
 
 def test_what_pytorch_runs_has_no_stages() -> None:
     with pytest.warns(UserWarning, match="through PyTorch"):
         rows = rows_of(Applied(lambda x: torch.sort(x, 0)[0] + 1), torch.randn(4, 4), "h200")
-    assert any(row.kind == "torch" and not row.stages for row in rows)
+    assert any(row.kind == "torch" and not row.flow.stages for row in rows)
 
 
 def test_operators_by_themselves_take_longer() -> None:
@@ -126,5 +126,5 @@ def test_a_result_that_another_kernel_prepares_is_passed() -> None:
     ranking = rank(problem, machine("h200"), numerics=Numerics(atomics=True))
     schedules = (ranking.choice(place).schedule for place in range(ranking.candidates))
     schedule = next(schedule for schedule in schedules if getattr(schedule, "atomics", 0) and schedule.split > 1)
-    first, last = stages_of(lower(problem, schedule, machine("h200")))
-    assert first.passes == MEMORY and first.bytes == 4 * 256 * 7 * 7 and not last.passes
+    flow = flow_of(lower(problem, schedule, machine("h200")))
+    assert len(flow.stages) == 2 and flow.edges == (Edge(0, 1, MEMORY, 4 * 256 * 7 * 7),)

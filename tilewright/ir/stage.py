@@ -1,9 +1,10 @@
-"""Stages of a lowered region: what it computes one after another, and where each stage leaves its result for the next.
+"""Stages of a lowered region: what it computes one after another, and the edges that join them, each with the level at which a result is passed on.
 
-A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in shared memory of a block or a cluster, or in the cache of a thread.
-Where several kernels compute a region (Winograd's transforms and products, the parts of a split sum, a factor that is copied first), the stages pass
-workspaces in memory. What the steps of one kernel pass each other (sums for an epilogue, rows for a softmax, weights of attention, transforms) stays
-in registers or in a tile, as the schema of the region says (`kernels.schema.Schema.within`).
+A chain (DeepCuts, section 4.4) has its regions as stages, which pass tiles: in shared memory of a block or a cluster, or in the cache of a thread. A
+result that other regions need too is in memory as well, and some are only there, from where the next stage reads them while they still are in the
+caches. Where several kernels compute a region (Winograd's transforms and products, the parts of a split sum, a factor that is copied first), the
+stages pass workspaces in memory. What the steps of one kernel pass each other (sums for an epilogue, rows for a softmax, weights of attention,
+transforms) stays in registers or in a tile, as the schema of the region says (`kernels.schema.Schema.within`).
 """
 
 from __future__ import annotations
@@ -16,40 +17,82 @@ from tilewright.ir.region import REGISTERS, TILE, Lowered, Region
 
 MEMORY = "memory"
 LEVELS = (TILE, MEMORY)
-"""Where a stage leaves its result for the next."""
+"""Where a stage leaves its result for others."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`what` the stage computes: its operators, or its kernel's name without the digest. `passes`: where the next stage finds the result, one of
-    `LEVELS`; empty for the last. `bytes`: those of the whole result. `within`: where its operators find what they pass each other, one of
-    `region.WITHIN`; of one kernel of several it is not known."""
+    """`what` the stage computes: its operators, or its kernel's name without the digest. `within`: where its operators find what they pass each
+    other, one of `region.WITHIN`; of one kernel of several it is not known."""
 
     what: tuple[str, ...]
-    passes: str = ""
-    bytes: int = 0
     within: str = REGISTERS
 
 
-def stages_of(lowered: Lowered) -> tuple[Stage, ...]:
-    """The stages of a region in order; none for what PyTorch runs, for loops, and where nothing is computed."""
+@dataclass(frozen=True)
+class Edge:
+    """A result that a stage passes on, by the numbers of both stages; `consumer` is None for other regions. `level`: where it is found, one of
+    `LEVELS`. `bytes`: those of the whole result."""
+
+    producer: int
+    consumer: int | None
+    level: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The stages of a region in order, and the edges between them, by producers. The last stage's result, which is the region's, has none."""
+
+    stages: tuple[Stage, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+    @property
+    def is_path(self) -> bool:
+        """Whether each stage passes its result to the next one only."""
+        return [(edge.producer, edge.consumer) for edge in self.edges] == [(number, number + 1) for number in range(len(self.stages) - 1)]
+
+
+def flow_of(lowered: Lowered) -> Flow:
+    """The stages of a region; none for what PyTorch runs, for loops, and where nothing is computed."""
     region = lowered.region
     if region.kind in ("torch", "loop") or not (lowered.calls or lowered.library):
-        return ()
+        return Flow()
     if region.stages:
-        *before, last = zip(region.stages, lowered.within, strict=True)
-        passing = (Stage(_operators(stage), TILE, _result_bytes(stage), within) for stage, within in before)
-        return (*passing, Stage(_operators(last[0]), within=last[1]))
+        stages = tuple(Stage(_operators(stage), within) for stage, within in zip(region.stages, lowered.within, strict=True))
+        return Flow(stages, tuple(edge for number in range(len(stages) - 1) for edge in _chained(lowered, number)))
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
-    parts = [] if lowered.library is None else [(lowered.library.operator, {lowered.library.out.name})]
+    # of each kernel, or of the library's operator: what it stores, and what it reads or stores
+    parts = [] if lowered.library is None else [(lowered.library.operator, [lowered.library.out.name], [lowered.library.out.name])]
     for call in lowered.calls:
-        parameters = zip(call.arguments, kernels[call.kernel].parameters, strict=True)
-        parts.append((call.kernel.rpartition("_")[0], {name for name, parameter in parameters if parameter.writable}))
+        pairs = list(zip(call.arguments, kernels[call.kernel].parameters, strict=True))
+        stored = [name for name, parameter in pairs if parameter.writable]
+        parts.append((call.kernel.rpartition("_")[0], stored, [name for name, _ in pairs]))
     if len(parts) == 1:
-        return (Stage(_operators(region), within=lowered.within[0]),)
-    *first, (last_kernel, _) = parts
-    apart = (Stage((kernel,), MEMORY, sum(_stored_bytes(lowered, name) for name in written)) for kernel, written in first)
-    return (*apart, Stage((last_kernel,)))
+        return Flow((Stage(_operators(region), lowered.within[0]),))
+    edges = {
+        (producer, consumer): sum(_stored_bytes(lowered, name) for name in dict.fromkeys(stored) if name in touched)
+        for producer, (_, stored, _) in enumerate(parts)
+        for consumer, (_, _, touched) in enumerate(parts)
+        if producer < consumer and not {*stored}.isdisjoint(touched)
+    }
+    return Flow(tuple(Stage((kernel,)) for kernel, _, _ in parts), tuple(Edge(*pair, MEMORY, count) for pair, count in edges.items()))
+
+
+def _chained(lowered: Lowered, number: int) -> list[Edge]:
+    """The edges of a stage of a chain."""
+    region = lowered.region
+    producer, stored = region.stages[number], region.stages[number].outputs[0] in region.outputs
+    on_gpu = any(kernel.launch is not None for kernel in lowered.kernels)
+    level = TILE if on_gpu or not stored or tile_of(producer.outputs[0]) in lowered.storage else MEMORY
+    readers = [at for at, stage in enumerate(region.stages) if producer.outputs[0] in stage.inputs]
+    size = _result_bytes(producer)
+    return [*(Edge(number, at, level, size) for at in readers), *([Edge(number, None, MEMORY, size)] if stored else [])]
+
+
+def tile_of(result: str) -> str:
+    """The name of the tile of a result inside of a chain."""
+    return f"{result}.tile"
 
 
 def _operators(region: Region) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def lower_apart(problem: Problem, schedule: Apart, machine: Machine) -> Lowered:
         raise Unsuitable(f"{len(schedule.schedules)} schedules for {len(stages)} regions")
     kernels: list[Kernel] = []
     calls: list[Call] = []
-    storage = {stage.outputs[0]: Storage(problem.values[stage.outputs[0]], problem.layouts[stage.outputs[0]]) for stage in stages[:-1]}
+    inner = [stage.outputs[0] for stage in stages if stage.outputs[0] not in problem.region.outputs]
+    storage = {name: Storage(problem.values[name], problem.layouts[name]) for name in inner}
     said: list[str] = []
     within: list[str] = []
     for stage, own in zip(stages, schedule.schedules, strict=True):

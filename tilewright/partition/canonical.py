@@ -65,7 +65,8 @@ def _renamed(region: Region, names: Mapping[str, str]) -> Region:
 def key_of(problem: Problem) -> object:
     """What equal canonical problems have in common."""
     stored = ((name, layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
-    return (problem.region.kind, tuple(stage.kind for stage in problem.region.stages), problem.region.steps, *stored)
+    region = problem.region
+    return (region.kind, tuple(stage.kind for stage in region.stages), region.steps, region.outputs, *stored)
 
 
 def _split(region: Region, constants: frozenset[str]) -> Region:

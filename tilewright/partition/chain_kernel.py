@@ -2,10 +2,11 @@
 
     for each worker:                                                  (in parallel)
         for each strip of its share, for each region in order:
-            for each row that the next region needs for the strip:    (all at once, if all exist and none is there already)
+            for each row that later regions need for the strip:       (all at once, if all exist and none is there already)
                 tile[row] = region                                    (a row outside the image is filled instead)
 
-Rows that the strip before computed too move to the front of the tile first.
+Rows that the strip before computed too move to the front of the tile first. A result that is needed outside of the chain too is copied from the tile,
+each row by the strip that computes it first; where no strip needs rows of another, it has no tile, and is read where it is stored.
 
 The code of each region is its schema's, for the problem of a strip (`partition.strips`), with addresses moved by where the strip begins. A worker's
 strips are adjacent, so that only its first computes rows that another worker computes too.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 
@@ -29,10 +31,12 @@ from tilewright.ir.kernel import TRIPS, Block, For, If, Let, Statement, Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.ir.stage import tile_of
 from tilewright.partition.embedding import embedded
-from tilewright.partition.strips import Cut, Rows, cuts_of
+from tilewright.partition.strips import Cut, Rows, cuts_of, fill_of, readers_in
 
 WORKER, SHARE, TASK, PART, SLOT, ROW = "chain_worker", "chain_share", "chain_task", "chain_part", "chain_slot", "chain_row"
+COPIED = "chain_copied"
 """Variables of a chain's own loops. They occur in the addresses of embedded kernels, so no schema may bind these names."""
 LowerStrip = Callable[[Problem, bool], Lowered]
 """Lowers the problem of a strip for one thread, and may use that it is a whole image; the results' values keep their names."""
@@ -79,27 +83,58 @@ class Frame:
 
 @dataclass(frozen=True)
 class Chain:
-    """Regions cut into strips, in order; each but the last stores only what the next reads. Their first axis is that of rows, the others are cut to
-    one image; `outer` are the extents of the images, `height` the rows of the last result. `problem` is that of the whole chain; its layouts of inner
-    results are those that they would have in memory."""
+    """Regions cut into strips, in order, each of which stores what later ones read or what is a result of the chain. Their first axis is that of
+    rows, the others are cut to one image; `outer` are the extents of the images, `height` the rows of the first result. `problem` is that of the
+    whole chain; its layouts of inner results are those that they would have in memory."""
 
     problem: Problem
     cuts: tuple[Cut, ...]
     outer: tuple[int, ...]
     height: int
 
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each region those that read its result."""
+        return readers_in(self.cuts)
+
     def frames(self, rows: int) -> tuple[Frame, ...]:
-        """The frame of each region for strips of `rows` rows."""
-        found = [Frame(rows, 0, rows, 1, 0, False)]
-        last = self.height - 1
-        for producer, consumer in zip(self.cuts[-2::-1], self.cuts[:0:-1], strict=True):
-            read, frame = rows_of(consumer, producer.result), found[0]
-            needed, advance = read.needed(frame.rows), frame.advance * read.stride
-            last = read.stride * last + read.first + read.span - 1
-            offset = frame.offset * read.stride + read.first
-            extent = self.problem.values[producer.result].shape[rows_of(producer, producer.result).dim]
-            found.insert(0, Frame(needed, max(needed - advance, 0), advance, frame.scale * read.stride, offset, offset < 0 or last >= extent))
-        return tuple(found)
+        """The frame of each region for strips of `rows` rows: all that one of its readers needs."""
+        found: dict[int, Frame] = {}
+        last: dict[int, int] = {}
+        for number in range(len(self.cuts) - 1, -1, -1):
+            name, read = self.cuts[number].result, [(rows_of(self.cuts[at], self.cuts[number].result), at) for at in self.readers[number]]
+            if not read:
+                found[number], last[number] = Frame(rows, 0, rows, 1, 0, False), self.height - 1
+                continue
+            rates = {(found[at].advance * each.stride, found[at].scale * each.stride) for each, at in read}
+            if len(rates) > 1:
+                raise Unsuitable(f"{name} is read at several rates")
+            ((advance, scale),) = rates
+            offset = min(found[at].offset * each.stride + each.first for each, at in read)
+            needed = max(found[at].offset * each.stride + each.first + each.needed(found[at].rows) for each, at in read) - offset
+            last[number] = max(each.stride * last[at] + each.first + each.span - 1 for each, at in read)
+            outside = offset < 0 or last[number] >= self.extent(number)
+            found[number] = Frame(needed, max(needed - advance, 0), advance, scale, offset, outside)
+        return tuple(found[number] for number in range(len(self.cuts)))
+
+    @cached_property
+    def tiled(self) -> frozenset[int]:
+        """The regions whose results are in tiles: those that others read, without results of the chain of which no strip needs rows of another.
+
+        Raises:
+            Unsuitable: if strips do not compute all rows of a result.
+        """
+        found = set()
+        for number, (frame, part, readers) in enumerate(zip(self.frames(1), self.cuts, self.readers, strict=True)):
+            if part.result not in self.problem.region.outputs:
+                found.add(number)
+            elif readers:
+                end = frame.offset + frame.scale * (self.height - 1) + frame.rows
+                if frame.rows < frame.advance or frame.offset > 0 or end < self.extent(number):
+                    raise Unsuitable(f"its strips do not compute all rows of {part.result}")
+                if frame.kept or frame.outside:
+                    found.add(number)
+        return frozenset(found)
 
     def tile(self, number: int, rows: int) -> Layout:
         """The layout of a region's result in a tile of `rows` rows: rows outermost, otherwise as in memory."""
@@ -118,9 +153,7 @@ class Chain:
     def layouts(self, rows: int) -> dict[str, Layout]:
         """The layouts of the storage that holds the strips of what regions read and store."""
         frames, result = self.frames(rows), dict(self.problem.layouts)
-        for inner in range(len(self.cuts) - 1):
-            result[self.cuts[inner].result] = self.tile(inner, frames[inner].rows)
-        return result
+        return result | {self.cuts[number].result: self.tile(number, frames[number].rows) for number in self.tiled}
 
     def strip(self, number: int, rows: int, count: int) -> Problem:
         """The problem of `count` rows of a region, in the tiles of strips of `rows` rows."""
@@ -132,24 +165,30 @@ class Chain:
         return self.problem.values[part.result].shape[rows_of(part, part.result).dim]
 
     def tile_bytes(self, rows: int) -> int:
-        """Bytes of a worker's tiles."""
-        sizes = (self.tile(number, frame.rows).size for number, frame in enumerate(self.frames(rows)[:-1]))
-        return sum(size * size_of(self.problem.values[part.result].dtype) for size, part in zip(sizes, self.cuts, strict=False))
+        """Bytes of a worker's tiles, and of what else a strip stores and reads."""
+        inner = [(number, frame) for number, frame in enumerate(self.frames(rows)) if self.readers[number]]
+        return sum(self.tile(number, frame.rows).size * size_of(self.problem.values[self.cuts[number].result].dtype) for number, frame in inner)
 
 
 def chain_of(problem: Problem, dim: int) -> Chain:
-    """A canonical chain cut along a dimension of its result, and along its first dimension into images.
+    """A canonical chain cut along a dimension of its first result, and along its first dimension into images.
 
     Raises:
-        Unsuitable: if one of its regions cannot be cut.
+        Unsuitable: if one of its regions cannot be cut, or if strips do not compute all of its results.
     """
-    (output,) = problem.region.outputs
+    output = problem.region.outputs[0]
     outer = [0] if dim and problem.values[output].shape[0] > 1 else []
     cuts = cuts_of(problem, (dim, *outer))
     for part in cuts:
         _require_strips(part, problem)
     extents = tuple(problem.layouts[output].shape[other] for other in outer)
-    return Chain(problem, cuts, extents, problem.layouts[output].shape[dim])
+    chain = Chain(problem, cuts, extents, problem.layouts[output].shape[dim])
+    for number, part in enumerate(cuts):
+        images = tuple(problem.values[part.result].shape[image.dim] for image in part.spans[part.result][1:] if image is not None)
+        if part.result in problem.region.outputs and images != extents:
+            raise Unsuitable(f"{part.result} has other images than {output}")
+        fill_of(cuts, number)
+    return chain
 
 
 def _require_strips(part: Cut, problem: Problem) -> None:
@@ -194,7 +233,8 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
     # of any number of images there may be more tasks than of these
     worker, number, task = Var(WORKER, workers), Var(TASK, None if growths else each), Var(PART, None if growths else tasks)
     *images, strip = divide_linear(task, [*chain.outer, count])
-    begins = _or(compare("eq", number, ZERO), compare("eq", strip, ZERO)) if count > 1 else None
+    first = compare("eq", strip, ZERO)
+    begins = Begins(first, _or(compare("eq", number, ZERO), first)) if count > 1 else None
     inside: Statement = emitter.strip(rows, strip * rows, images, begins)
     if rest:
         last = emitter.strip(rest, index_const(full * rows), images, begins)
@@ -233,6 +273,14 @@ def _growths(chain: Chain, schedule: StripSchedule) -> dict[str, int]:
     return {name: stride for name, (stride,) in found.items()} if all(len(strides) == 1 for strides in found.values()) else {}
 
 
+@dataclass(frozen=True)
+class Begins:
+    """Whether a strip is the first of an image, and whether no rows of its tiles are there: also if it is the first of a worker."""
+
+    image: Expr
+    tiles: Expr
+
+
 class _Emitter:
     """Emits the code of strips, and collects the tiles and packed constants that it needs."""
 
@@ -244,21 +292,23 @@ class _Emitter:
         self.schedules: list[str] = []
         self.within: dict[int, str] = {}
 
-    def strip(self, rows: int, start: Expr, images: Sequence[Expr], begins: Expr | None) -> Block:
-        """A strip of `rows` rows from row `start` on. begins: whether no rows of the tiles are there; None: always."""
+    def strip(self, rows: int, start: Expr, images: Sequence[Expr], begins: Begins | None) -> Block:
+        """A strip of `rows` rows from row `start` on. begins: None for a strip that is a whole image."""
         frames = self.chain.frames(rows)
         self._require_tiles(rows)
         parts: list[Statement] = []
         moves = [self._moved(number, frame, full) for number, (frame, full) in enumerate(zip(frames, self.full, strict=True)) if frame.kept]
         if begins is not None and moves:
-            parts.append(If(Apply("not", (begins,), "bool"), block(moves)))
+            parts.append(If(Apply("not", (begins.tiles,), "bool"), block(moves)))
         for number, frame in enumerate(frames):
             if begins is None:
                 parts.append(self._image(number, rows, frame, images))
             elif frame.kept or frame.outside:
-                parts.append(self._fresh(number, rows, frame, start, images, begins))
+                parts.append(self._fresh(number, rows, frame, start, images, begins.tiles))
             else:
                 parts.append(self._code(number, rows, frame.rows)(frame.first(start), ZERO, images))
+            if number in self.chain.tiled and self.chain.cuts[number].result in self.chain.problem.region.outputs:
+                parts.append(self._copied(number, frame, start, images, begins))
         return block(parts)
 
     def _image(self, number: int, rows: int, frame: Frame, images: Sequence[Expr]) -> Statement:
@@ -290,11 +340,12 @@ class _Emitter:
         """Adds the tiles, which must hold the longest strip, emitted first."""
         if self.tiles:
             return
-        for number, part in enumerate(self.chain.cuts[:-1]):
+        for number in sorted(self.chain.tiled):
+            part = self.chain.cuts[number]
             tile, value = self.chain.tile(number, self.chain.frames(rows)[number].rows), self.chain.problem.values[part.result]
             shape = (self.workers, *tile.shape)
             order = ((0, 0), *((dim + 1, factor) for dim, factor in tile.order))
-            name = f"{part.result}.tile"
+            name = tile_of(part.result)
             self.storage[name] = Storage(Value(name, shape, value.dtype), Layout(shape, order, ((0, 0), *tile.halo)))
             self.tiles = (*self.tiles, name)
 
@@ -332,12 +383,15 @@ class _Emitter:
     def _place(self, name: str, number: int, row: Expr, slot: Expr, images: Sequence[Expr]) -> tuple[str, Expr]:
         """The buffer that holds a value that a region reads or stores, and the offset in it of what the strip of a row reads."""
         part = self.chain.cuts[number]
-        tile = f"{name}.tile"
+        tile = tile_of(name)
         if tile in self.storage:
             layout = self.storage[tile].layout
             strides = layout.dense_strides() or ()
-            rows = rows_of(part, name)
-            return tile, Var(WORKER, self.workers) * strides[0] + slot * (rows.stride * strides[1 + rows.dim])
+            rows, skipped = rows_of(part, name), 0
+            if name != part.result:  # rows of the tile before the first that this region reads
+                producer = next(at for at, other in enumerate(self.chain.cuts) if other.result == name)
+                skipped = self.full[number].offset * rows.stride + rows.first - self.full[producer].offset
+            return tile, Var(WORKER, self.workers) * strides[0] + (slot * rows.stride + skipped) * strides[1 + rows.dim]
         if name not in self.chain.problem.layouts:  # packed for the region
             return name, ZERO
         layout, offset = self.chain.problem.layouts[name], ZERO
@@ -354,14 +408,14 @@ class _Emitter:
     def _row_of(self, number: int) -> tuple[str, int, Expr]:
         """A region's tile, the elements of its rows, and the offset of the worker's part."""
         part = self.chain.cuts[number]
-        name = f"{part.result}.tile"
+        name = tile_of(part.result)
         strides = self.storage[name].layout.dense_strides() or ()
         return name, strides[1 + rows_of(part, part.result).dim], Var(WORKER, self.workers) * strides[0]
 
     def _filled(self, number: int, slot: Expr) -> Statement | None:
         """Fills a row that does not exist with what its reader takes instead; None if only rows of the reader need it that do not exist either."""
         name, size, base = self._row_of(number)
-        value = self.chain.cuts[number + 1].fills.get(self.chain.cuts[number].result)
+        value = fill_of(self.chain.cuts, number)
         if value is None:
             return None
         element = Var("element", size)
@@ -375,6 +429,31 @@ class _Emitter:
         dtype = self.storage[name].value.dtype
         copy = Store(name, to, Load(name, (to + before.advance * size,), dtype))
         return For(slot, index_const(frame.kept), For(element, index_const(size), copy, "simd"))
+
+    def _copied(self, number: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Begins | None) -> Statement:
+        """Copies a strip's own rows of a region's result, those that no strip of the image before it computes, from the tile to memory."""
+        part, slot, row = self.chain.cuts[number], Var(SLOT, frame.rows), Var(ROW, None)
+        tile, layout = self.storage[tile_of(part.result)], self.chain.problem.layouts[part.result]
+        source, target = tile.layout.dense_strides(), layout.dense_strides()
+        if source is None or target is None:
+            raise Unsuitable(f"{part.result} is stored in blocks")
+        cut = [rows.dim for rows in part.spans[part.result] if rows is not None]
+        inner = [(dim, Var(f"{COPIED}{dim}", extent)) for dim, extent in enumerate(layout.shape) if dim not in cut and extent > 1]
+        at: Expr = Var(WORKER, self.workers) * source[0] + slot * source[1 + cut[0]]
+        to: Expr = ZERO
+        for dim in range(len(layout.shape)):
+            place = dict([*zip(cut, (row, *images), strict=True), *inner]).get(dim, ZERO)
+            to = to + (place + (layout.halo[dim][0] + layout.outside(dim)[0])) * target[dim]
+            at = at + ((ZERO if dim in cut else place) + tile.layout.halo[dim + 1][0]) * source[dim + 1]
+        copy: Statement = Store(part.result, to, Load(tile_of(part.result), (at,), tile.value.dtype))
+        for depth, (_, axis) in enumerate(sorted(inner, key=lambda each: target[each[0]])):
+            copy = For(axis, index_const(axis.extent or 1), copy, "serial" if depth else "simd")
+        extent = index_const(self.chain.extent(number))
+        if frame.outside or begins is None:
+            copy = If(logical_and(compare("ge", row, ZERO), compare("lt", row, extent)), copy)
+        if begins is not None and frame.kept:
+            copy = If(_or(begins.image, compare("ge", slot, index_const(frame.kept))), copy)
+        return For(slot, index_const(frame.rows), block(Let(row, frame.first(start) + slot), copy))
 
 
 def _or(a: Expr, b: Expr) -> Expr:

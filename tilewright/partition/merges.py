@@ -151,8 +151,8 @@ class Measured:
 @dataclass(frozen=True)
 class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
-    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, and whether it was taken. `decided`,
-    `by_prediction`: as in `Compared`."""
+    reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, whether it was taken, and the results
+    besides the last that are needed outside too. `decided`, `by_prediction`: as in `Compared`."""
 
     results: tuple[str, ...]
     apart: float
@@ -161,18 +161,20 @@ class Merge:
     measured: Measured | None = None
     by_library: bool = False
     taken: bool = False
+    stored: frozenset[str] = frozenset()
     decided: bool | None = None
     by_prediction: bool = False
 
     def __str__(self) -> str:
+        results = " -> ".join(f"{name} (stored too)" if name in self.stored else name for name in self.results)
         if self.way is None:
-            return f"{' -> '.join(self.results)} cannot be one kernel: {self.reason}"
+            return f"{results} cannot be one kernel: {self.reason}"
         said = f"predicted {seconds_text(self.way.seconds)} {self.way.schedule.described}, {seconds_text(self.apart)} apart"
         said += ", with a library's kernel as measured" if self.by_library else ""
         if self.measured is not None:
             found = self.measured
             said += f"; measured {seconds_text(found.seconds)} {found.schedule.described}, {seconds_text(found.apart)} apart"
-        return f"{' -> '.join(self.results)} {said}" + (f"; {WHOLE}" if self.decided is not None else "")
+        return f"{results} {said}" + (f"; {WHOLE}" if self.decided is not None else "")
 
     @property
     def ways(self) -> Ways | None:

@@ -1,8 +1,16 @@
-"""Paths of regions that may be chained, and the chain of a part of one."""
+"""Lines of regions that may be chained, and the chain of a part of one.
+
+All regions are put in an order in which each comes after those that it depends on. Successive regions of it are therefore convex: what one needs of
+another comes through none outside of them; and disjoint parts of it can become one region each, since all that they pass each other goes forward.
+Paths, in which each region is the only reader of the one before, stay together, so that the order has all partitions of a path.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.region import Region
@@ -12,15 +20,16 @@ KINDS = frozenset({"contraction", "window", "map", "row reduction"})
 """Kinds of region that a chain may contain."""
 
 
-def joined(segment: Sequence[Region], reasons: tuple[str, ...] = ()) -> Region:
-    """The chain of some regions."""
+def joined(segment: Sequence[Region], stored: Collection[str] = (), reasons: tuple[str, ...] = ()) -> Region:
+    """The chain of some regions in order. Its first result is the last region's; `stored`: others that are needed outside of it too."""
     made = {region.outputs[0] for region in segment[:-1]}
     inputs = tuple(dict.fromkeys(name for region in segment for name in region.inputs if name not in made))
     nodes = tuple({node.name: node for region in segment for node in region.nodes}.values())
     steps = tuple(step for region in segment for step in region.steps)
     said = tuple(dict.fromkeys(reason for region in segment for reason in region.reasons))
     last = segment[-1]
-    return Region(last.name, "chain", nodes, steps, inputs, last.outputs, (*said, *reasons), stages=tuple(segment))
+    outputs = (*last.outputs, *(region.outputs[0] for region in segment[:-1] if region.outputs[0] in stored))
+    return Region(last.name, "chain", nodes, steps, inputs, outputs, (*said, *reasons), stages=tuple(segment))
 
 
 def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
@@ -32,34 +41,155 @@ def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
     return readers
 
 
-def paths(graph: Graph, laid_out: LaidOut) -> list[list[Region]]:
-    """The regions that may be chained, as maximal paths of two or more: each is the only reader of the one before, whose result is needed nowhere
-    else. Of several before a region the one whose result its first step reads comes first."""
-    readers = readers_of(laid_out.regions)
-    shared = {*graph.outputs, *laid_out.slices, *(place.buffer for place in laid_out.slices.values())}
-    values = laid_out.values
-    in_place = {name for name, place in laid_out.slices.items() if values[name].shape == values[place.buffer].shape}  # partition.updates
-    made = {
-        region.outputs[0]: region
-        for region in laid_out.regions
-        if len(region.outputs) == 1 and _may_be_cut(region, values) and region.outputs[0] not in in_place
+@dataclass(frozen=True)
+class Uses:
+    """Where the results of a graph's regions are needed."""
+
+    graph: Graph
+    laid_out: LaidOut
+
+    @cached_property
+    def readers(self) -> dict[str, list[Region]]:
+        return readers_of(self.laid_out.regions)
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """Values that are needed besides by the regions that read them under their names: results of the model, and parts of others."""
+        slices = self.laid_out.slices
+        return frozenset((*self.graph.outputs, *slices, *(place.buffer for place in slices.values())))
+
+    def stored(self, segment: Sequence[Region]) -> frozenset[str]:
+        """The results of some regions, without the last one's, that are needed outside of them."""
+        inside = {region.outputs[0] for region in segment}
+        made = (region.outputs[0] for region in segment[:-1])
+        return frozenset(name for name in made if name in self.shared or any(x.outputs[0] not in inside for x in self.readers.get(name, ())))
+
+    @cached_property
+    def replaced(self) -> frozenset[str]:
+        """Values that are stored in the memory of others, which they replace (`partition.updates`)."""
+        values = self.laid_out.values
+        return frozenset(name for name, place in self.laid_out.slices.items() if values[name].shape == values[place.buffer].shape)
+
+    def buffer(self, name: str) -> str:
+        """The value in whose memory a value is."""
+        while name in self.laid_out.slices:
+            name = self.laid_out.slices[name].buffer
+        return name
+
+    @cached_property
+    def made(self) -> frozenset[str]:
+        return frozenset(name for region in self.laid_out.regions for name in region.outputs)
+
+    def may_join(self, segment: Sequence[Region]) -> bool:
+        """Whether successive regions may be one: if they are connected, and none reads a whole of which another one stores a part, since rows of that
+        are stored by other strips or tiles."""
+        parts = {self.buffer(region.outputs[0]) for region in segment[:-1]}
+        wholes = {name for region in segment for name in region.inputs if name not in self.made and self.buffer(name) in parts}
+        return not wholes and connected(segment)
+
+    @cached_property
+    def chainable(self) -> Mapping[str, Region]:
+        """The regions that may be in chains, by their results. One that reads what a later region replaces keeps its place before that."""
+        values, regions = self.laid_out.values, self.laid_out.regions
+        replacing = {self.buffer(name): place for place, region in enumerate(regions) for name in region.outputs if name in self.replaced}
+        return {
+            region.outputs[0]: region
+            for place, region in enumerate(regions)
+            if len(region.outputs) == 1
+            and _may_be_cut(region, values)
+            and region.outputs[0] not in self.replaced
+            and all(replacing.get(self.buffer(name), place) <= place for name in region.inputs)
+        }
+
+
+def connected(segment: Sequence[Region]) -> bool:
+    """Whether regions are joined by what they read of each other."""
+    groups: list[set[str]] = []
+    for region in segment:
+        touched = {*region.inputs, *region.outputs} & {one.outputs[0] for one in segment}
+        groups = [group for group in groups if not group & touched] + [touched.union(*(group for group in groups if group & touched))]
+    return len(groups) == 1
+
+
+def lines(uses: Uses, longest: int) -> list[list[Region]]:
+    """The regions that may be chained, as lines of two or more: chains of at most `longest` are successive regions of a line."""
+    found: list[list[Region]] = [[]]
+    for region in _in_order(uses):
+        if region.outputs[0] not in uses.chainable:
+            found.append([])
+        else:
+            found[-1].append(region)
+    return [line for run in found for line in _divided(run, uses, longest) if len(line) > 1]
+
+
+def _divided(run: Sequence[Region], uses: Uses, longest: int) -> Iterable[list[Region]]:
+    """The run cut where no chain would go across."""
+    crossed = {
+        place
+        for end in range(2, len(run) + 1)
+        for begin in range(max(0, end - longest), end - 1)
+        if uses.may_join(run[begin:end])
+        for place in range(begin + 1, end)
     }
+    line: list[Region] = []
+    for place, region in enumerate(run):
+        if place not in crossed and line:
+            yield line
+            line = []
+        line.append(region)
+    yield line
+
+
+def _in_order(uses: Uses) -> list[Region]:
+    """All regions in an order in which paths stay together: each path is where its last region was. What is read inside a path is needed nowhere
+    else, so that nothing before its last region depends on it. Of several before a region the one whose result its first step reads comes first."""
+    made, readers, shared = uses.chainable, uses.readers, uses.shared
     before: dict[str, Region] = {}
     for region in made.values():
         only = [made[name] for name in region.inputs if name in made and name not in shared and len(readers[name]) == 1]
         if only:
             before[region.name] = only[0]
-    after = {producer.name: made_by for made_by, producer in before.items()}
-    by_name = {region.name: region for region in made.values()}
-    result = []
-    for region in made.values():
-        if region.name in before:
+    continued = {region.name for region in before.values()}
+    found: list[Region] = []
+    for region in uses.laid_out.regions:
+        if region.name in continued:
             continue
         path = [region]
-        while path[-1].name in after:
-            path.append(by_name[after[path[-1].name]])
-        if len(path) > 1:
-            result.append(path)
+        while path[-1].name in before:
+            path.append(before[path[-1].name])
+        found += reversed(path)
+    return found
+
+
+def sorted_regions(regions: Sequence[Region], uses: Uses) -> list[Region]:
+    """Regions, some of which are chains, in their order as far as each can come after those that it depends on."""
+    place = {name: number for number, region in enumerate(uses.laid_out.regions) for name in region.outputs}
+    writers: dict[str, list[tuple[int, int]]] = {}  # of each buffer: their numbers, and when the parts that write to it were
+    for number, region in enumerate(regions):
+        for name in (name for part in region.stages or (region,) for name in part.outputs):
+            writers.setdefault(uses.buffer(name), []).append((number, place[name]))
+    needs: list[set[int]] = []
+    for number, region in enumerate(regions):
+        reading = [(uses.buffer(name), place[part.outputs[0]]) for part in region.stages or (region,) for name in part.inputs]
+        found = {writer for buffer, read in reading for writer, written in writers.get(buffer, ()) if written < read}
+        replaced = {uses.buffer(name) for name in region.outputs if name in uses.replaced}  # after those that read what was there
+        found.update(other for other in range(number) if replaced and any(uses.buffer(name) in replaced for name in regions[other].inputs))
+        needs.append(found - {number})
+    followers: list[list[int]] = [[] for _ in regions]
+    for number, found in enumerate(needs):
+        for other in found:
+            followers[other].append(number)
+    waiting = [len(found) for found in needs]
+    ready = [number for number, count in enumerate(waiting) if not count]
+    result: list[Region] = []
+    while ready:
+        number = heapq.heappop(ready)
+        result.append(regions[number])
+        for other in followers[number]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, other)
+    assert len(result) == len(regions), "chains depend on each other"
     return result
 
 

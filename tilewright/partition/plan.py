@@ -25,7 +25,7 @@ from tilewright.kernels.registry import library, lower_for_images, schemas
 from tilewright.kernels.schema import USUAL, Numerics, form_of
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, key_of, named
-from tilewright.partition.chains import Ready, Search, with_paths
+from tilewright.partition.chains import Ready, Search, with_lines
 from tilewright.partition.folded_images import fold_images
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
@@ -117,7 +117,7 @@ class _Predictions:
 
     def _chained_seconds(self, graph: Graph, before: LaidOut, after: LaidOut, names: frozenset[str]) -> tuple[float, float]:
         """Predicted seconds in two partitions of all regions that named ones may be chained with, as chains where these are faster."""
-        names = with_paths(graph, (before, after), names)
+        names = with_lines(graph, (before, after), names)
 
         def seconds(laid_out: LaidOut) -> float:
             context = _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
@@ -287,7 +287,7 @@ def plan_program(
             for one in made:
                 ready(one.kernels)
             lowered += made
-    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages[:-1]}
+    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages if stage.outputs[0] not in region.outputs}
     storage = {
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
         for name, layout in laid_out.layouts.items()

@@ -182,10 +182,17 @@ class StripJudge:
             fixed = min(self.machine.dispatch_seconds, seconds)
             work += fixed + (seconds - fixed) * most * self.threads / (images * extent) + own - most * near(extent) / extent
             moved = sizes[number] / (images * extent) * frame.kept * (each - -(-each // strips))
+            if number in chain.tiled and part.result in chain.problem.region.outputs:  # copied from the tile
+                moved += sizes[number] / (images * strips) * each
             work += MOVES * moved * self.machine.processors / self.machine.cache_bandwidth(2)
         level_2, values = self.machine.cache(2), chain.problem.values
         read = [sum(values[name].bytes for name in part.region.inputs if name not in chain.problem.constants) for part in chain.cuts]
-        stored = sum(between_kernels(size, max(read[i], sizes[i + 1]), self.machine, self.threads) for i, size in enumerate(sizes[:-1]))
+        stored = 0.0
+        for number, readers in enumerate(chain.readers):
+            passes = len(readers) + (chain.cuts[number].result not in chain.problem.region.outputs)
+            if readers:
+                beside = max(read[number], *(sizes[at] for at in readers))
+                stored += between_kernels(sizes[number], beside, self.machine, self.threads, passes)
         free = 1 - chain.tile_bytes(rows) / level_2.bytes if level_2 is not None else 1.0
         parts = Parts(work, free * stored, (len(sizes) - 1) / self.machine.clock_hz)
         constants = cpu_calibration(self.machine).chains
@@ -211,13 +218,14 @@ class StripJudge:
         return choice
 
 
-def between_kernels(size: int, beside: int, machine: Machine, threads: int) -> float:
-    """Seconds to store a result of `size` bytes and read it back for the next kernel, at the full rate of the machine; 0 if it stays in the
-    second-level caches. `beside`: bytes that are read while it is stored, or stored while it is read: with them it stays in level 3, or does not."""
+def between_kernels(size: int, beside: int, machine: Machine, threads: int, passes: int = 2) -> float:
+    """Seconds to store a result of `size` bytes and read it back for the next kernel, at the full rate of the machine, or to do so as often as
+    `passes` says; 0 if it stays in the second-level caches. `beside`: bytes that are read while it is stored, or stored while it is read: with them
+    it stays in level 3, or does not."""
     level_2 = machine.cache(2)
     if level_2 is not None and size / threads <= NEAR * level_2.bytes:
         return 0.0
-    return 2 * size / reread_bandwidth(machine, (size + beside) / NEAR, threads)
+    return passes * size / reread_bandwidth(machine, (size + beside) / NEAR, threads)
 
 
 def _most(chain: Chain, rows: int, each: int, frame: Frame, extent: int, near: Callable[[int], float]) -> tuple[float, float]:
@@ -247,6 +255,9 @@ def _computed(chain: Chain, rows: int, each: int, frame: Frame, extent: int) -> 
 def strip_bounds(problem: Problem, schedule: StripSchedule, machine: Machine) -> Mapping[str, float]:
     """Seconds that no kernel of a canonical chain in these strips can beat: the arithmetic of the worker with most to do, rows included that another
     worker computes too, at the peak of a thread."""
+    narrow = "bf16" in problem.dtypes.values()
+    if schedule.dim not in dims_of(problem):  # of several images each is a strip, and here is one
+        return MappingProxyType({ARITHMETIC: arithmetic_seconds(float(problem.region.flops()), machine, 1, narrow)})
     chain = chain_of(problem, schedule.dim)
     strips = prod(chain.outer) * -(-chain.height // schedule.rows)
     each = -(-strips // schedule.workers)
@@ -256,5 +267,4 @@ def strip_bounds(problem: Problem, schedule: StripSchedule, machine: Machine) ->
         extent = chain.extent(number)
         rows, _ = _computed(chain, schedule.rows, each, frame, extent)
         flops += np.add.reduceat(rows, starts) * (part.region.flops() / (prod(chain.outer) * extent))
-    narrow = "bf16" in problem.dtypes.values()
     return MappingProxyType({ARITHMETIC: arithmetic_seconds(float(flops.max()), machine, 1, narrow)})

@@ -296,28 +296,68 @@ def _resized(step: Step, smaller: Mapping[Var, Expr]) -> Step:
 
 
 def dims_of(problem: Problem) -> list[int]:
-    """The dimensions of the result along which strips are considered, in this order: those of more than one index, the first one last."""
-    (output,) = problem.region.outputs
+    """The dimensions of the first result along which strips are considered, in this order: those of more than one index, the first one last."""
+    output = problem.region.outputs[0]
     dims = [dim for dim, extent in enumerate(problem.values[output].shape) if extent > 1]
     return [*(dim for dim in dims if dim), *(dim for dim in dims if not dim)]
 
 
 def cuts_of(problem: Problem, dims: Sequence[int], chunked: bool = False) -> tuple[Cut, ...]:
-    """The regions of a canonical chain cut along dimensions of its result. `chunked`: also, as the last axis, along that over which the last region
-    sums the result before.
+    """The regions of a canonical chain cut along dimensions of its first result. A result that several regions read is cut along the dimensions that
+    all of them need; one that none of them reads is cut like the first, of whose rows it must have as many. `chunked`: also, as the last axis, along
+    that over which the last region sums the result before; each result then has one reader.
 
     Raises:
         Unsuitable: if one of them cannot be cut.
     """
     stages = problem.region.stages
     inside = frozenset(stage.outputs[0] for stage in stages[:-1])
+    if chunked and not is_path(problem.region):
+        raise Unsuitable("a result has other readers than the next region")
     cuts = [cut(stages[-1], dims, problem, inside, _summed(*stages[-2:]) if chunked else None)]
     for stage in stages[-2::-1]:
-        read = cuts[0].spans.get(stage.outputs[0])
-        if read is None:
-            raise Unsuitable(f"{stage.outputs[0]} is not needed")
-        cuts.insert(0, cut(stage, [None if rows is None else rows.dim for rows in read], problem, inside))
+        name = stage.outputs[0]
+        needed = {tuple(None if rows is None else rows.dim for rows in part.spans[name]) for part in cuts if name in part.spans}
+        if len(needed) > 1:
+            raise Unsuitable(f"{name} is cut along different dimensions for its readers")
+        cuts.insert(0, cut(stage, next(iter(needed)) if needed else _as_first(name, dims, problem), problem, inside))
     return tuple(cuts)
+
+
+def is_path(chain: Region) -> bool:
+    """Whether each region of a chain is the only one that needs the result of the one before."""
+    made = [stage.outputs[0] for stage in chain.stages]
+    read = [[name for name in made if name in stage.inputs] for stage in chain.stages]
+    return len(chain.outputs) == 1 and all(names == made[max(number - 1, 0) : number] for number, names in enumerate(read))
+
+
+def _as_first(name: str, dims: Sequence[int], problem: Problem) -> tuple[int, ...]:
+    """The dimensions of a result of the chain that none of its regions reads."""
+    first, *others = problem.region.outputs
+    shape, own = problem.values[first].shape, problem.values[name].shape
+    if name not in others:
+        raise Unsuitable(f"{name} is not needed")
+    if any(dim >= len(own) or own[dim] != shape[dim] for dim in dims):
+        raise Unsuitable(f"{name} has other rows than {first}")
+    return tuple(dims)
+
+
+def readers_in(cuts: Sequence[Cut]) -> tuple[tuple[int, ...], ...]:
+    """For each region of a chain the numbers of those that read its result."""
+    return tuple(tuple(at for at, part in enumerate(cuts) if own.result in part.region.inputs) for own in cuts)
+
+
+def fill_of(cuts: Sequence[Cut], number: int) -> Const | None:
+    """What readers of a region's result take instead of rows that do not exist; None if these are needed only for rows that do not exist either.
+
+    Raises:
+        Unsuitable: if they take several values.
+    """
+    name = cuts[number].result
+    found = {part.fills[name] for part in cuts if name in part.fills}
+    if len(found) > 1:
+        raise Unsuitable(f"{name} is padded with several values")
+    return next(iter(found), None)
 
 
 def _summed(producer: Region, region: Region) -> Var:

@@ -20,6 +20,7 @@ from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import ZERO, Expr, Load, Var, compare, index_const
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Statement, Store, thread_variable
 from tilewright.ir.region import Unsuitable
+from tilewright.ir.stage import tile_of
 from tilewright.partition.tiles import Tiling
 
 EXCHANGED = "chain_exchanged"
@@ -45,7 +46,7 @@ def exchange(tiling: Tiling, number: int, rank: Expr, launch: Launch) -> list[St
     assert tiling.exchanged is not None
     window = tiling.windows[number][tiling.exchanged]
     assert window is not None
-    name, offered, part = f"{tiling.cuts[number].result}.tile", _offered(tiling, number), _part(tiling, number)
+    name, offered, part = tile_of(tiling.cuts[number].result), _offered(tiling, number), _part(tiling, number)
     sending: list[Statement] = []
     receiving: list[Statement] = []
     # what the next block has before its rows are the last rows here, and what the one before has after its rows the first

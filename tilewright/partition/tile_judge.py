@@ -1,6 +1,6 @@
 """Predicts chains on a GPU: which tiles are fastest, with which schedules of their regions, and in what time (`partition.tile_kernel`).
 
-    seconds = launch + max(rounds * (sum over the regions of (work * time of the region's part + turn) + exchange), memory)
+    seconds = launch + max(rounds * (sum over the regions of (work * time of the region's part + turn) + exchange + stored), memory)
 
 The time of a part is what the region's schema predicts for it on a processor of which the block has a share: one of r resident blocks has 1/r of the
 throughput of every unit, at the same latencies, and runs the blocks of the region's kernel one after another. Its data come from level 2, or, if the
@@ -8,8 +8,8 @@ chain holds them, from shared memory: they pass at the rate at which all bytes o
 * r)): waves, with the tail. memory: the bytes that the chain reads and writes at least once, so that what it saves on inner results counts; rows that
 adjacent tiles both compute are in the parts, and so are the parts of all chunks of channels (`Tiling.chunked`). r follows from the shared memory and
 registers of all parts together. exchange, if the blocks of a cluster exchange rows: barriers of the cluster, and the rows' bytes through shared
-memory; clusters reach fewer processors then. `work` and `turn` are fitted
-(`hardware.calibration.GpuChains`).
+memory; clusters reach fewer processors then. stored: bytes of results that other regions need too, copied to memory at the rate of level 2. `work`
+and `turn` are fitted (`hardware.calibration.GpuChains`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from tilewright.errors import contained
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, TileCounts
@@ -38,7 +38,7 @@ from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import MEASURED_LOSS, Merge
-from tilewright.partition.strips import Cut, cuts_of, dims_of
+from tilewright.partition.strips import Cut, cuts_of, dims_of, is_path
 from tilewright.partition.tile_bounds import tile_bounds
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
@@ -71,22 +71,26 @@ REGISTERS = 16
 @dataclass(frozen=True)
 class TileParts:
     """What the time of a chain is composed of: `launch` and `memory` in seconds; `parts`, the seconds of all rounds of the parts as their schemas
-    predict them, and `turns`, the number of parts in these rounds; `exchange`, the seconds of rows that blocks of a cluster exchange."""
+    predict them, and `turns`, the number of parts in these rounds; `exchange`, the seconds of rows that blocks of a cluster exchange; `stored`, those
+    in which results are copied from shared memory that other regions need too."""
 
     launch: float
     memory: float
     parts: float
     turns: int
     exchange: float = 0.0
+    stored: float = 0.0
 
     def seconds(self, constants: GpuChains, clock_hz: float) -> float:
         """The predicted seconds of the chain."""
-        return self.launch + max(constants.work * self.parts + constants.turn * self.turns / clock_hz + self.exchange, self.memory)
+        blocks = constants.work * self.parts + constants.turn * self.turns / clock_hz + self.exchange + self.stored
+        return self.launch + max(blocks, self.memory)
 
     def terms(self, constants: GpuChains, clock_hz: float) -> Mapping[str, float]:
         """The named seconds of which the predicted ones are composed; those of `memory` overlap the others but the launch."""
         terms = {"launch": self.launch, "memory": self.memory, "parts": constants.work * self.parts}
-        return MappingProxyType({**terms, "turns": constants.turn * self.turns / clock_hz, "exchange": self.exchange})
+        terms |= {"turns": constants.turn * self.turns / clock_hz, "exchange": self.exchange}
+        return MappingProxyType(terms | ({"stored": self.stored} if self.stored else {}))
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ class TileJudge:
             tiling = Tiling(problem, cuts, (*schedule.sizes, schedule.chunk), chunked=True)
         if schedule.exchanged:
             tiling = replace(tiling, exchanged=_axis_of(cuts, schedule.exchanged))
+            if not is_path(problem.region):
+                raise Unsuitable("tiles exchange rows only if each result is read by the next region alone")
             if self.machine.compute_capability < (9, 0) or tiling.cluster not in CLUSTERS:
                 raise Unsuitable(f"{self.machine.name} has no clusters of {tiling.cluster} blocks that exchange rows")
         choices = self._choices(tiling, schedule.threads, schedule.resident)
@@ -293,7 +299,11 @@ class TileJudge:
         rounds = ceil(tiling.blocks / (machine.processors * self._reached(tiling.cluster) * share))
         moved = sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs))
         exchange = rounds * self._exchange(tiling, share) if tiling.exchanges else 0.0
-        return TileParts(machine.launch_seconds, moved / bandwidth(machine), rounds * seconds, rounds * sum(tiling.repeats), exchange)
+        level_2 = machine.cache(2)
+        assert level_2 is not None
+        copied = sum(tiling.storage[name].size * size_of(problem.values[name].dtype) for name in problem.region.outputs if name in tiling.storage)
+        stored = rounds * share * copied / (level_2.bandwidth * machine.clock_hz)
+        return TileParts(machine.launch_seconds, moved / bandwidth(machine), rounds * seconds, rounds * sum(tiling.repeats), exchange, stored)
 
     def _reached(self, cluster: int) -> float:
         """The share of the processors that clusters of that many blocks reach."""
@@ -391,7 +401,10 @@ def _axis_of(cuts: Sequence[Cut], dim: int) -> int:
 
 
 def _overlapping(problem: Problem, cuts: Sequence[Cut]) -> int | None:
-    """The first axis along which regions need more rows of floats before than their own; None if there is none."""
+    """The first axis along which regions need more rows of floats before than their own; None if there is none, or if a result has other readers
+    than the next region, as tiles then exchange no rows."""
+    if not is_path(problem.region):
+        return None
     for axis in range(len(_dims(cuts))):
         for producer, consumer in pairwise(cuts):
             rows = consumer.span(producer.result, axis)

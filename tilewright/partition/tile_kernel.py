@@ -4,6 +4,7 @@
                for each block of the region's kernel for its part of the tile:      (one after another, by all threads)
                    part = region                                                   (in shared memory; the last one in global memory)
                barrier
+               the tile's own rows of the part to global memory                    (if other regions need them too)
 
 If the last region sums over what is between, such as the middle channels of an inverted residual, it may be in chunks:
 
@@ -14,7 +15,8 @@ If the last region sums over what is between, such as the middle channels of an 
                barrier
            store the last region's elements of the sums
 
-Rows that several tiles need are computed by each of them, or exchanged by the blocks of a cluster (`tile_exchange`).
+Rows that several tiles need are computed by each of them, or exchanged by the blocks of a cluster (`tile_exchange`). The first of the tiles that
+compute a row stores it where other regions need it.
 
 The part of a region is a problem like any other (`partition.tiles`), and its code that of its schema with addresses moved by where the tile begins.
 All kernels have the same number of threads per block. Their shared buffers, and the parts that are not needed any more, have the same places
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 
@@ -38,7 +41,7 @@ from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrie
 from tilewright.codegen.intrinsics.mma import is_product
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
-from tilewright.ir.expr import TRUE, ZERO, Apply, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads, variables
+from tilewright.ir.expr import TRUE, ZERO, Apply, Const, Expr, Load, Var, as_lanes, compare, const, index_const, loads, logical_and, variables
 from tilewright.ir.intrinsic import moved
 from tilewright.ir.kernel import (
     Allocate,
@@ -61,11 +64,13 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.ir.stage import tile_of
 from tilewright.partition.embedding import embedded
+from tilewright.partition.strips import fill_of
 from tilewright.partition.tile_exchange import exchange, offers
 from tilewright.partition.tiles import Shift, Tiling
 
-TILE, PART, BEGIN, ELEMENT = "chain_tile", "chain_part", "chain_begin", "chain_element"
+TILE, PART, BEGIN, ELEMENT, STORED = "chain_tile", "chain_part", "chain_begin", "chain_element", "chain_stored"
 """Variables of a chain's own code. They occur in the addresses of embedded kernels, so no schema may bind these names."""
 FILL_LANES = 4
 
@@ -200,10 +205,45 @@ class _Emitter:
         """The regions from `first` to `number` in order, with barriers between. The result of the last has its place already. What the one before
         stores is allocated inside, so that its place is free afterwards."""
         rank = ZERO if self.tiling.exchanged is None else self.tiles[self.tiling.exchanged]
-        own = [*_blocks(self.tiling, self.parts, number), *exchange(self.tiling, number, rank, self.launch)]
+        own = [*_blocks(self.tiling, self.parts, number), *exchange(self.tiling, number, rank, self.launch), *self.stored(number)]
         if number == first:
             return own
-        return [Block((*_allocated(self.tiling, number - 1, self.launch, number - 1 == first), *self.code(first, number - 1), *own))]
+        needed = [part for at in self.tiling.last_of(number) if at >= first for part in _allocated(self.tiling, at, self.launch, at == first)]
+        return [Block((*needed, *self.code(first, number - 1), *own))]
+
+    def stored(self, number: int) -> list[Statement]:
+        """Stores the tile's own rows of a region's result, those that no tile before it computes, if other regions need them."""
+        result = self.tiling.cuts[number].result
+        if result not in self.tiling.storage or result not in self.tiling.problem.region.outputs:
+            return []
+        value, layout, tile = self.tiling.problem.values[result], self.tiling.problem.layouts[result], self.tiling.storage[result]
+        target, source = layout.dense_strides(), tile.dense_strides()
+        if target is None or source is None:
+            raise Unsuitable(f"{result} is stored in blocks")
+        order = [dim for dim, _ in layout.order]
+        threads, total = prod(self.launch.block), prod(tile.shape)
+        element = Var(STORED, -(-total // threads))
+        linear = element * threads + thread_variable(self.launch)
+        places = dict(zip(order, divide_linear(linear, [tile.shape[dim] for dim in order]), strict=True))
+        own, begins = [compare("lt", linear, index_const(total))] if total % threads else [], dict.fromkeys(order, ZERO)
+        for number_of, rows, window in zip(self.tiles, self.tiling.cuts[number].spans[result], self.tiling.windows[number], strict=True):
+            if rows is None or window is None:  # all tiles along this axis compute the same
+                own.append(compare("eq", number_of, ZERO))
+                continue
+            firsts = [window.first(at) for at in range(window.tiles)]
+            if firsts[0] or firsts[-1] + window.count < window.extent or any(b > a + window.count for a, b in pairwise(firsts)):
+                raise Unsuitable(f"its tiles do not compute all rows of {result}")
+            begins[rows.dim] = window.first_of(number_of)
+            if any(b < a + window.count for a, b in pairwise(firsts)):
+                before = window.first_of(number_of - 1) + window.count
+                first = compare("ge", begins[rows.dim] + places[rows.dim], before)
+                own.append(Apply("or", (compare("eq", number_of, ZERO), first), "bool"))
+        at, to = ZERO + 0, ZERO + 0
+        for dim in order:
+            at = at + (places[dim] + tile.halo[dim][0]) * source[dim]
+            to = to + (places[dim] + begins[dim] + (layout.halo[dim][0] + layout.outside(dim)[0])) * target[dim]
+        copy: Statement = Store(result, to, Load(tile_of(result), (at,), value.dtype))
+        return [For(element, index_const(element.extent or 1), If(logical_and(*own), copy) if own else copy)]
 
     def in_chunks(self, chunk: Var) -> list[Statement]:
         """The regions before `Tiling.inside`, and the others for each chunk."""
@@ -293,12 +333,12 @@ def _used(*roots: Statement) -> frozenset[Var]:
 def _allocated(tiling: Tiling, number: int, launch: Launch, first: bool) -> list[Statement]:
     """Allocates the storage of an inner result, and fills it if it has a halo. `first`: nothing is computed before it is stored to."""
     result = tiling.cuts[number].result
-    name = f"{result}.tile"
+    name = tile_of(result)
     value, layout = tiling.problem.values[result], tiling.storage[result]
     allocated = Allocate(Buffer(name, value.dtype, layout.size, "shared"))
     if not layout.is_padded:
         return [allocated]
-    outside = tiling.cuts[number + 1].fills.get(result, const(0, value.dtype))
+    outside = fill_of(tiling.cuts, number) or const(0, value.dtype)
     cut = {rows.dim for rows in tiling.cuts[number].spans[result] if rows is not None}
     if outside.value and any(any(halo) for dim, halo in enumerate(layout.halo) if dim not in cut):
         raise Unsuitable(f"{result} is padded with {outside.value}, and with zeros")
@@ -333,8 +373,8 @@ def _body(tiling: Tiling, parts: Sequence[_Stage], number: int) -> tuple[Stateme
     for parameter, name in zip(kernel.parameters, stage.arguments, strict=True):
         offset = stage.shifts[name].offset
         at = offset if isinstance(offset, (Const, Var)) else _begin(number, parameter.name)
-        places[parameter.name] = (f"{name}.tile" if name in tiling.storage else name, at)
-    body = _copied(embedded(kernel, places, str(number)), frozenset(f"{name}.tile" for name in tiling.storage))
+        places[parameter.name] = (tile_of(name) if name in tiling.storage else name, at)
+    body = _copied(embedded(kernel, places, str(number)), frozenset(tile_of(name) for name in tiling.storage))
     count = kernel.launch.grid[0]
     body = substitute_in(body, {block_variable(kernel.launch): Var(f"{PART}{number}", count) if count > 1 else ZERO})
     return body.statements if isinstance(body, Block) else (body,)

@@ -27,8 +27,8 @@ from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD
 from tilewright.kernels.gpu.window.space import BANKS, WARP
-from tilewright.partition.strips import Cut
-from tilewright.partition.tiles import windows_along
+from tilewright.partition.strips import Cut, readers_in
+from tilewright.partition.tiles import in_use, windows_along
 
 MOST_RESIDENT = 4
 """Resident blocks beyond which latencies count as hidden."""
@@ -84,12 +84,13 @@ def tile_work(
         return np.asarray(rest * size_of(problem.values[name].dtype) / WORD * np.prod([one, *found.values()], axis=0))
 
     one = np.ones(len(places[0]))
-    stored = {part.result: extents(number, part.result, False, True) for number, part in enumerate(cuts[:-1])}
+    readers = readers_in(cuts)
+    stored = {part.result: extents(number, part.result, False, True) for number, part in enumerate(cuts) if readers[number]}
     inside = next(number for number, windows in enumerate(along[-1][0]) if not chunked or windows is not None)
     summed = cuts[-1].axes[-1]
     chunks = one if not chunked or summed is None else (summed.extent or 1) / np.array(sizes[-1])[places[-1]]
-    held = [np.zeros(len(one)), *(WORD * words(name, found) for name, found in stored.items()), np.zeros(len(one))]
-    shared = np.max([held[at] + held[at + 1] + (held[inside] if at > inside else 0) for at in range(len(cuts))], axis=0)
+    held = [WORD * words(part.result, stored[part.result]) if part.result in stored else 0 * one for part in cuts]
+    shared = np.max([np.sum([held[at] for at in live], axis=0) + 0 * one for live in in_use(readers, inside)], axis=0)
     clock, level_2 = machine.clock_hz, machine.cache(2)
     assert level_2 is not None
     work, least, turns = np.zeros(len(one)), np.zeros(len(one)), np.zeros(len(one))
@@ -102,6 +103,8 @@ def tile_work(
         operations = part.region.flops() * share * machine.processors / _rate(part, problem, machine, tf32)
         outputs = words(part.result, mine)
         wavefronts, sectors = np.zeros(len(one)), np.zeros(len(one))
+        if part.result in problem.region.outputs and number < len(cuts) - 1:
+            sectors += words(part.result, mine) / SECTOR_WORDS
         for name in (*part.region.inputs, *([part.result] if number == len(cuts) - 1 else [])):
             found = extents(number, name, name != part.result)
             times = repeats if number < len(cuts) - 1 or part.span(name, len(sizes) - 1) is not None else one

@@ -14,9 +14,9 @@ first tile's, and row 3 of the second tile's, are copied from the other block (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial, reduce
 from math import gcd, prod
 
 from tilewright.ir.dtypes import size_of
@@ -24,42 +24,57 @@ from tilewright.ir.expr import ZERO, Expr, binary, index_const
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.partition.strips import Cut, Rows
+from tilewright.partition.strips import Cut, Rows, readers_in
 
 
 @dataclass(frozen=True)
 class Window:
-    """Rows of a region's result along one axis that each tile computes: `count` of `extent`. The last result's windows are its tiles, `tiles` in
-    number. An inner result's follow from those of its reader, which reads `rows`. From one tile to the next neither the first row nor its distance
-    from the wanted one decreases, so that the first and the last tile bound them. exchanged: windows do not overlap, and the rows in the halo are
-    those of the tiles beside it."""
+    """Rows of a region's result along one axis that each tile computes: `count` of `extent`. A result that no region of the chain reads has its tiles
+    as windows, `tiles` in number. Those of others follow from the windows of its `readers`, each with the rows that it reads, and hold what all of
+    them need. From one tile to the next neither the first row nor its distance from the wanted one decreases. exchanged: windows do not overlap, and
+    the rows in the halo are those of the tiles beside it."""
 
     count: int
     extent: int
     tiles: int
-    reader: Window | None = None
-    rows: Rows = Rows(0)
+    readers: tuple[tuple[Window, Rows], ...] = ()
     exchanged: bool = False
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of_reader(reader: Window, rows: Rows, extent: int, exchanged: bool = False) -> Window:
-        """The window of an inner result of that extent. `exchanged`: of rows that several tiles need each is computed by one.
+    def of_readers(readers: tuple[tuple[Window, Rows], ...], extent: int, exchanged: bool = False) -> Window:
+        """The window of an inner result of that extent. `exchanged`: of rows that several tiles need each is computed by one, for one reader.
 
         Raises:
             Unsuitable: if tiles need rows of others than those beside them.
         """
-        needed, own = rows.needed(reader.count), rows.stride * reader.count
-        if not exchanged or rows.first >= 0 and rows.first + needed <= own:
-            return Window(min(needed, extent), extent, reader.tiles, reader, rows)
-        window = Window(own, extent, reader.tiles, reader, rows, True)
-        if own * reader.tiles != extent or max(window.halo) > own:
+        (reader, rows), *others = readers
+        whole = Window(extent, extent, reader.tiles, readers)
+        needed = max(whole.end(tile) - whole.wanted(tile) for tile in whole.bounds)
+        if not exchanged or not others and rows.first >= 0 and rows.first + needed <= rows.stride * reader.count:
+            return replace(whole, count=min(needed, extent))
+        window = Window(rows.stride * reader.count, extent, reader.tiles, readers, True)
+        if others or window.count * reader.tiles != extent or max(window.halo) > window.count:
             raise Unsuitable(f"{reader.tiles} tiles do not exchange all that they need of {extent} rows")
         return window
 
+    @staticmethod
+    def of_reader(reader: Window, rows: Rows, extent: int, exchanged: bool = False) -> Window:
+        """The window of an inner result with one reader."""
+        return Window.of_readers(((reader, rows),), extent, exchanged)
+
+    @property
+    def bounds(self) -> Iterable[int]:
+        """The tiles that bound all others: with one reader the first and the last one."""
+        return range(self.tiles) if len(self.readers) > 1 else (0, self.tiles - 1)
+
     def wanted(self, tile: int) -> int:
-        """The first row that a tile's reader reads, which may not exist."""
-        return self.rows.stride * self.reader.first(tile) + self.rows.first if self.reader is not None else tile * self.count
+        """The first row that a tile's readers read, which may not exist."""
+        return min((_begin(reader, rows, tile) for reader, rows in self.readers), default=tile * self.count)
+
+    def end(self, tile: int) -> int:
+        """The row after the last one that a tile's readers read."""
+        return max((_begin(reader, rows, tile) + rows.needed(reader.count) for reader, rows in self.readers), default=(tile + 1) * self.count)
 
     def first(self, tile: int) -> int:
         """The first row of a tile's window."""
@@ -71,30 +86,40 @@ class Window:
         """`first` of a tile that is known at run time."""
         if self.tiles == 1:
             return index_const(self.first(0))
-        if self.exchanged:
+        if self.exchanged or not self.readers:
             return tile * self.count
-        wanted = self._wanted_of(tile)
+        each = list(dict.fromkeys(_begin_of(reader, rows, tile) for reader, rows in self.readers))
+        wanted = reduce(partial(binary, "min"), each)
         if self.wanted(self.tiles - 1) > self.extent - self.count:
             wanted = binary("min", wanted, index_const(self.extent - self.count))
         return binary("max", wanted, ZERO) if self.wanted(0) < 0 else wanted
 
-    def _wanted_of(self, tile: Expr) -> Expr:
-        return self.reader.first_of(tile) * self.rows.stride + self.rows.first if self.reader is not None else tile * self.count
+    def skipped(self, tile: int, number: int = 0) -> int:
+        """Rows of the storage, halo included, before the first that one of a tile's readers reads."""
+        return _begin(*self.readers[number], tile) - self.first(tile) + self.halo[0]
 
-    def skipped_of(self, tile: Expr) -> Expr:
-        """Rows of the storage, halo included, before the first that a tile's reader reads."""
-        return self._wanted_of(tile) - self.first_of(tile) + self.halo[0] if self.tiles > 1 else index_const(self.skipped(0))
-
-    def skipped(self, tile: int) -> int:
-        return self.wanted(tile) - self.first(tile) + self.halo[0]
+    def skipped_of(self, tile: Expr, number: int = 0) -> Expr:
+        """`skipped` of a tile that is known at run time."""
+        if self.tiles == 1:
+            return index_const(self.skipped(0, number))
+        return _begin_of(*self.readers[number], tile) - self.first_of(tile) + self.halo[0]
 
     @cached_property
     def halo(self) -> tuple[int, int]:
         """Filled rows before and after those that are computed."""
-        if self.reader is None:
+        if not self.readers:
             return 0, 0
-        least, most = (self.wanted(tile) - self.first(tile) for tile in (0, self.tiles - 1))
-        return max(0, -least), max(0, most + self.rows.needed(self.reader.count) - self.count)
+        before = max(self.first(tile) - self.wanted(tile) for tile in self.bounds)
+        return max(0, before), max(0, max(self.end(tile) - self.first(tile) for tile in self.bounds) - self.count)
+
+
+def _begin(reader: Window, rows: Rows, tile: int) -> int:
+    """The first row that a reader's tile needs."""
+    return rows.stride * reader.first(tile) + rows.first
+
+
+def _begin_of(reader: Window, rows: Rows, tile: Expr) -> Expr:
+    return reader.first_of(tile) * rows.stride + rows.first
 
 
 @dataclass(frozen=True)
@@ -180,9 +205,18 @@ class Tiling:
         return tuple(self.tiles[-1] if self.chunked and number >= self.inside else 1 for number in range(len(self.cuts)))
 
     @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each region those that read its result."""
+        return readers_in(self.cuts)
+
+    @cached_property
     def storage(self) -> Mapping[str, Layout]:
-        """The layout of the storage of each inner result: in the order that it would have in memory."""
-        return {part.result: self._stored(number) for number, part in enumerate(self.cuts[:-1])}
+        """The layout of the storage of each result that regions of the chain read: in the order that it would have in memory."""
+        return {part.result: self._stored(number) for number, part in enumerate(self.cuts) if self.readers[number]}
+
+    def last_of(self, number: int) -> list[int]:
+        """The regions whose results are read by a region last."""
+        return [at for at, readers in enumerate(self.readers) if readers and readers[-1] == number]
 
     def _stored(self, number: int) -> Layout:
         name = self.cuts[number].result
@@ -195,9 +229,9 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the storage that is in use at once: what a region reads and what it stores, and what all chunks read."""
-        sizes = [0, *(self._bytes(name, layout) for name, layout in self.storage.items()), 0]
-        return max(sizes[at] + sizes[at + 1] + (sizes[self.inside] if at > self.inside else 0) for at in range(len(self.cuts)))
+        """Bytes of the storage that is in use at once (`in_use`)."""
+        sizes = [self._bytes(part.result, self.storage[part.result]) if self.readers[at] else 0 for at, part in enumerate(self.cuts)]
+        return max(sum(sizes[at] for at in live) for live in in_use(self.readers, self.inside))
 
     def _bytes(self, name: str, layout: Layout) -> int:
         return -(-layout.size * size_of(self.problem.values[name].dtype) // 16) * 16
@@ -240,8 +274,8 @@ class Tiling:
         found = []
         for axis, rows, window in self._axes(number, name):
             if name in self.storage:
-                begins = self._kept(name, number, axis)
-                found.append((rows, [begins.skipped(tile) for tile in range(window.tiles)] if begins is not None else [window.halo[0]]))
+                kept, at = self._kept(name, number, axis)
+                found.append((rows, [kept.skipped(tile, at) for tile in range(window.tiles)] if kept is not None else [window.halo[0]]))
             else:
                 first = rows.first + self._margin(name, rows.dim)
                 found.append((rows, [rows.stride * window.first(tile) + first for tile in range(window.tiles)]))
@@ -252,15 +286,16 @@ class Tiling:
         found: list[Expr] = []
         for axis, rows, window in self._axes(number, name):
             if name in self.storage:
-                begins = self._kept(name, number, axis)
-                found.append(begins.skipped_of(tiles[axis]) if begins is not None else index_const(window.halo[0]))
+                kept, at = self._kept(name, number, axis)
+                found.append(kept.skipped_of(tiles[axis], at) if kept is not None else index_const(window.halo[0]))
             else:
                 found.append(window.first_of(tiles[axis]) * rows.stride + (rows.first + self._margin(name, rows.dim)))
         return found
 
-    def _kept(self, name: str, number: int, axis: int) -> Window | None:
-        """The window of an inner result that a region reads; None if the region computes it."""
-        return None if self.cuts[number].result == name else self.windows[number - 1][axis]
+    def _kept(self, name: str, number: int, axis: int) -> tuple[Window | None, int]:
+        """The window of an inner result that a region reads, and which of its readers the region is; None if the region computes it."""
+        producer = next(at for at, part in enumerate(self.cuts) if part.result == name)
+        return (None, 0) if producer == number else (self.windows[producer][axis], self.readers[producer].index(number))
 
     def _margin(self, name: str, dim: int) -> int:
         layout = self.problem.layouts[name]
@@ -284,17 +319,30 @@ class Tiling:
         return found
 
 
+def in_use(readers: Sequence[Sequence[int]], inside: int = 0) -> list[list[int]]:
+    """For each region of a chain those whose results have a place in shared memory while it is computed: all that are read by then or later, since
+    places are kept from the beginning on; of chunks, which regions from `inside` on are computed for, also what all chunks read."""
+    last = [max(own, default=-1) for own in readers]
+    return [
+        [at for at in range(len(readers)) if (at < inside) == (number < inside) and last[at] >= number or at == inside - 1 and number >= inside]
+        for number in range(len(readers))
+    ]
+
+
 def windows_along(cuts: Sequence[Cut], axis: int, size: int, problem: Problem, exchanged: bool = False) -> tuple[Window | None, ...]:
-    """For each region of a chain the window of its result along an axis, of tiles of `size` rows (`Window.of_reader`); None where it is not cut."""
+    """For each region of a chain the window of its result along an axis, of tiles of `size` rows (`Window.of_readers`); None where it is not cut."""
     last, own = cuts[-1].span(cuts[-1].result, axis), cuts[-1].axes[axis]
     extent = problem.values[cuts[-1].result].shape[last.dim] if last is not None else own.extent if own is not None else None
     assert extent is not None
-    found: list[Window | None] = [Window(size, extent, extent // size)]
-    for producer, consumer in zip(cuts[-2::-1], cuts[:0:-1], strict=True):
-        rows, reader = consumer.span(producer.result, axis), found[0]
-        if rows is None or reader is None:
-            found.insert(0, None)
+    tiles = Window(size, extent, extent // size)
+    found: dict[int, Window | None] = {}
+    for number, readers in reversed([*enumerate(readers_in(cuts))]):
+        pairs = [(found[at], cuts[at].span(cuts[number].result, axis)) for at in readers]
+        known = tuple((window, rows) for window, rows in pairs if window is not None and rows is not None)
+        if not readers:
+            found[number] = tiles
+        elif len(known) < len(pairs):
+            found[number] = None
         else:
-            extent = problem.values[producer.result].shape[rows.dim]
-            found.insert(0, Window.of_reader(reader, rows, extent, exchanged))
-    return tuple(found)
+            found[number] = Window.of_readers(known, problem.values[cuts[number].result].shape[known[0][1].dim], exchanged)
+    return tuple(found[number] for number in range(len(cuts)))

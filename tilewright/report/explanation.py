@@ -111,13 +111,21 @@ def region_entries(program: LoadableProgram, row: PlanRow) -> Sequence[tuple[str
 
 def stage_lines(row: PlanRow) -> Iterator[str]:
     """What the region computes one after another: what operators of a stage, or the parts of one, pass each other in registers or in tiles, and a
-    stage the next in tiles or memory. Nothing for a single operator in registers."""
-    if len(row.stages) == 1 and len(row.stages[0].what) == 1 and row.stages[0].within == REGISTERS:
+    stage others in tiles or memory: the next, unless they are numbered. Nothing for a single operator in registers."""
+    stages = row.flow.stages
+    if len(stages) == 1 and len(stages[0].what) == 1 and stages[0].within == REGISTERS:
         return
-    for stage in row.stages:
+    for number, stage in enumerate(stages):
         within = f" in {THROUGH[stage.within]}" if len(stage.what) > 1 or stage.within != REGISTERS else ""
-        passed = f", then {scaled(stage.bytes, 'B')} through {THROUGH[stage.passes]}" if stage.passes else ""
-        yield f"{' > '.join(stage.what)}{within}{passed}"
+        passing: dict[tuple[int, str], list[str]] = {}
+        for edge in row.flow.edges:
+            if edge.producer == number:
+                passing.setdefault((edge.bytes, edge.level), []).append("other regions" if edge.consumer is None else f"stage {edge.consumer + 1}")
+        path = row.flow.is_path
+        passed = ", ".join(
+            f"{scaled(count, 'B')} through {THROUGH[level]}" + ("" if path else f" to {' and '.join(to)}") for (count, level), to in passing.items()
+        )
+        yield ("" if path else f"{number + 1}: ") + " > ".join(stage.what) + within + (f", then {passed}" if passed else "")
 
 
 def candidate_lines(row: PlanRow, width: int = WIDTH - LABEL - 3) -> Iterator[str]:

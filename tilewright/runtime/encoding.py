@@ -23,7 +23,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, LibraryCall, View
 from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
-from tilewright.ir.stage import LEVELS, Stage
+from tilewright.ir.stage import LEVELS, Edge, Flow, Stage
 from tilewright.ir.tensor_map import MOST_PIXELS, MOST_STEP, TensorMap
 from tilewright.runtime.fields import CONTROL, Field
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
@@ -221,7 +221,10 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "bounds": {name: float(seconds) for name, seconds in region.bounds.items()},
                 "library": None if region.library is None else asdict(region.library),
                 "comparison": _encode_comparison(region.comparison),
-                "stages": [[list(stage.what), stage.passes, stage.bytes, stage.within] for stage in region.stages],
+                "flow": {
+                    "stages": [[list(stage.what), stage.within] for stage in region.flow.stages],
+                    "edges": [[edge.producer, edge.consumer, edge.level, edge.bytes] for edge in region.flow.edges],
+                },
             }
             for region in program.regions
         ],
@@ -275,12 +278,24 @@ def _decode_decision(data: Field) -> MergeDecision:
     return MergeDecision(results.names(), taken.flag(), text.prose())
 
 
+def _decode_flow(data: Field) -> Flow:
+    data.only(*(spec.name for spec in fields(Flow)))
+    stages = tuple(map(_decode_stage, data["stages"].items()))
+    return Flow(stages, tuple(_decode_edge(edge, len(stages)) for edge in data["edges"].items()))
+
+
 def _decode_stage(data: Field) -> Stage:
-    what, passes, count, within = data.exactly(4)
+    what, within = data.exactly(2)
     names = what.names()
     if not names:
         raise what.wrong("a list of names")
-    return Stage(names, passes.choice("", *LEVELS), count.integer(0, 1 << 62), within.choice(*WITHIN))
+    return Stage(names, within.choice(*WITHIN))
+
+
+def _decode_edge(data: Field, stages: int) -> Edge:
+    producer, consumer, level, count = data.exactly(4)
+    begin, end = producer.integer(0, stages - 1), consumer.optional()
+    return Edge(begin, None if end is None else end.integer(begin + 1, stages - 1), level.choice(*LEVELS), count.integer(0, 1 << 62))
 
 
 def _decode_space(data: Field) -> SpaceCounts:
@@ -326,7 +341,7 @@ def _decode_region(data: Field) -> LoadableRegion:
         MappingProxyType({name: seconds.number() for name, seconds in data["bounds"].entries()}),
         None if library is None else _decode_library_call(library),
         _decode_comparison(data["comparison"]),
-        tuple(map(_decode_stage, data["stages"].items())),
+        _decode_flow(data["flow"]),
     )
 
 

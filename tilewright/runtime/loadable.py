@@ -23,7 +23,7 @@ from tilewright.ir.layout import Box
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, IndexCheck, MergeDecision, Program, Storage
 from tilewright.ir.space import Comparison, SpaceCounts
-from tilewright.ir.stage import Stage, stages_of
+from tilewright.ir.stage import Flow, flow_of
 from tilewright.ir.tensor_map import TensorMap
 
 
@@ -82,7 +82,7 @@ class LoadableRegion:
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     library: LibraryCall | None = None
     comparison: Comparison = field(default_factory=Comparison)
-    stages: tuple[Stage, ...] = ()
+    flow: Flow = field(default_factory=Flow)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def loadable(program: Program) -> LoadableProgram:
                 MappingProxyType(dict(lowered.bounds)),
                 lowered.library,
                 lowered.comparison,
-                stages_of(lowered),
+                flow_of(lowered),
             )
         )
     result = LoadableProgram(

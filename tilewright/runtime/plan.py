@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import MergeDecision
 from tilewright.ir.space import Comparison, SpaceCounts
-from tilewright.ir.stage import Stage
+from tilewright.ir.stage import Flow
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import MemoryPlan
 from tilewright.runtime.work import Work, region_work
@@ -34,7 +34,7 @@ class PlanRow:
     predicted_seconds, terms: of all its calls, and the named parts of the prediction, which may overlap.
     measured_seconds: from records of tuning, or what a profile measured (`Plan.with_times`).
     bounds: seconds, by what limits them.
-    stages: what is computed one after another in the region, and where each leaves its result for the next.
+    flow: what is computed one after another in the region, and where each stage leaves its result for others.
     kernels: the kernel of each call. repeat: how often the calls are made. has_library: whether a library's operator runs before them."""
 
     number: int
@@ -56,7 +56,7 @@ class PlanRow:
     work: Work
     measured_seconds: float | None = None
     has_library: bool = False
-    stages: tuple[Stage, ...] = ()
+    flow: Flow = field(default_factory=Flow)
 
     @property
     def seconds(self) -> float:
@@ -186,5 +186,5 @@ def _row(program: LoadableProgram, region: LoadableRegion, number: int) -> PlanR
         region_work(program, region),
         region.measured_seconds,
         region.library is not None,
-        region.stages,
+        region.flow,
     )
