@@ -1,10 +1,13 @@
-"""Convolutions with large filters on this CPU: direct sums, each transform of blocks, the models' choice, and PyTorch, interleaved in one process.
+"""Convolutions with large filters on this CPU or the GPU present: direct sums, each transform of blocks, the models' choice, and PyTorch, interleaved
+in one process.
 
     python -m bench.large_filters [NAME ...] [--threads 2] [--rounds 20] [--name large_filters]
+    python -m bench.large_filters --target cuda --name large_filters_h100
 
 A layer is a convolution with bias in float32, whose input and output are NCHW; `eager_nhwc` is PyTorch with channels-last input and output and no
-conversion. A way is the models' first choice among its candidates. Every contender is checked against float64 first, and has its largest error over
-the largest magnitude of the result.
+conversion. On a GPU PyTorch is cuDNN in both layouts as a CUDA graph, without TF32, and each call finds level 2 full of other data. A way is the
+models' first choice among its candidates. Every contender is checked against float64 first, and has its largest error over the largest magnitude of
+the result.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from bench import gpu_networks
 from bench.common import Contender, Outcome, compare, write_results
 from bench.cpu_layers import NHWC, eager_nhwc
 from bench.cpu_networks import OURS, ours
@@ -51,50 +56,67 @@ LAYERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
 """By name: channels of the input and of the output, rows and columns of the image and of the filters. The last has no whole vectors of channels."""
 
 
+PYTORCH = {False: ("eager", NHWC), True: ("eager", "eager_cl")}
+"""PyTorch's contenders on a CPU and on a GPU."""
+
+
 def contender(way: str, transform: Transform | None, threads: int) -> Contender:
     """Our kernels, all of one way."""
     return Contender(way, lambda module, inputs: run_by(module, inputs[0], transformed(transform), threads))
 
 
-def contenders(channels: int, outputs: int, size: int, filter_size: int, threads: int) -> Iterator[Contender]:
+def contenders(channels: int, outputs: int, size: int, filter_size: int, threads: int, target: str) -> Iterator[Contender]:
     """Our kernels of each way that has candidates, those that the models choose, and PyTorch."""
-    ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), machine("native"), threads)
+    here = machine(target)
+    ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), here, threads)
     there = {transform for part in ranking.parts if part.schema.transforms for _, transform in of_each(part.candidates)}
     for way, transform in ways_of(filter_size).items():
         if transform is None or transform in there:
             yield contender(way, transform, threads)
     yield ours()
-    yield PEERS["eager"]
-    yield Contender(NHWC, eager_nhwc)
+    if here.is_gpu:
+        yield from (gpu_networks.CONTENDERS[name] for name in PYTORCH[True])
+    else:
+        yield PEERS["eager"]
+        yield Contender(NHWC, eager_nhwc)
 
 
 def gains(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The times of direct sums, of the best of our ways, and of the best of PyTorch, over that of the models' choice."""
     medians = {outcome.contender: outcome.median_seconds for outcome in outcomes if outcome.median_seconds is not None}
     own = medians.pop(OURS)
-    peers = [medians.pop(name) for name in ("eager", NHWC) if name in medians]
+    peers = [medians.pop(name) for name in {*PYTORCH[False], *PYTORCH[True]} if name in medians]
     return {"direct": medians["direct sums"] / own, "best way": min(medians.values()) / own, "pytorch": min(peers) / own}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("layers", nargs="*", default=list(LAYERS))
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--target", choices=("native", "cuda"), default="native")
+    parser.add_argument("--threads", type=int, default=2, help="of a CPU")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.03, help="least time of one turn in one round")
     parser.add_argument("--name", help="write bench/results/NAME.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    device, measuring = torch.device("cpu"), dict[str, Any]()
+    if options.target == "cuda":
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = False, True
+        device = torch.device("cuda")
+        scratch = torch.empty(gpu_networks.FLUSHED_BYTES // 4, device=device)
+        measuring = {"seconds_of": partial(gpu_networks.cold_seconds, scratch=scratch)}
     results: list[Outcome] = []
     found: dict[str, dict[str, float]] = {}
     for name in options.layers:
         channels, outputs, size, filter_size = LAYERS[name]
-        module = nn.Conv2d(channels, outputs, filter_size, padding=filter_size // 2).eval()
-        make = partial(torch.randn, 1, channels, size, size)
+        module = nn.Conv2d(channels, outputs, filter_size, padding=filter_size // 2).eval().to(device)
+        make = partial(torch.randn, 1, channels, size, size, device=device)
         with torch.no_grad():
-            timed = list(contenders(*LAYERS[name], options.threads))
-            outcomes = compare(name, module, (make(),), (make(),), timed, 1e-4, options.rounds, options.seconds)
+            timed = list(contenders(*LAYERS[name], options.threads, options.target))
+            inputs = (make(),)
+            others = inputs if measuring else (make(),)  # CUDA graphs are of these tensors
+            outcomes = compare(name, module, inputs, others, timed, 1e-4, options.rounds, options.seconds, **measuring)
         results += outcomes
         found[name] = gains(outcomes)
         title = f"{name}: {channels} to {outputs} channels, {size} x {size}, {filter_size} x {filter_size}"

@@ -39,8 +39,9 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool], threads: int = 1) -> Run:
-    """The module compiled for this many threads with the models' first choice among the wanted candidates for its contraction."""
-    here = machine("native")
+    """The module compiled for the GPU of its input, or for this many threads, with the models' first choice among the wanted candidates for its
+    contraction."""
+    here = machine("cuda" if x.is_cuda else "native")
     imported = read(module, (x,))
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
