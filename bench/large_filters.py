@@ -69,7 +69,8 @@ def contenders(channels: int, outputs: int, size: int, filter_size: int, threads
     """Our kernels of each way that has candidates, those that the models choose, and PyTorch."""
     here = machine(target)
     ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), here, threads)
-    there = {transform for part in ranking.parts if part.schema.transforms for _, transform in of_each(part.candidates)}
+    several = (part for part in ranking.parts if part.schema.transforms and "fourier" in part.candidates)
+    there = {transform for part in several for _, transform in of_each(part.candidates)}
     for way, transform in ways_of(filter_size).items():
         if transform is None or transform in there:
             yield contender(way, transform, threads)
