@@ -82,12 +82,14 @@ class Judged:
 class Judge:
     """Compares ways of storing on a machine. predict: the regions of a partition. gpu: whether it is one. measuring: whether trials measure both ways
     of a comparison that is close. chained: predicts all regions, chains among them, that the named ones may be chained with, as they are in two
-    partitions; None if chains do not follow predictions."""
+    partitions; None if chains do not follow predictions. libraries: whether kernels of libraries may be chosen: they were
+    measured for layouts by rule, and nothing predicts them for others."""
 
     predict: Predict
     gpu: bool
     measuring: bool = False
     chained: Callable[[LaidOut, LaidOut, frozenset[str]], tuple[float, float]] | None = None
+    libraries: bool = False
 
     def counts(self, region: Region) -> bool:
         """Whether the region's predicted time depends on how its values are stored."""
@@ -147,7 +149,9 @@ def choose_layouts(graph: Graph, laid: Laid, judge: Judge, pinned: frozenset[str
 
 
 def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: frozenset[str] = frozenset()) -> list[Alternative]:
-    """The alternatives to a partition's layouts, in the order of its regions."""
+    """The alternatives to a partition's layouts, in the order of its regions; none where libraries take part."""
+    if judge.libraries:
+        return []
     fixed = fixed_values(graph, laid_out.regions)
     readers = readers_of(laid_out.regions)
     outside = {name for region in laid_out.regions if region.kind in ("torch", "loop") for name in (*region.inputs, *region.outputs)}

@@ -99,7 +99,8 @@ class _Predictions:
 
             pinned = frozenset(graph.outputs[number] for number in self.replaced)
             deciding = Judge(
-                partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None
+                partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None,
+                self.numerics.vendor,
             )  # fmt: skip
             choosing = partial(choose_layouts, graph, laid, deciding, pinned, self.layouts)
             chosen = contained("the model", "its layouts follow rules", choosing, lambda _: Chosen(laid(BY_RULE)))
