@@ -73,7 +73,7 @@ def library_record(problem: Problem, operator: str, target: Machine, threads: in
 def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine, operators: Sequence[str] = OPERATORS) -> None:
     """Records by which a library computes every region of a module that one can compute by some of its operators, on a GPU."""
     with Records(path) as records:
-        for problem in distinct_problems(simplify(read(module, inputs).graph)[0], target, 1):
+        for problem in distinct_problems(simplify(read(module, inputs).graph)[0], target, 1, numerics=Numerics(vendor=True)):
             if problem.region.kind == "chain":
                 continue
             offered = [choice.schedule.operator for choice in rank(problem, target, 1, Numerics(vendor=True)).library]
