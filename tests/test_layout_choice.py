@@ -149,6 +149,12 @@ def decisions(program: Program) -> list[MergeDecision]:
     return [decision for decision in program.search if "by rule" in decision.text]
 
 
+@pytest.fixture(autouse=True)
+def believing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions decide on GPUs too."""
+    monkeypatch.setattr(Judge, "believes", True)
+
+
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     """Every alternative is taken; the groups are listed."""
@@ -339,6 +345,18 @@ def test_explain_lists_the_alternatives(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["explain", "zoo:resnet18", "--fusion", "--target", "h200"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "refused: input is not read where it is, by comparing bounds: " in said and "by rule" in said
+
+
+def test_only_measured_times_decide_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = MODULES["norm"]()
+    graph = simplify(import_module(module.eval(), (x,)).graph)[0]
+
+    def decisions() -> list[str]:
+        return [str(decision) for decision in plan_program(graph, H200, 1).search if "by rule" in str(decision)]
+
+    assert decisions()
+    monkeypatch.setattr(Judge, "believes", property(lambda self: not self.gpu))
+    assert not decisions()
 
 
 # Results

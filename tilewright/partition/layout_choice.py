@@ -91,9 +91,14 @@ class Judge:
     chained: Callable[[LaidOut, LaidOut, frozenset[str]], tuple[float, float]] | None = None
     libraries: bool = False
 
+    @property
+    def believes(self) -> bool:
+        """Whether predictions decide. On GPUs no measurement has confirmed these yet, so that measured times alone decide there."""
+        return not self.gpu
+
     def counts(self, region: Region) -> bool:
-        """Whether the region's predicted time depends on how its values are stored."""
-        return self.gpu or region.kind in ("contraction", "attention") or not region.nodes
+        """Whether the region's predicted time decides, which must depend on how its values are stored."""
+        return self.believes and (self.gpu or region.kind in ("contraction", "attention") or not region.nodes)
 
     def compare(self, group: Group, before: LaidOut, after: LaidOut, alone: Callable[[], LaidOut]) -> Judged:
         """Whether the group is taken, of those that distinguish two partitions. `alone` makes the partition that it alone distinguishes from the
@@ -149,8 +154,8 @@ def choose_layouts(graph: Graph, laid: Laid, judge: Judge, pinned: frozenset[str
 
 
 def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: frozenset[str] = frozenset()) -> list[Alternative]:
-    """The alternatives to a partition's layouts, in the order of its regions; none where libraries take part."""
-    if judge.libraries:
+    """The alternatives to a partition's layouts, in the order of its regions; none where libraries take part, nor on GPUs without measured times."""
+    if judge.libraries or not (judge.believes or judge.measuring):
         return []
     fixed = fixed_values(graph, laid_out.regions)
     readers = readers_of(laid_out.regions)
