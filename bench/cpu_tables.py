@@ -26,16 +26,23 @@ def outliers_of_large_filters() -> Rows | None:
 
 
 def large_filters() -> Rows | None:
-    """Layers with large filters by direct sums, by the transform with the least time, and by PyTorch: milliseconds, and errors; None until they are
-    measured."""
-    if not (RESULTS / "large_filters.json").exists():
-        return None
+    """Layers with large filters on a CPU; None until they are measured."""
+    return filters_of("large_filters") if (RESULTS / "large_filters.json").exists() else None
+
+
+def large_filters_on_a_gpu() -> Rows:
+    """Layers with large filters on a GPU."""
+    return filters_of("large_filters_h100")
+
+
+def filters_of(name: str) -> Rows:
+    """Layers with large filters by direct sums, by the transform with the least time, and by PyTorch: milliseconds, and errors."""
     rows = [["layer", "direct sums", "fastest transform", "", "models' choice", "PyTorch, best layout", "error of direct sums", "of the transform"]]
-    results = results_of("large_filters")
+    results = results_of(name)
     for layer in dict.fromkeys(entry["network"] for entry in results):
         timed = {entry["contender"]: entry for entry in results if entry["network"] == layer and entry["median_seconds"] is not None}
         direct, chosen = timed.pop("direct sums"), timed.pop("tilewright")
-        peers = [timed.pop(name) for name in ("eager", "eager_nhwc") if name in timed]
+        peers = [timed.pop(peer) for peer in ("eager", "eager_nhwc", "eager_cl") if peer in timed]
         best, peer = (min(entries, key=lambda entry: entry["median_seconds"], default=None) for entries in (timed.values(), peers))
         ways = (direct, best, chosen, peer)
         times = [milliseconds(way["median_seconds"]) if way is not None else "–" for way in ways]
@@ -403,6 +410,7 @@ CPU_TABLES = (
     outliers,
     outliers_of_large_filters,
     large_filters,
+    large_filters_on_a_gpu,
     code_scores,
     learned_on_cpus,
     learned_on_random_problems,

@@ -49,6 +49,8 @@ def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool],
         return next(choice for choice in choices if problem.region.kind != "contraction" or wanted(choice))
 
     planned = plan_program(simplify(imported.graph)[0], here, threads, chosen)
+    if any(lowered.region.kind == "torch" for lowered in planned.regions):
+        raise RuntimeError("a region runs through PyTorch")
     program, binaries = build(planned, here, lambda stage, done, total: None)
     executable = executable_of(program, imported, here, binaries, {}, module, ("input",), threads, {}, False)
     return lambda given: executable(given)
