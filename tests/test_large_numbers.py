@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.errors import NotCompiled
+from tilewright.errors import CompilerMissing, NotCompiled
 from tilewright.ir.dtypes import FLOAT32_OVERFLOW
 from tilewright.ir.expr import const
 
@@ -98,7 +98,10 @@ def test_numbers_that_pytorch_refuses_are_infinite_too(name: str) -> None:
 
 @pytest.mark.parametrize("target", ["h200", "neoverse-n1", "x86-avx2"])
 def test_kernels_for_other_targets_compile(target: str) -> None:
-    compiled(lambda x: torch.where(x < 1e39, x * 1e39, x - 1e39).clamp(-1e39, 1e39), target)
+    try:
+        compiled(lambda x: torch.where(x < 1e39, x * 1e39, x - 1e39).clamp(-1e39, 1e39), target)
+    except CompilerMissing as missing:
+        pytest.skip(str(missing))
 
 
 def test_constants_are_infinite_from_where_they_round_to_infinity() -> None:
