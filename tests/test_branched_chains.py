@@ -204,6 +204,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "two windows": (Fans(depthwise(3), depthwise(5)), (2, 8, 13, 9)),
     "two strided windows": (Fans(depthwise(3, 2), depthwise(5, 2)), (1, 8, 13, 9)),
     "a window and what it is scaled with": (Fans(nn.Conv2d(16, 16, 1), nn.MaxPool2d(3, 1, 1)), (1, 8, 12, 9)),
+    "a halo beside the padding of a maximum": (Fans(nn.Conv2d(16, 16, (1, 3), 1, (0, 1)), nn.MaxPool2d(3, 1, 1)), (3, 8, 12, 9)),
     "two results": (Split(), (2, 8, 9, 10)),
     "a concatenation and its part": (Partial(), (1, 8, 12, 9)),
     "inception": (Inception(), (1, 3, 10, 9)),

@@ -447,6 +447,30 @@ def test_regions_around_a_copied_result_can_run_through_pytorch(always: list[Gro
     assert executable.verify(x).passed
 
 
+class Both(nn.Module):
+    """A result of the model, and a convolution of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(self.a(x))
+        return y, self.b(y)
+
+
+def test_other_copies_of_a_copied_result_can_run_through_pytorch(always: list[Group]) -> None:
+    """Such as those in another type; each is of the result, as the graph knows it."""
+    program = plan_program(graph_of(Both().half(), torch.randn(1, 8, 9, 9).half()), machine("x86-avx512"), 1, chains=False)
+    first = program.graph.outputs[0]
+    regions = [part.region for part in program.regions]
+    copies = [at for at, region in enumerate(regions) if not region.nodes and first + STORED in region.inputs and first not in region.outputs]
+    assert copies
+    for at in copies:
+        lost = through_torch(program, {at: ["tried"]}).regions[at].region
+        assert lost.kind == "torch" and lost.inputs == (first,) and lost.outputs == regions[at].outputs
+
+
 def test_verification_and_artifacts_know_copied_results(always: list[Group], tmp_path: Any) -> None:
     module, x = MODULES["features"]()
     module = randomised(module).eval()

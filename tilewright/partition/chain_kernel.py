@@ -418,8 +418,17 @@ class _Emitter:
         value = fill_of(self.chain.cuts, number)
         if value is None:
             return None
+        row, layout = base + slot * size, self.storage[name].layout
+        if value.value and layout.is_padded:  # the halo beside the row stays zero
+            own, strides = rows_of(self.chain.cuts[number], self.chain.cuts[number].result).dim, layout.dense_strides()
+            if strides is None:
+                raise Unsuitable(f"{name} is stored in blocks")
+            inside = [(dim, Var(f"{COPIED}{dim}", extent)) for dim, extent in enumerate(layout.shape[1:]) if dim != own and extent > 1]
+            for dim, (before, _) in enumerate(layout.halo[1:]):
+                row = row + (dict(inside).get(dim, ZERO) + before) * strides[dim + 1]
+            return _over(inside, strides[1:], Store(name, row, value))
         element = Var("element", size)
-        return For(element, index_const(size), Store(name, base + slot * size + element, value), "simd")
+        return For(element, index_const(size), Store(name, row + element, value), "simd")
 
     def _moved(self, number: int, frame: Frame, before: Frame) -> Statement:
         """Moves the rows that the strip before computed and this one needs too to the front."""
@@ -446,14 +455,20 @@ class _Emitter:
             to = to + (place + (layout.halo[dim][0] + layout.outside(dim)[0])) * target[dim]
             at = at + ((ZERO if dim in cut else place) + tile.layout.halo[dim + 1][0]) * source[dim + 1]
         copy: Statement = Store(part.result, to, Load(tile_of(part.result), (at,), tile.value.dtype))
-        for depth, (_, axis) in enumerate(sorted(inner, key=lambda each: target[each[0]])):
-            copy = For(axis, index_const(axis.extent or 1), copy, "serial" if depth else "simd")
+        copy = _over(inner, target, copy)
         extent = index_const(self.chain.extent(number))
         if frame.outside or begins is None:
             copy = If(logical_and(compare("ge", row, ZERO), compare("lt", row, extent)), copy)
         if begins is not None and frame.kept:
             copy = If(_or(begins.image, compare("ge", slot, index_const(frame.kept))), copy)
         return For(slot, index_const(frame.rows), block(Let(row, frame.first(start) + slot), copy))
+
+
+def _over(inner: Sequence[tuple[int, Var]], strides: Sequence[int], body: Statement) -> Statement:
+    """Loops over dimensions, that with adjacent elements innermost."""
+    for depth, (_, axis) in enumerate(sorted(inner, key=lambda each: strides[each[0]])):
+        body = For(axis, index_const(axis.extent or 1), body, "serial" if depth else "simd")
+    return body
 
 
 def _or(a: Expr, b: Expr) -> Expr:

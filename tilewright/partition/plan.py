@@ -670,10 +670,11 @@ def _loop_parts(program: Program, loop: Region) -> frozenset[int]:
 
 def _with_copy(graph: Graph, region: Region) -> Graph:
     """The graph with a node for a region that has none, which copies its only input into another layout; not for a result of the model, which is
-    copied from what the graph does not know, and computed again."""
+    copied from what the graph does not know, and computed again. Other copies of that are of the result."""
     (source,), (target,) = region.inputs, region.outputs
     if target in graph.values:
         return graph
+    source = in_graph(source)
     value = graph.values[source]
     values = MappingProxyType({**graph.values, target: Value(target, value.shape, value.dtype)})
     return replace(graph, nodes=(*graph.nodes, Node(target, "copy", (source,), (target,))), values=values)
