@@ -128,7 +128,7 @@ def repeat_interleave(g: GraphBuilder, x: Value, repeats: int, axis: int | None,
 
 @HANDLERS.handles("flip.default")
 def flip(g: GraphBuilder, x: Value, axes: list[int]) -> Value:
-    return g.op("flip", x, axes=tuple(sorted({a % len(x.shape) for a in axes}))) if axes else x
+    return g.op("flip", x, axes=tuple(sorted({a % len(x.shape) for a in axes}))) if axes and x.shape else x
 
 
 @HANDLERS.handles("roll.default")
@@ -145,6 +145,8 @@ def diagonal(g: GraphBuilder, x: Value, offset: int, first: int, second: int) ->
 
 @HANDLERS.handles("unfold.default")
 def windows(g: GraphBuilder, x: Value, axis: int, size: int, step: int) -> Value:
+    if not x.shape:  # a scalar counts as one element, and is its only window
+        return g.slice(g.reshape(x, (1,)), 0, 0, size)
     return g.op("windows", x, axis=axis % len(x.shape), size=size, step=step)
 
 
