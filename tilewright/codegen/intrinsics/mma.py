@@ -107,8 +107,7 @@ def is_product(intrinsic: Intrinsic) -> bool:
 
 def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: bool = False) -> Invoke:
     """Loads `count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m; those of the other lanes are not read, but
-    valid on Turing. A lane receives register lane % 4 of row
-    lane / 4 of every matrix; if `transposed` (16 bits only), of the transposed matrix."""
+    valid on Turing. A lane receives register lane % 4 of row lane / 4 of every matrix; if `transposed` (16 bits only), of the transposed matrix."""
     return Invoke(_ldmatrix(dtype, count, transposed), (target, source))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from tilewright.codegen.intrinsics.amx import FACTOR
 from tilewright.hardware.machine import Machine
@@ -30,6 +31,8 @@ from tilewright.kernels.cpu.contraction.space import (
     schedule_of,
 )
 from tilewright.kernels.schema import Form, Schema
+
+Tiled = TypeVar("Tiled", bound=CpuContractionSchedule)
 
 
 def match(problem: Problem, machine: Machine) -> Form[CpuContractionFacts, Nest]:
@@ -70,13 +73,18 @@ def match_narrow(problem: Problem, machine: Machine) -> Form[CpuContractionFacts
     return Form(replace(facts, b_bytes=int(facts.b_bytes * scale), element_bytes=size_of(stored)), form.parts)
 
 
-def narrow_schedule(axes: Mapping[str, int], machine: Machine) -> CpuNarrowSchedule:
-    plain = schedule_of(machine.vector_lanes(), **axes)
-    return CpuNarrowSchedule(plain.tile_rows, plain.tile_columns, plain.vectors, plain.lanes, plain.order)
+def made_as(kind: type[Tiled]) -> Callable[[Mapping[str, int], Machine], Tiled]:
+    """The `made` of a schema whose schedules are of this type."""
+
+    def made(axes: Mapping[str, int], machine: Machine) -> Tiled:
+        plain = schedule_of(machine.vector_lanes(), **axes)
+        return kind(plain.tile_rows, plain.tile_columns, plain.vectors, plain.lanes, plain.order)
+
+    return made
 
 
 NARROW_WEIGHTS = replace(
-    CONTRACTION, name="narrow weights", schedule=CpuNarrowSchedule, match=match_narrow, made=narrow_schedule, features=None, joins=None
+    CONTRACTION, name="narrow weights", schedule=CpuNarrowSchedule, match=match_narrow, made=made_as(CpuNarrowSchedule), features=None, joins=None
 )
 
 
@@ -103,11 +111,6 @@ def pairs_counts(facts: CpuContractionFacts, candidates: Columns, machine: Machi
     return replace(counts, flops=counts.flops + (counts.flops - facts.row_operations))  # a pair is two multiply-adds
 
 
-def pairs_schedule(axes: Mapping[str, int], machine: Machine) -> CpuPairsSchedule:
-    plain = schedule_of(machine.vector_lanes(), **axes)
-    return CpuPairsSchedule(plain.tile_rows, plain.tile_columns, plain.vectors, plain.lanes, plain.order)
-
-
 PAIRS = Schema(
     name="pairs",
     kinds=("contraction",),
@@ -119,5 +122,5 @@ PAIRS = Schema(
         facts, candidates, counts, multiplying_pairs(machine), options.threads
     ),
     lower=lambda problem, form, schedule, machine: lower_pairs(problem, form.parts, schedule, machine),
-    made=pairs_schedule,
+    made=made_as(CpuPairsSchedule),
 )
