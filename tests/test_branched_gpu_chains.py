@@ -61,6 +61,10 @@ def some_tiles(seed: int, share: float = 0.7) -> Iterator[list[Problem]]:
         yield taken
 
 
+# No chain of a part of a concatenation with a reader of the whole is made, nor tiles of a value that its readers pad with different values.
+NO_TILES = ("a concatenation and its part", "a halo beside the padding of a maximum")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_compute_what_separate_kernels_do(name: str) -> None:
     module, shape = CASES[name]
@@ -70,7 +74,7 @@ def test_tiles_compute_what_separate_kernels_do(name: str) -> None:
         with some_tiles(seed, 1.0 if seed else 0.7) as taken:
             check_interpreted([Case(name, module, (torch.randn(shape),))], machine(H200))
         found += taken
-    assert found or name == "a concatenation and its part", "no chain with branches was made"
+    assert bool(found) == (name not in NO_TILES), "a chain with branches was made or not against what is expected"
 
 
 def test_values_of_16_bits_are_stored_as_they_are() -> None:
