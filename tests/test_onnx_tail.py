@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import tilewright
 from tests.sample_artifacts import rewrite_manifest
 from tilewright.errors import InvalidArtifact, NotCompiled, UnsupportedOperator
 from tilewright.report.explanation import explanation
+from tilewright.tuning.measure import double_precision_outputs
+from tilewright.tuning.onnx_module import OnnxModule
 
 pytestmark = pytest.mark.filterwarnings("ignore::tilewright.errors.NotCompiled")
 
@@ -151,6 +154,17 @@ def test_branches_of_a_condition_that_the_tail_computes() -> None:
     executable = tilewright.compile(model, torch.ones(4, 3), "native")
     shapes = {check(model, executable, sign * torch.rand(4, 3))[0].shape for sign in (1, -1)}
     assert shapes == {(4, 3), (3, 3)}
+
+
+def test_the_file_as_a_module_for_comparisons(tmp_path: Path) -> None:
+    onnx.save(detector(), tmp_path / "d.onnx")
+    module = OnnxModule(tmp_path / "d.onnx")
+    assert copy.deepcopy(module) is module
+    (x,) = module.inputs(lambda shape, dtype: torch.randn(shape, dtype=dtype))
+    found = double_precision_outputs(module, (x,))
+    assert [y.dtype for y in found] == [torch.float64, torch.int64, torch.float64, torch.int64]
+    for one, other in zip(found, ReferenceEvaluator(detector()).run(None, {"x": x.numpy()}), strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-4, atol=1e-5)
 
 
 UNARY = ("Abs", "Neg", "Relu", "Sigmoid", "Exp")

@@ -133,6 +133,8 @@ def _evaluator(text: str) -> _Evaluator:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 4, torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # afterwards the cores belong to our kernels
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return "ONNX Runtime", names, types, lambda given: session.run(None, given)
     except Exception:  # it is not installed, or lacks the operator, its operator set or its types
