@@ -7,8 +7,8 @@ infinity by Toom and Cook's interpolation. The usual points for m + r - 1 = 6 ar
 same number of additions and whose matrices are also exact in fp32. Among the symmetric choices in eighths they had the smallest error: half the root
 mean square error of the usual points, and a third to a quarter of their largest error. For m + r - 1 = 8 the usual points are the best of the
 symmetric choices in eighths. For 10, which only filters of one row have, ours were found among 1001 symmetric choices from 1/4 to 4: they have a
-third of the root mean square error of 0, 1/2, 1, 2, 4 and their negatives. On the effect of the choice see Barabasz et al., Error Analysis and Improving the
-Accuracy of Winograd Convolution for Deep Neural Networks (ACM TOMS 2020).
+third of the root mean square error of 0, 1/2, 1, 2, 4 and their negatives. On the effect of the choice see Barabasz et al., Error Analysis and
+Improving the Accuracy of Winograd Convolution for Deep Neural Networks (ACM TOMS 2020).
 """
 
 from __future__ import annotations
