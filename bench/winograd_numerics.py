@@ -27,6 +27,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.block_transforms import Transform, transforms_of
+from tilewright.kernels.winograd_transform import Shape
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import executable_of
 from tilewright.selection.choice import rank
@@ -61,9 +62,10 @@ def transformed(transform: Transform | None) -> Callable[[Choice], bool]:
     return lambda choice: (choice.schedule.transform if choice.schema.transforms else None) == transform
 
 
-def ways_of(filter_size: int) -> dict[str, Transform | None]:
-    """Direct sums and the transforms for a filter, by the names in tables."""
-    names = {transform: str(transform).removeprefix("winograd ") for transform in transforms_of(filter_size)}
+def ways_of(filter_shape: Shape) -> dict[str, Transform | None]:
+    """Direct sums and the transforms for a filter, by the names in tables. Those of columns are those of rows."""
+    down, across = sorted(filter_shape) if 1 in filter_shape else filter_shape
+    names = {transform: str(transform).removeprefix("winograd ") for transform in transforms_of((down, across))}
     return {"direct sums": None, **{name: transform for transform, name in names.items()}}
 
 
@@ -98,7 +100,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     module, x = nn.Conv2d(CHANNELS, CHANNELS, options.filter, padding=options.filter // 2).eval(), torch.randn(1, CHANNELS, SIZE, SIZE)
     with torch.no_grad():
-        runs: dict[str, Run] = {name: run_by(module, x, transformed(way)) for name, way in ways_of(options.filter).items()}
+        runs: dict[str, Run] = {name: run_by(module, x, transformed(way)) for name, way in ways_of((options.filter, options.filter)).items()}
         runs["PyTorch"] = module
         results = [{"way": name, **errors(run, module, x)} for name, run in runs.items()]
     table = Table("", "usual", *(f"beside {size:.0e}" for size in OUTLIERS), "pixels spoilt")
