@@ -35,6 +35,11 @@ def large_filters_on_a_gpu() -> Rows:
     return filters_of("large_filters_h100")
 
 
+def long_filters() -> Rows:
+    """Layers with filters of one row or column on a CPU."""
+    return filters_of("long_filters")
+
+
 def filters_of(name: str) -> Rows:
     """Layers with large filters by direct sums, by the transform with the least time, and by PyTorch: milliseconds, and errors."""
     rows = [["layer", "direct sums", "fastest transform", "", "models' choice", "PyTorch, best layout", "error of direct sums", "of the transform"]]
@@ -411,6 +416,7 @@ CPU_TABLES = (
     outliers_of_large_filters,
     large_filters,
     large_filters_on_a_gpu,
+    long_filters,
     code_scores,
     learned_on_cpus,
     learned_on_random_problems,

@@ -214,3 +214,12 @@ def test_layers_as_compiled_code(threads: int) -> None:
         schedules = [region.schedule for region in executable.image.program.regions]
     assert sum(schedule.startswith(("winograd F", "fourier F")) for schedule in schedules) == 4, schedules
     check_native([Case("layers", module, (x,), 3e-5)])
+
+
+def test_sequences_as_compiled_code() -> None:
+    """Convolutions along one dimension, of which images have one other or none."""
+    module, x = nn.Sequential(nn.Conv1d(32, 64, 5), nn.GELU(), nn.Conv1d(64, 32, 3, padding=1)).eval(), torch.randn(1, 32, 500)
+    with tilewright.compile(module, (x,), target="native", threads=1) as executable:
+        schedules = [region.schedule for region in executable.image.program.regions]
+    assert any(schedule.startswith("winograd F(6,5)") for schedule in schedules), schedules
+    check_native([Case("sequences", module, (x,), 3e-5)])
