@@ -31,7 +31,7 @@ SQUARES: Mapping[int, tuple[int, ...]] = MappingProxyType({3: (2, 4), 5: (2, 4)}
 """Values of m in F(m x m, r x r) by r."""
 LINES: Mapping[int, tuple[int, ...]] = MappingProxyType({3: (2, 4, 6), 5: (2, 4, 6), 7: (2, 4)})
 """Values of m in F(m, r) by r: those whose root mean square errors are at most those of the largest square, F(4x4, r x r), or F(4x4, 5x5) for larger
-filters. F(8, 3), F(8, 5) and F(6, 7) exceed them."""
+filters. F(8, 3) exceeds them, as F(6, 7) does with all symmetric points that were tried."""
 
 
 def output_tiles(filter_shape: Shape) -> tuple[int, ...]:
