@@ -35,6 +35,22 @@ def large_filters_on_a_gpu() -> Rows:
     return filters_of("large_filters_h100")
 
 
+def long_filters() -> Rows:
+    """Layers with filters of one row or column on a CPU."""
+    return filters_of("long_filters")
+
+
+def winograd_errors() -> Rows:
+    """Errors of tiles by Winograd's algorithm, by filters and results of a tile along each dimension."""
+    found = results_of("winograd_errors")
+    sizes = sorted({entry["results"] for entry in found})
+    rows = [["filters", *(f"m = {size}" for size in sizes)]]
+    for down, across in dict.fromkeys(tuple(entry["filter"]) for entry in found):
+        errors = {entry["results"]: power(entry["error"]) for entry in found if entry["filter"] == [down, across]}
+        rows.append([f"{down}x{across}", *(errors.get(size, "–") for size in sizes)])
+    return rows
+
+
 def filters_of(name: str) -> Rows:
     """Layers with large filters by direct sums, by the transform with the least time, and by PyTorch: milliseconds, and errors."""
     rows = [["layer", "direct sums", "fastest transform", "", "models' choice", "PyTorch, best layout", "error of direct sums", "of the transform"]]
@@ -411,6 +427,8 @@ CPU_TABLES = (
     outliers_of_large_filters,
     large_filters,
     large_filters_on_a_gpu,
+    long_filters,
+    winograd_errors,
     code_scores,
     learned_on_cpus,
     learned_on_random_problems,

@@ -1,5 +1,5 @@
-"""Convolutions with large filters on this CPU or the GPU present: direct sums, each transform of blocks, the models' choice, and PyTorch, interleaved
-in one process.
+"""Convolutions with large or long filters on this CPU or the GPU present: direct sums, each transform of blocks, the models' choice, and PyTorch,
+interleaved in one process.
 
     python -m bench.large_filters [NAME ...] [--threads 2] [--rounds 20] [--name large_filters]
     python -m bench.large_filters --target cuda --name large_filters_h100
@@ -32,28 +32,36 @@ from bench.cpu_networks import OURS, ours
 from bench.winograd_numerics import run_by, transformed, ways_of
 from tilewright.hardware import machine
 from tilewright.kernels.block_transforms import Transform, of_each
+from tilewright.kernels.winograd_transform import Shape
 from tilewright.selection.choice import rank
 from tilewright.tuning.peers import PEERS
 from tilewright.tuning.problems import convolution_problem
 
-LAYERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+LAYERS: Mapping[str, tuple[int, int, int, Shape]] = MappingProxyType(
     {
-        "alexnet 2": (64, 192, 27, 5),
-        "googlenet 3a": (16, 32, 28, 5),
-        "googlenet 4e": (32, 128, 14, 5),
-        "inception v3": (48, 64, 35, 5),
-        "srcnn 9-5-5": (64, 32, 96, 5),
-        "7x7, 64": (64, 64, 56, 7),
-        "7x7, 128": (128, 128, 28, 7),
-        "7x7, small": (128, 128, 14, 7),
-        "9x9, 32": (32, 32, 112, 9),
-        "9x9, 64": (64, 64, 56, 9),
-        "11x11, 32": (32, 32, 56, 11),
-        "11x11, 64": (64, 64, 56, 11),
-        "style transfer 1": (3, 32, 224, 9),
+        "alexnet 2": (64, 192, 27, (5, 5)),
+        "googlenet 3a": (16, 32, 28, (5, 5)),
+        "googlenet 4e": (32, 128, 14, (5, 5)),
+        "inception v3": (48, 64, 35, (5, 5)),
+        "srcnn 9-5-5": (64, 32, 96, (5, 5)),
+        "7x7, 64": (64, 64, 56, (7, 7)),
+        "7x7, 128": (128, 128, 28, (7, 7)),
+        "7x7, small": (128, 128, 14, (7, 7)),
+        "9x9, 32": (32, 32, 112, (9, 9)),
+        "9x9, 64": (64, 64, 56, (9, 9)),
+        "11x11, 32": (32, 32, 56, (11, 11)),
+        "11x11, 64": (64, 64, 56, (11, 11)),
+        "style transfer 1": (3, 32, 224, (9, 9)),
+        "inception v3 6b, 1x7": (128, 128, 17, (1, 7)),
+        "inception v3 6b, 7x1": (128, 192, 17, (7, 1)),
+        "inception v3 6c, 7x1": (160, 160, 17, (7, 1)),
+        "inception v3 6e, 1x7": (192, 192, 17, (1, 7)),
+        "inception v3 7b, 1x3": (384, 384, 8, (1, 3)),
+        "inception v3 7b, 3x1": (384, 384, 8, (3, 1)),
     }
 )
-"""By name: channels of the input and of the output, rows and columns of the image and of the filters. The last has no whole vectors of channels."""
+"""By name: channels of the input and of the output, size of the square image, rows and columns of the filters. "style transfer 1" has no whole
+vectors of channels."""
 
 
 PYTORCH = {False: ("eager", NHWC), True: ("eager", "eager_cl")}
@@ -65,13 +73,13 @@ def contender(way: str, transform: Transform | None, threads: int) -> Contender:
     return Contender(way, lambda module, inputs: run_by(module, inputs[0], transformed(transform), threads))
 
 
-def contenders(channels: int, outputs: int, size: int, filter_size: int, threads: int, target: str) -> Iterator[Contender]:
+def contenders(channels: int, outputs: int, size: int, filter_shape: Shape, threads: int, target: str) -> Iterator[Contender]:
     """Our kernels of each way that has candidates, those that the models choose, and PyTorch."""
     here = machine(target)
-    ranking = rank(convolution_problem(outputs, channels, size, size, filter_size), here, threads)
+    ranking = rank(convolution_problem(outputs, channels, size, size, filter_shape), here, threads)
     several = (part for part in ranking.parts if part.schema.transforms and "fourier" in part.candidates)
     there = {transform for part in several for _, transform in of_each(part.candidates)}
-    for way, transform in ways_of(filter_size).items():
+    for way, transform in ways_of(filter_shape).items():
         if transform is None or transform in there:
             yield contender(way, transform, threads)
     yield ours()
@@ -110,8 +118,8 @@ def main() -> None:
     results: list[Outcome] = []
     found: dict[str, dict[str, float]] = {}
     for name in options.layers:
-        channels, outputs, size, filter_size = LAYERS[name]
-        module = nn.Conv2d(channels, outputs, filter_size, padding=filter_size // 2).eval().to(device)
+        channels, outputs, size, (down, across) = LAYERS[name]
+        module = nn.Conv2d(channels, outputs, (down, across), padding=(down // 2, across // 2)).eval().to(device)
         make = partial(torch.randn, 1, channels, size, size, device=device)
         with torch.no_grad():
             timed = list(contenders(*LAYERS[name], options.threads, options.target))
@@ -120,7 +128,7 @@ def main() -> None:
             outcomes = compare(name, module, inputs, others, timed, 1e-4, options.rounds, options.seconds, **measuring)
         results += outcomes
         found[name] = gains(outcomes)
-        title = f"{name}: {channels} to {outputs} channels, {size} x {size}, {filter_size} x {filter_size}"
+        title = f"{name}: {channels} to {outputs} channels, {size} x {size}, {down} x {across}"
         table = Table("way", "ms", "error", box=None)
         for outcome in outcomes:
             seconds = outcome.median_seconds

@@ -2,10 +2,14 @@
 
     python -m bench.winograd_numerics --name winograd_numerics
     python -m bench.winograd_numerics --filter 7 --name fourier_numerics
+    python -m bench.winograd_numerics --tiles --name winograd_errors
 
 A convolution (3x3, or `--filter`) of 64 to 64 channels on 56 x 56 pixels of normal numbers, by our kernels for this CPU and by PyTorch, against
 float64. An error is the largest difference over the largest magnitude of the compared results. Around an outlier these are the results within eight
 pixels (of larger filters 24, the largest tile) that do not read it; the worst of sixteen positions of the outlier relative to the tiles counts.
+
+With `--tiles`: the root mean square error of single tiles by Winograd's algorithm in float32 with NumPy, over that of the results, for filters of all
+shapes that it serves.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +32,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.block_transforms import Transform, transforms_of
+from tilewright.kernels.winograd_transform import Shape, Winograd
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import executable_of
 from tilewright.selection.choice import rank
@@ -61,9 +67,10 @@ def transformed(transform: Transform | None) -> Callable[[Choice], bool]:
     return lambda choice: (choice.schedule.transform if choice.schema.transforms else None) == transform
 
 
-def ways_of(filter_size: int) -> dict[str, Transform | None]:
-    """Direct sums and the transforms for a filter, by the names in tables."""
-    names = {transform: str(transform).removeprefix("winograd ") for transform in transforms_of(filter_size)}
+def ways_of(filter_shape: Shape) -> dict[str, Transform | None]:
+    """Direct sums and the transforms for a filter, by the names in tables. Those of columns are those of rows."""
+    down, across = sorted(filter_shape) if 1 in filter_shape else filter_shape
+    names = {transform: str(transform).removeprefix("winograd ") for transform in transforms_of((down, across))}
     return {"direct sums": None, **{name: transform for transform, name in names.items()}}
 
 
@@ -89,16 +96,50 @@ def errors(run: Run, module: nn.Conv2d, x: torch.Tensor) -> dict[str, Any]:
     return {"usual": float(usual), "beside an outlier of": beside, "pixels spoilt by an infinity": spoilt}
 
 
+def error_of_tiles(transform: Winograd, channels: int = CHANNELS, tiles: int = 2000) -> float:
+    """The root mean square error of tiles of normal inputs, over the root mean square of the results."""
+    generator = np.random.default_rng(0)
+    (rows, columns), (height, width), (down, across) = transform.sides, transform.tile, transform.filter_shape
+    d = generator.standard_normal((channels, tiles, *transform.span)).astype(np.float32)
+    g = generator.standard_normal((channels, down, across)) / (channels * down * across) ** 0.5
+    (b, c), (a, e) = (([np.array(getattr(side, name), np.float32) for side in (rows, columns)]) for name in ("inputs", "outputs"))
+    u = (g.reshape(channels, -1) @ np.array(transform.filter_matrix).T).astype(np.float32).reshape(channels, *transform.span)
+    sums = np.zeros((tiles, *transform.span), np.float32)
+    for values, filters in zip(b @ d @ c.T, u, strict=True):
+        sums += values * filters
+    found = a @ sums @ e.T
+    windows = np.lib.stride_tricks.sliding_window_view(d.astype(np.float64), (down, across), (2, 3))[:, :, :height, :width]
+    exact = np.einsum("ctyxij,cij->tyx", windows, g)
+    return float((((found - exact) ** 2).mean() / (exact**2).mean()) ** 0.5)
+
+
+def errors_of_tiles() -> list[dict[str, Any]]:
+    """By filters and results of a tile along each dimension. F(8, 3) is not served."""
+    shapes = ((3, 3), (3, 5), (5, 5), (1, 3), (1, 5), (1, 7))
+    found = [transform for shape in shapes for transform in transforms_of(shape) if isinstance(transform, Winograd)]
+    return [
+        {"filter": transform.filter_shape, "results": transform.output_tile, "error": error_of_tiles(transform)}
+        for transform in (*found, Winograd(8, (1, 3)))
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--name", help="write bench/results/NAME.json")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--filter", type=int, default=3, help="rows and columns of the filters, odd")
+    parser.add_argument("--tiles", action="store_true", help="errors of single tiles of every shape")
     options = parser.parse_args()
+    if options.tiles:
+        rows = errors_of_tiles()
+        Console().print(*(f"{entry['filter']} {entry['results']}: {entry['error']:.2e}" for entry in rows), sep="\n")
+        if options.name:
+            write_results(options.name, {"channels": CHANNELS}, rows)
+        return
     torch.manual_seed(options.seed)
     module, x = nn.Conv2d(CHANNELS, CHANNELS, options.filter, padding=options.filter // 2).eval(), torch.randn(1, CHANNELS, SIZE, SIZE)
     with torch.no_grad():
-        runs: dict[str, Run] = {name: run_by(module, x, transformed(way)) for name, way in ways_of(options.filter).items()}
+        runs: dict[str, Run] = {name: run_by(module, x, transformed(way)) for name, way in ways_of((options.filter, options.filter)).items()}
         runs["PyTorch"] = module
         results = [{"way": name, **errors(run, module, x)} for name, run in runs.items()]
     table = Table("", "usual", *(f"beside {size:.0e}" for size in OUTLIERS), "pixels spoilt")

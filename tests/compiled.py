@@ -134,7 +134,7 @@ def without_chains() -> Iterator[None]:
         yield
 
 
-TRANSFORMED = re.compile(r"(winograd|winograd fused|fourier) F\((?P<output_tile>\d+)x\d+,(?P<filter_size>\d+)x\d+\)")
+TRANSFORMED = re.compile(r"(winograd|winograd fused|fourier) F\((\d+x)?(?P<output_tile>\d+),(?P<filter>(\d+x)?\d+)\)")
 """Begins the text of a schedule by a transform of blocks."""
 
 
@@ -144,7 +144,7 @@ def by_transforms(executable: Executable) -> dict[int, int]:
     found: dict[int, int] = {}
     for row in executable.plan.rows:
         if transform := TRANSFORMED.match(row.schedule):
-            reach = int(transform["output_tile"]) - 1 + int(transform["filter_size"]) // 2
+            reach = int(transform["output_tile"]) - 1 + max(map(int, transform["filter"].split("x"))) // 2
             for match in (re.match(r"parts\.(\d+)", place) for _, _, place in row.nodes):
                 if match:
                     found[int(match[1])] = max(reach, found.get(int(match[1]), 0))

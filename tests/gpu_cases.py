@@ -159,9 +159,9 @@ def convolution_case(
     channels: int = 8,
     outputs: int = 8,
     size: tuple[int, int] = (9, 9),
-    filter_size: int = 3,
+    filter_size: int | tuple[int, int] = 3,
     stride: int = 1,
-    padding: int = 1,
+    padding: int | tuple[int, int] = 1,
     groups: int = 1,
     halo: bool = True,
     last: bool = True,
@@ -170,10 +170,12 @@ def convolution_case(
     seed: int = 0,
 ) -> Case:
     """A convolution followed by bias, residual and ReLU. `last`: channels last; `halo`: padding is stored, else guarded."""
+    taps = (filter_size, filter_size) if isinstance(filter_size, int) else filter_size
+    down, across = (padding, padding) if isinstance(padding, int) else padding
     x = random(seed, batch, channels, *size)
-    w = random(seed + 1, outputs, channels // groups, filter_size, filter_size)
+    w = random(seed + 1, outputs, channels // groups, *taps)
     bias = random(seed + 2, outputs)
-    out = [(extent + 2 * padding - filter_size) // stride + 1 for extent in size]
+    out = [(extent + 2 * added - own) // stride + 1 for extent, own, added in zip(size, taps, (down, across), strict=True)]
     shape = (batch, outputs, *out)
     residual = random(seed + 3, *shape)
     builder = StepBuilder("conv")
@@ -181,7 +183,7 @@ def convolution_case(
     per_group, inner = outputs // groups, channels // groups
 
     def body(n: Expr, g: Expr, k: Expr, oy: Expr, ox: Expr, fy: Expr, fx: Expr, c: Expr) -> Expr:
-        y, z = oy * stride + fy - padding, ox * stride + fx - padding
+        y, z = oy * stride + fy - down, ox * stride + fx - across
         value = tx(n, g * inner + c, y, z)
         inside = logical_and(y >= 0, y < size[0], z >= 0, z < size[1])
         return select(inside, value, 0.0) * tw(g * per_group + k, c, fy, fx)
@@ -189,17 +191,17 @@ def convolution_case(
     (total,) = builder.reduce(
         "sum",
         shape,
-        (filter_size, filter_size, inner),
+        (*taps, inner),
         body,
         axes=(batch, groups, per_group, *out),
         index=lambda n, g, k, oy, ox: (n, g * per_group + k, oy, ox),
     )
-    expected = F.conv2d(double(x), double(w), None, stride, padding, 1, groups)
+    expected = F.conv2d(double(x), double(w), None, stride, (down, across), 1, groups)
     inputs = {"x": x, "w": w}
     place = channels_last if last else row_major
     layouts = {"x": place(x.shape), "out": place(shape)}
-    if halo and padding:
-        layouts["x"] = layouts["x"].with_halo(((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    if halo and (down or across):
+        layouts["x"] = layouts["x"].with_halo(((0, 0), (0, 0), (down, down), (across, across)))
     constants = frozenset({"w", "bias"}) if constant else frozenset()
     case = make_case("contraction", builder, total, inputs, expected.numpy(), layouts, constants)
     if not epilogue:

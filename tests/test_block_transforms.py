@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,26 @@ from tests.compiled import Case, check_native
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const, Expr, Load, Var, index_const
 from tilewright.ir.kernel import Let, Statement, Store
-from tilewright.kernels.block_transforms import Transform, of_each, points_of, transform_axes, transform_of, transforms_of, works
+from tilewright.kernels.block_transforms import (
+    Transform,
+    elements_of,
+    of_each,
+    points_of,
+    tile_of,
+    transform_axes,
+    transform_of,
+    transforms_of,
+    works,
+)
 from tilewright.kernels.fourier_transform import Fourier
 from tilewright.kernels.transform_pass import SCRATCH, Pass, Values
+from tilewright.kernels.winograd_transform import Winograd
 from tilewright.runtime.verify import TOLERANCES
 from tilewright.selection.choice import rank
 from tilewright.tuning.problems import convolution_problem
 
-FILTERS = (3, 4, 5, 6, 7, 8, 9, 11, 13)
-EVERY = [transform for filter_size in FILTERS for transform in transforms_of(filter_size)]
+FILTERS = (*((size, size) for size in (3, 4, 5, 6, 7, 8, 9, 11, 13)), (1, 3), (1, 5), (1, 7), (3, 5), (5, 3))
+EVERY = [transform for filter_shape in FILTERS for transform in transforms_of(filter_shape)]
 OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative}
 
 
@@ -58,18 +70,18 @@ def execute(passes: Sequence[Pass], memory: dict[str, list[Any]]) -> None:
 
 
 def convolved(transform: Transform, tiles: np.ndarray, filters: np.ndarray) -> np.ndarray:
-    """Tiles of results, [m, m, tiles] of the type of `tiles` [n, n, channels, tiles], by filters [r * r, channels] of float64."""
-    n, m, kind = transform.span, transform.output_tile, tiles.dtype.type
+    """Tiles of results, [*transform.tile, tiles] of the type of `tiles` [*transform.span, channels, tiles], by filters [taps, channels] of float64."""
+    (height, width), (_, row), kind = transform.tile, transform.span, tiles.dtype.type
     values = Values("f32", 1, lambda place: Load(SCRATCH, (place,), "f32"), lambda place, value: Store(SCRATCH, place, value))
     memory: dict[str, list[Any]] = {
-        "tile": list(tiles.reshape(n * n, *tiles.shape[2:])), SCRATCH: [None] * transform.scratch, "points": [None] * transform.points,
-        "results": [None] * m**2,
+        "tile": list(tiles.reshape(-1, *tiles.shape[2:])), SCRATCH: [None] * transform.scratch, "points": [None] * transform.points,
+        "results": [None] * (height * width),
     }  # fmt: skip
 
     def rows(first: Expr, sums: Sequence[Sequence[Expr]]) -> list[Statement]:
-        return [Store("results", (first + i) * m + j, value) for i, row in enumerate(sums) for j, value in enumerate(row)]
+        return [Store("results", (first + i) * width + j, value) for i, row in enumerate(sums) for j, value in enumerate(row)]
 
-    execute(transform.input_passes(values, lambda i, j: Load("tile", (i * n + j,), "f32"), lambda at, value: Store("points", at, value)), memory)
+    execute(transform.input_passes(values, lambda i, j: Load("tile", (i * row + j,), "f32"), lambda at, value: Store("points", at, value)), memory)
     mapped = (np.array(transform.filter_matrix) @ filters).astype(kind)
     sums = []
     for point, u in zip(memory["points"], mapped, strict=True):
@@ -79,24 +91,25 @@ def convolved(transform: Transform, tiles: np.ndarray, filters: np.ndarray) -> n
         sums.append(total)
     memory |= {"sums": sums, SCRATCH: [None] * transform.scratch}
     execute(transform.output_passes(values, lambda at: Load("sums", (at,), "f32"), rows), memory)
-    return np.array(memory["results"]).reshape(m, m, -1)
+    return np.array(memory["results"]).reshape(height, width, -1)
 
 
 def correlated(transform: Transform, tiles: np.ndarray, filters: np.ndarray) -> np.ndarray:
     """The same by direct sums in the type of the tiles."""
-    m, r = transform.output_tile, transform.filter_size
-    total = np.zeros((m, m, tiles.shape[3]), tiles.dtype)
-    for i in range(r):
-        for j in range(r):
+    (height, width), (down, across) = transform.tile, transform.filter_shape
+    total = np.zeros((height, width, tiles.shape[3]), tiles.dtype)
+    for i in range(down):
+        for j in range(across):
             for channel in range(tiles.shape[2]):
-                total += tiles[i : i + m, j : j + m, channel] * tiles.dtype.type(filters[i * r + j, channel])
+                total += tiles[i : i + height, j : j + width, channel] * tiles.dtype.type(filters[i * across + j, channel])
     return total
 
 
 def drawn(transform: Transform, channels: int, seed: int, count: int = 4) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
-    tiles = generator.standard_normal((transform.span, transform.span, channels, count))
-    return tiles, generator.standard_normal((transform.filter_size**2, channels)) / transform.filter_size / channels**0.5
+    tiles = generator.standard_normal((*transform.span, channels, count))
+    taps = prod(transform.filter_shape)
+    return tiles, generator.standard_normal((taps, channels)) / (taps * channels) ** 0.5
 
 
 @pytest.mark.parametrize("transform", EVERY, ids=str)
@@ -119,9 +132,28 @@ def test_errors_in_single_precision(member: Transform, channels: int, seed: int)
         assert error < 2e-6
 
 
+def error_of(transform: Transform, channels: int) -> float:
+    """The root mean square error over the root mean square of the results, of many tiles."""
+    tiles, filters = drawn(transform, channels, 0, 400)
+    tiles = tiles.astype(np.float32)
+    exact = correlated(transform, tiles.astype(np.float64), filters)
+    return float((((convolved(transform, tiles, filters) - exact) ** 2).mean() / (exact**2).mean()) ** 0.5)
+
+
+@pytest.mark.parametrize("channels", [8, 96])
+def test_filters_that_are_not_square_have_no_larger_errors_than_square_ones(channels: int) -> None:
+    """F(m, r) at most those of F(4x4, r x r), and of F(4x4, 5x5) for larger r, whose next tile exceeds them; F(m x m, r x s) those of F(4x4, 5x5)."""
+    largest = {size: error_of(Winograd(4, (size, size)), channels) for size in (3, 5)}
+    for filter_shape in ((1, 3), (1, 5), (1, 7), (3, 5), (5, 3)):
+        allowed = largest[3 if filter_shape == (1, 3) else 5]
+        for transform in transforms_of(filter_shape):
+            assert error_of(transform, channels) < 1.1 * allowed, transform
+    assert error_of(Winograd(8, (1, 3)), channels) > 1.5 * largest[3]
+
+
 def test_a_fourier_transform_is_far_from_an_outlier_s_size() -> None:
     """Unlike direct sums, a tile's results that do not read an outlier have errors relative to it."""
-    transform = transforms_of(7)[1]
+    transform = transforms_of((7, 7))[1]
     tiles, filters = drawn(transform, 1, 0, 1)
     tiles[0, 0] = 1e6
     narrow = tiles.astype(np.float32)
@@ -131,23 +163,27 @@ def test_a_fourier_transform_is_far_from_an_outlier_s_size() -> None:
 
 
 def test_members_and_their_columns() -> None:
-    assert [str(transform) for transform in transforms_of(3)] == ["winograd F(2x2,3x3)", "winograd F(4x4,3x3)"]
-    assert [type(transform).__name__ for transform in transforms_of(5)] == ["Winograd", "Winograd", "Fourier", "Fourier", "Fourier"]
-    assert not transforms_of(1) and not transforms_of(2) and not transforms_of(30)
-    for filter_size in FILTERS:
-        columns = transform_axes(filter_size)
+    assert [str(transform) for transform in transforms_of((3, 3))] == ["winograd F(2x2,3x3)", "winograd F(4x4,3x3)"]
+    assert [str(transform) for transform in transforms_of((3, 5))] == ["winograd F(2x2,3x5)", "winograd F(4x4,3x5)"]
+    assert [str(transform) for transform in transforms_of((1, 7))] == ["winograd F(2,7)", "winograd F(4,7)"]
+    assert [type(transform).__name__ for transform in transforms_of((5, 5))] == ["Winograd", "Winograd", "Fourier", "Fourier", "Fourier"]
+    assert not any(map(transforms_of, ((1, 1), (2, 2), (30, 30), (1, 2), (1, 9), (3, 7), (5, 7), (7, 9))))
+    for filter_shape in FILTERS:
+        columns = transform_axes(filter_shape)
         found = of_each(columns)
-        assert {transform for _, transform in found} == set(transforms_of(filter_size))
+        assert {transform for _, transform in found} == set(transforms_of(filter_shape))
         for which, transform in found:
             assert which.sum() == 1 and points_of(columns)[which] == transform.points
-            assert transform_of(transform.output_tile, filter_size, int(isinstance(transform, Fourier))) == transform
+            assert [int(extent[which][0]) for extent in tile_of(columns)] == list(transform.tile)
+            assert elements_of(columns)[which] == prod(transform.span)
+            assert transform_of(transform.output_tile, *filter_shape, int(isinstance(transform, Fourier))) == transform
 
 
 @pytest.mark.parametrize("transform", [transform for transform in EVERY if isinstance(transform, Fourier)], ids=str)
 def test_a_fourier_transform_takes_few_operations(transform: Fourier) -> None:
     """Fewer than 5 n log2(n) operations for each complex transform of n (that count is Cooley and Tukey's for powers of two), and the sums for three
     products instead of four; a result takes fewer products than there are taps."""
-    n, half = transform.span, transform.half
+    n, half = transform.length, transform.half
     inputs, outputs = works(transform)
     assert transform.points == 3 * n * n // 2
     assert inputs.arithmetic < n * (5 * half * np.log2(half) + 6 * half) + half * (5 * n * np.log2(n) + n)
@@ -157,8 +193,10 @@ def test_a_fourier_transform_takes_few_operations(transform: Fourier) -> None:
 
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
-@pytest.mark.parametrize("sizes, wanted", [((192, 64, 27, 27, 5), "winograd F(4x4,5x5)"), ((64, 64, 56, 56, 9), "fourier F(")])
-def test_the_models_choose_among_them(target: str, sizes: tuple[int, ...], wanted: str) -> None:
+@pytest.mark.parametrize(
+    "sizes, wanted", [((192, 64, 27, 27, 5), "winograd F(4x4,5x5)"), ((64, 64, 56, 56, 9), "fourier F("), ((96, 96, 68, 68, (1, 7)), "winograd")]
+)
+def test_the_models_choose_among_them(target: str, sizes: tuple[Any, ...], wanted: str) -> None:
     ranking = rank(convolution_problem(*sizes), machine(target))
     assert str(ranking.first().schedule).startswith(wanted)
     assert len(ranking.parts) > 1, "no direct sums to compare with"
@@ -167,9 +205,21 @@ def test_the_models_choose_among_them(target: str, sizes: tuple[int, ...], wante
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_as_compiled_code(threads: int) -> None:
     """Layers by transforms after one another, with epilogues."""
-    layers = (nn.Conv2d(3, 32, 7, padding=3), nn.ReLU(), nn.Conv2d(32, 48, 5, padding=2), nn.ReLU(), nn.Conv2d(48, 64, 9, padding=4), nn.Tanh())
+    layers = (
+        *(nn.Conv2d(3, 32, 7, padding=3), nn.ReLU(), nn.Conv2d(32, 48, 5, padding=2), nn.ReLU(), nn.Conv2d(48, 64, 9, padding=4), nn.Tanh()),
+        *(nn.Conv2d(64, 64, (1, 7), padding=(0, 3)), nn.ReLU(), nn.Conv2d(64, 64, (7, 1), padding=(3, 0)), nn.ReLU()),
+    )
     module, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 30, 41)
     with tilewright.compile(module, (x,), target="native", threads=threads) as executable:
         schedules = [region.schedule for region in executable.image.program.regions]
-    assert sum(schedule.startswith(("winograd F", "fourier F")) for schedule in schedules) == 2, schedules
+    assert sum(schedule.startswith(("winograd F", "fourier F")) for schedule in schedules) == 4, schedules
     check_native([Case("layers", module, (x,), 3e-5)])
+
+
+def test_sequences_as_compiled_code() -> None:
+    """Convolutions along one dimension, of which images have one other or none."""
+    module, x = nn.Sequential(nn.Conv1d(32, 64, 5), nn.GELU(), nn.Conv1d(64, 32, 3, padding=1)).eval(), torch.randn(1, 32, 500)
+    with tilewright.compile(module, (x,), target="native", threads=1) as executable:
+        schedules = [region.schedule for region in executable.image.program.regions]
+    assert any(schedule.startswith("winograd F(6,5)") for schedule in schedules), schedules
+    check_native([Case("sequences", module, (x,), 3e-5)])

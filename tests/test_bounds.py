@@ -227,7 +227,7 @@ def test_winograd_in_one_kernel() -> None:
     assert length(candidates) and (estimate.seconds >= facts.flops / saved / H200.peak_flops["fp32"]).all()
     # F(2x2): 49 tiles, 256 outputs in blocks of 16 x 32: 32 blocks of 16 warps, 4 on a scheduler, each 32 steps of 8 channels and 4 x 4 sums per
     # thread
-    some = {"output_tile": 2, "filter_size": 3, "tiles": 16, "outputs": 32, "channels": 8, "thread_m": 4, "thread_n": 4, "split": 1}
+    some = {"output_tile": 2, "filter_y": 3, "filter_x": 3, "tiles": 16, "outputs": 32, "channels": 8, "thread_m": 4, "thread_n": 4, "split": 1}
     one = lower_bound(WINOGRAD_FUSED, facts, {name: np.array([value]) for name, value in some.items()}, H200)
     assert one.terms["fma"] == pytest.approx(4 * 32 * 8 * 16 / 1.98e9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,13 @@ def random_schedule(facts: CpuWinogradFacts, target: Any, threads: int, seed: in
     return schedule_of(target.vector_lanes(), **row(candidates, position))
 
 
+FILTERS = (*((size, size) for size in (3, 3, 5, 7, 9, 11, 6)), (1, 3), (3, 1), (1, 5), (5, 1), (1, 7), (7, 1), (3, 5))
 DRAWN = dict(
     target=st.sampled_from([NEON, AVX2]),
     batch=st.sampled_from([1, 2, 3]),
     channels=st.sampled_from([1, 2, 3]),
     outputs=st.sampled_from([1, 2, 3, 5]),
-    filter_size=st.sampled_from([3, 3, 5, 7, 9, 11, 6]),
+    filter_shape=st.sampled_from(FILTERS),
     size=st.tuples(st.integers(3, 13), st.integers(3, 13)),
     padding=st.sampled_from([0, 1, 1, 2]),
     epilogue=st.booleans(),
@@ -59,12 +61,12 @@ DRAWN = dict(
 
 
 def examine(
-    target: Any, batch: int, channels: int, outputs: int, filter_size: int, size: Any, padding: Any, epilogue: Any, threads: int, seed: int
+    target: Any, batch: int, channels: int, outputs: int, filter_shape: Any, size: Any, padding: int, epilogue: Any, threads: int, seed: int
 ) -> None:
     """Checks a random schedule; `channels` and `outputs` are numbers of vectors."""
     lanes = target.vector_lanes()
-    size = tuple(max(extent, filter_size + 2 - 2 * padding) for extent in size)  # transforms do not serve outputs of one row
-    sizes: dict[str, Any] = dict(channels=channels * lanes, outputs=outputs * lanes, filter_size=filter_size, size=size, padding=padding)
+    size = tuple(max(extent, taps + 2 - 2 * padding) for extent, taps in zip(size, filter_shape, strict=True))  # no outputs of one row
+    sizes: dict[str, Any] = dict(channels=channels * lanes, outputs=outputs * lanes, filter_size=filter_shape, size=size, padding=padding)
     case = convolution_case(batch=batch, **sizes, epilogue=epilogue, seed=seed)
     _, problem = cpu_winograd_form(case.problem, target)
     schedule = random_schedule(problem, target, threads, seed)
@@ -85,27 +87,27 @@ def test_more_random_convolutions_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
 
 
-MEMBERS = [(2, 3, 0), (4, 3, 0), (2, 5, 0), (4, 5, 0), (8, 5, 1), (10, 7, 1)]
-"""Transforms as fields of schedules: output tile, filter size, Fourier."""
+MEMBERS = [(2, 3, 3, 0), (4, 3, 3, 0), (2, 5, 5, 0), (4, 5, 5, 0), (8, 5, 5, 1), (10, 7, 7, 1), (4, 3, 5, 0), (6, 1, 3, 0), (4, 1, 7, 0)]
+"""Transforms as fields of schedules: output tile, taps of the filter down and across, Fourier."""
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_the_output_may_have_a_halo(member: tuple[int, int, int]) -> None:
-    size, filter_size, fourier = member
-    case = convolution_case(channels=8, outputs=16, size=(6, 9), filter_size=filter_size, padding=filter_size // 2)
+def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
+    size, filter_y, filter_x, fourier = member
+    case = convolution_case(channels=8, outputs=16, size=(6, 9), filter_size=(filter_y, filter_x), padding=(filter_y // 2, filter_x // 2))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower(case.problem, CpuWinogradSchedule(size, 2, 2, 2, 2, 1, 8, filter_size, fourier), AVX2))
+    check(case, lower(case.problem, CpuWinogradSchedule(size, 2, 2, 2, 2, 1, 8, filter_y, filter_x, fourier), AVX2))
 
 
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("epilogue", [False, True])
-def test_the_output_may_be_row_major(member: tuple[int, int, int], epilogue: bool) -> None:
-    size, filter_size, fourier = member
-    sizes: dict[str, Any] = dict(channels=8, outputs=24, size=(7, 10), filter_size=filter_size, padding=filter_size // 2)
+def test_the_output_may_be_row_major(member: tuple[int, int, int, int], epilogue: bool) -> None:
+    size, filter_y, filter_x, fourier = member
+    sizes: dict[str, Any] = dict(channels=8, outputs=24, size=(7, 10), filter_size=(filter_y, filter_x), padding=(filter_y // 2, filter_x // 2))
     case = convolution_case(batch=2, **sizes, epilogue=epilogue)
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
-    check(case, lower(case.problem, CpuWinogradSchedule(size, 3, 2, 2, 1, 2, 8, filter_size, fourier), AVX2))
+    check(case, lower(case.problem, CpuWinogradSchedule(size, 3, 2, 2, 1, 2, 8, filter_y, filter_x, fourier), AVX2))
 
 
 @pytest.mark.parametrize(
@@ -136,20 +138,20 @@ def test_the_space_keeps_its_rules() -> None:
         schedule = schedule_of(8, **row(candidates, number))
         assert (schedule.tile + 1) * schedule.vectors < AVX2.vector_registers
         assert schedule.tile_parts * schedule.panel_parts == 2
-        assert (schedule.blocks - 1) * schedule.tile < facts.tiles(schedule.output_tile)
+        assert (schedule.blocks - 1) * schedule.tile < facts.tiles(candidates)[number]
     level_2 = AVX2.cache(2)
     assert level_2 is not None and working_bytes(facts, candidates, 8).max() <= 0.75 * level_2.bytes
 
 
 def test_operations_of_the_transforms() -> None:
     """Lavin and Gray, section 4.1: 32 additions for an input tile of F(2x2, 3x3), 24 for the output transform."""
-    assert [work.arithmetic for work in works(Winograd(2, 3))] == [32, 24]
-    assert works(Winograd(4, 3))[0].arithmetic < 6 * 6 * 12
+    assert [work.arithmetic for work in works(Winograd(2, (3, 3)))] == [32, 24]
+    assert works(Winograd(4, (3, 3)))[0].arithmetic < 6 * 6 * 12
     for filter_size in (5, 7, 9, 11):
-        for transform in transforms_of(filter_size):
+        for transform in transforms_of((filter_size, filter_size)):
             # below the products with the matrix of the transform, and for the outputs less than for the inputs
             inputs, outputs = works(transform)
-            assert outputs.arithmetic < inputs.arithmetic < transform.span**2 * 24
+            assert outputs.arithmetic < inputs.arithmetic < prod(transform.span) * 24
             assert inputs.fused < inputs.arithmetic and (inputs.scratch > 0) == (transform.scratch > 0)
 
 

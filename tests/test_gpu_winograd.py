@@ -35,7 +35,7 @@ from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import FUSED_AXES, FUSED_COLUMNS, FusedWinogradSchedule, fused_shared_bytes_of, fused_winograd_space
 from tilewright.kernels.schema import Options
 from tilewright.kernels.winograd_form import winograd_form
-from tilewright.kernels.winograd_transform import OUTPUT_TILES, Winograd
+from tilewright.kernels.winograd_transform import LINES, SQUARES, Winograd, transforms
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import artifact, encoding
 from tilewright.runtime.buffers import SharedConstants
@@ -70,6 +70,7 @@ def with_epilogue(case: Case, kind: str) -> Case:
     return replace(case, region=replace(case.region, steps=steps), expected=expected.numpy())
 
 
+FILTERS = (*((size, size) for size in (3, 3, 5, 7, 9, 11, 6)), (1, 3), (3, 1), (1, 5), (5, 1), (1, 7), (7, 1), (3, 5))
 SMALL = dict(block_m=16, block_n=32, block_k=8, thread_m=2, thread_n=4)
 
 
@@ -77,8 +78,8 @@ def examine(case: Case, threads: int, lanes: int, seed: int) -> None:
     """Checks the case under a random schedule of its space with the given threads and vectors, and a random transform."""
     candidates, _ = winograd_space(problem_of(case), H200)
     generator = np.random.default_rng(seed)
-    filter_size = int(candidates["filter_size"][0])
-    transform = transforms_of(filter_size)[generator.integers(len(transforms_of(filter_size)))]
+    found = transforms_of((int(candidates["filter_y"][0]), int(candidates["filter_x"][0])))
+    transform = found[generator.integers(len(found))]
     allowed = [candidates["output_tile"] == transform.output_tile, candidates["fourier"] == isinstance(transform, Fourier)]
     allowed += [candidates["transform_threads"] == threads, candidates["transform_vector"] == lanes]
     positions = np.flatnonzero(np.all(allowed, axis=0))
@@ -91,7 +92,7 @@ DRAWN = dict(
     batch=st.sampled_from([1, 2, 3]),
     channels=st.sampled_from([2, 3, 6, 8, 16, 36]),
     outputs=st.sampled_from([2, 5, 6, 16, 40]),
-    filter_size=st.sampled_from([3, 3, 5, 7, 9, 11, 6]),
+    filter_shape=st.sampled_from(FILTERS),
     size=st.tuples(st.integers(3, 13), st.integers(3, 13)),
     padding=st.sampled_from([0, 1, 1, 2]),
     epilogue=st.booleans(),
@@ -102,10 +103,10 @@ DRAWN = dict(
 
 
 def random_case(
-    batch: int, channels: int, outputs: int, filter_size: int, size: Any, padding: Any, epilogue: Any, threads: int, lanes: int, seed: int
+    batch: int, channels: int, outputs: int, filter_shape: Any, size: Any, padding: int, epilogue: Any, threads: int, lanes: int, seed: int
 ) -> Any:
-    size = tuple(max(extent, filter_size + 2 - 2 * padding) for extent in size)  # transforms do not serve outputs of one row
-    sizes: dict[str, Any] = dict(channels=channels, outputs=outputs, filter_size=filter_size, size=size, padding=padding)
+    size = tuple(max(extent, taps + 2 - 2 * padding) for extent, taps in zip(size, filter_shape, strict=True))  # no outputs of one row
+    sizes: dict[str, Any] = dict(channels=channels, outputs=outputs, filter_size=filter_shape, size=size, padding=padding)
     examine(convolution_case(batch=batch, **sizes, epilogue=epilogue, seed=seed), threads, lanes, seed)
 
 
@@ -122,7 +123,7 @@ def test_more_random_convolutions_and_schedules(**drawn: Any) -> None:
     random_case(**drawn)
 
 
-@pytest.mark.parametrize("output_tile", OUTPUT_TILES[3])
+@pytest.mark.parametrize("output_tile", SQUARES[3])
 @pytest.mark.parametrize("kind", ["bias", "scale"])
 def test_other_epilogues(output_tile: int, kind: str) -> None:
     case = with_epilogue(convolution_case(batch=2, channels=8, outputs=12, size=(7, 10)), kind)
@@ -137,13 +138,13 @@ def test_a_split_sum_over_channels(split: int, cluster: int) -> None:
     check(case, lowered)
 
 
-@pytest.mark.parametrize("member", [(4, 3, 0), (4, 5, 0), (8, 5, 1)])
-def test_the_output_may_have_a_halo(member: tuple[int, int, int]) -> None:
-    output_tile, filter_size, fourier = member
-    case = convolution_case(channels=8, outputs=8, size=(6, 9), filter_size=filter_size, padding=filter_size // 2)
+@pytest.mark.parametrize("member", [(4, 3, 3, 0), (4, 5, 5, 0), (8, 5, 5, 1), (2, 3, 5, 0), (4, 1, 7, 0)])
+def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
+    output_tile, filter_y, filter_x, fourier = member
+    case = convolution_case(channels=8, outputs=8, size=(6, 9), filter_size=(filter_y, filter_x), padding=(filter_y // 2, filter_x // 2))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower(case, WinogradSchedule(output_tile, 64, 1, **SMALL, filter_size=filter_size, fourier=fourier)))
+    check(case, lower(case, WinogradSchedule(output_tile, 64, 1, **SMALL, filter_y=filter_y, filter_x=filter_x, fourier=fourier)))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def emulated(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
     3]."""
     f = np.float32
     one = np.ones((1, 1))
-    b, a = (np.array(m, f) for m in (Winograd(size, 3).matrices.inputs, Winograd(size, 3).matrices.outputs)) if size > 1 else (one, one)
+    b, a = (np.array(m, f) for m in (transforms(size, 3).inputs, transforms(size, 3).outputs)) if size > 1 else (one, one)
     (channels, height, width), k, span = x.shape, w.shape[0], len(b)
     if size == 1:
         padded = np.pad(x, ((0, 0), (1, 1), (1, 1)))
@@ -187,7 +188,7 @@ def emulated(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
     tiles = np.lib.stride_tricks.sliding_window_view(padded, (span, span), (1, 2))[:, ::size, ::size]
     half = sum(b[:, i, None] * tiles[..., i, None, :] for i in range(span))
     v = sum(half[..., j, None] * b[:, j] for j in range(span))
-    u = prepared(torch.from_numpy(w), filters_storage(w, Winograd(size, 3))).numpy().reshape(span, span, channels, k)
+    u = prepared(torch.from_numpy(w), filters_storage(w, Winograd(size, (3, 3)))).numpy().reshape(span, span, channels, k)
     m = np.zeros((rows, columns, span, span, k), f)
     for c in range(channels):
         m += v[c][..., None] * u[:, :, c]
@@ -223,8 +224,8 @@ def test_accuracy_is_what_the_documentation_says(channels: int, positive: bool) 
 
 def test_the_transforms_are_exact_in_one_dimension() -> None:
     generator = np.random.default_rng(0)
-    for size, taps in ((size, taps) for taps, sizes in OUTPUT_TILES.items() for size in sizes):
-        matrices = Winograd(size, taps).matrices
+    for size, taps in ((size, taps) for taps, sizes in LINES.items() for size in sizes):
+        matrices = transforms(size, taps)
         d, g = generator.standard_normal(size + taps - 1), generator.standard_normal(taps)
         a, b, c = (np.array(m) for m in (matrices.outputs, matrices.inputs, matrices.filters))
         np.testing.assert_allclose(a @ ((c @ g) * (b @ d)), np.correlate(d, g), atol=1e-13)
@@ -243,7 +244,7 @@ def test_the_space_is_bounded_and_its_cost_positive(name: str, extents: tuple[in
     assert tuple(candidates) == AXES and 100 < length(candidates) <= 20_000
     assert len({tuple(column[i] for column in candidates.values()) for i in range(length(candidates))}) == length(candidates)
     assert all(count > 0 for count in rejected.values())
-    assert set(candidates["output_tile"]) == set(OUTPUT_TILES[3])
+    assert set(candidates["output_tile"]) == set(SQUARES[3])
     estimate = estimated(WINOGRAD, problem, candidates, target, Options()).estimate
     seconds = estimate.seconds
     assert np.all(np.isfinite(seconds)) and np.all(seconds > 3 * target.launch_seconds)
@@ -278,18 +279,18 @@ def test_a_schedule_has_a_stable_text() -> None:
 
 def test_a_constant_is_mapped_in_float64_and_rounded_once() -> None:
     w = np.random.default_rng(1).standard_normal((5, 6, 3, 3)).astype(np.float32)
-    found = prepared(torch.from_numpy(w), filters_storage(w, Winograd(4, 3))).numpy()
-    g = np.array(Winograd(4, 3).matrices.filters)
+    found = prepared(torch.from_numpy(w), filters_storage(w, Winograd(4, (3, 3)))).numpy()
+    g = np.array(transforms(4, 3).filters)
     expected = np.einsum("ai,bj,kcij->abck", g, g, w.astype(np.float64)).reshape(36, 6, 5)
     np.testing.assert_array_equal(found, expected.astype(np.float32))
     with pytest.raises(ValueError, match="mapped"):
-        prepared(torch.from_numpy(w), replace(filters_storage(w, Winograd(4, 3)), matrix=Winograd(2, 3).filter_matrix))
+        prepared(torch.from_numpy(w), replace(filters_storage(w, Winograd(4, (3, 3))), matrix=Winograd(2, (3, 3)).filter_matrix))
 
 
 @pytest.mark.parametrize("matrix", [[[1.0] * 1025], [[1.0]] * 1025, [[1.0, 2.0], [1.0]], [], [[]], [[float("nan")]], [["a"]], "ab", 7])
 def test_a_manifest_with_another_matrix_is_refused(matrix: object) -> None:
-    data = encoding._encode_storage(filters_storage(np.zeros((4, 4, 3, 3)), Winograd(2, 3)))
-    assert encoding._decode_storage(Field(data, "storage")) == filters_storage(np.zeros((4, 4, 3, 3)), Winograd(2, 3))
+    data = encoding._encode_storage(filters_storage(np.zeros((4, 4, 3, 3)), Winograd(2, (3, 3))))
+    assert encoding._decode_storage(Field(data, "storage")) == filters_storage(np.zeros((4, 4, 3, 3)), Winograd(2, (3, 3)))
     with pytest.raises(ValueError, match="matrix"):
         encoding._decode_storage(Field({**data, "matrix": matrix}, "storage"))
     assert encoding._decode_storage(Field({**data, "matrix": None}, "storage")).matrix is None
@@ -333,16 +334,23 @@ def test_an_artifact_keeps_the_matrix(tmp_path: Path) -> None:
         assert storage.source is not None and storage.matrix is not None
         weight = program.graph.constants[storage.source]
         size = round(len(storage.matrix) ** 0.5) - 2
-        expected = prepared(weight, replace(filters_storage(weight.numpy(), Winograd(size, 3)), source=storage.source))
+        expected = prepared(weight, replace(filters_storage(weight.numpy(), Winograd(size, (3, 3))), source=storage.source))
         assert torch.equal(packed[name], expected.reshape(-1))
 
 
-@pytest.mark.parametrize("member", [(2, 3, 0, 4), (4, 3, 0, 4), (2, 5, 0, 4), (4, 5, 0, 2), (8, 5, 1, 1), (12, 5, 1, 1), (14, 11, 1, 1)])
-def test_its_kernels_compile_without_spills(member: tuple[int, int, int, int], tmp_path: Path) -> None:
+COMPILED = (
+    *((2, 3, 3, 0, 4), (4, 3, 3, 0, 4), (2, 5, 5, 0, 4), (4, 5, 5, 0, 2), (8, 5, 5, 1, 1), (12, 5, 5, 1, 1), (14, 11, 11, 1, 1)),
+    *((6, 1, 3, 0, 4), (4, 1, 7, 0, 4), (4, 3, 5, 0, 2)),
+)
+"""Transforms as fields of schedules, and the width of vectors."""
+
+
+@pytest.mark.parametrize("member", COMPILED)
+def test_its_kernels_compile_without_spills(member: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    output_tile, filter_size, fourier, vector = member
-    case = convolution_case(channels=64, outputs=64, size=(30, 29), filter_size=filter_size, padding=filter_size // 2)
-    schedule = WinogradSchedule(output_tile, 256, vector, 64, 64, 16, 4, 4, 1, 4, filter_size=filter_size, fourier=fourier)
+    output_tile, filter_y, filter_x, fourier, vector = member
+    case = convolution_case(channels=64, outputs=64, size=(30, 29), filter_size=(filter_y, filter_x), padding=(filter_y // 2, filter_x // 2))
+    schedule = WinogradSchedule(output_tile, 256, vector, 64, 64, 16, 4, 4, 1, 4, 0, filter_y, filter_x, fourier)
     lowered = lower(case, schedule)
     for found in compiled(lowered, tmp_path).values():
         assert found.spill_bytes == 0 and found.stack_bytes == 0
@@ -368,7 +376,7 @@ FUSED_DRAWN = dict(
     batch=st.sampled_from([1, 2, 3]),
     channels=st.sampled_from([4, 8, 16, 48, 64]),
     outputs=st.sampled_from([9, 16, 18, 33, 40]),
-    filter_size=st.sampled_from([3, 3, 5]),
+    filter_shape=st.sampled_from([(3, 3), (3, 3), (5, 5), (1, 3), (7, 1), (1, 7), (5, 3)]),
     size=st.tuples(st.integers(5, 13), st.integers(5, 13)),
     padding=st.sampled_from([0, 1, 1, 2]),
     epilogue=st.booleans(),
@@ -376,13 +384,13 @@ FUSED_DRAWN = dict(
 )
 
 
-def random_fused_case(batch: int, channels: int, outputs: int, filter_size: int, size: Any, padding: Any, epilogue: Any, seed: int) -> Any:
-    size = tuple(max(extent, filter_size + 2 - 2 * padding) for extent in size)
-    sizes: dict[str, Any] = dict(channels=channels, outputs=outputs, filter_size=filter_size, size=size, padding=padding)
+def random_fused_case(batch: int, channels: int, outputs: int, filter_shape: Any, size: Any, padding: int, epilogue: Any, seed: int) -> Any:
+    size = tuple(max(extent, taps + 2 - 2 * padding) for extent, taps in zip(size, filter_shape, strict=True))
+    sizes: dict[str, Any] = dict(channels=channels, outputs=outputs, filter_size=filter_shape, size=size, padding=padding)
     case = convolution_case(batch=batch, **sizes, epilogue=epilogue, seed=seed)
     candidates, _ = fused_winograd_space(problem_of(case), H200)
     generator = np.random.default_rng(seed)
-    for output_tile in OUTPUT_TILES[filter_size]:  # there are fewer candidates of F(4x4)
+    for output_tile in sorted(set(candidates["output_tile"])):  # there are fewer candidates of F(4x4)
         allowed = np.flatnonzero(candidates["output_tile"] == output_tile)
         if len(allowed):
             check(case, lower(case, FusedWinogradSchedule(**row(candidates, int(generator.choice(allowed))))))
@@ -419,7 +427,7 @@ def test_the_space_of_one_kernel(name: str, some: bool) -> None:
     problem = problem_of(convolution_case(channels=64, outputs=64, size=(28, 28), epilogue=False))
     candidates, rejected = fused_winograd_space(problem, target)
     assert tuple(candidates) == FUSED_COLUMNS and (length(candidates) > 50) == some
-    assert length(candidates) + sum(rejected.values()) == len(OUTPUT_TILES[3]) * np.prod([len(values) for values in FUSED_AXES.values()])
+    assert length(candidates) + sum(rejected.values()) == len(SQUARES[3]) * np.prod([len(values) for values in FUSED_AXES.values()])
     if not some:
         assert set(rejected) == {"no asynchronous copies"}
         return
@@ -428,11 +436,17 @@ def test_the_space_of_one_kernel(name: str, some: bool) -> None:
     assert np.all(np.isfinite(estimate.seconds)) and np.all(estimate.seconds > target.launch_seconds)
 
 
-@pytest.mark.parametrize("output_tile, block", [(2, (16, 32, 16, 4, 8, 1)), (2, (32, 32, 16, 4, 8, 4)), (4, (16, 16, 16, 4, 4, 2))])
-def test_one_kernel_compiles_without_spills(output_tile: int, block: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "output_tile, block, filter_shape",
+    [
+        *((2, (16, 32, 16, 4, 8, 1), (3, 3)), (2, (32, 32, 16, 4, 8, 4), (3, 3)), (4, (16, 16, 16, 4, 4, 2), (3, 3))),
+        *((4, (32, 64, 8, 8, 8, 2), (1, 7)), (6, (32, 64, 8, 8, 8, 1), (3, 1))),
+    ],
+)
+def test_one_kernel_compiles_without_spills(output_tile: int, block: tuple[int, ...], filter_shape: tuple[int, int], tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    case = convolution_case(channels=64, outputs=64, size=(28, 28))
-    schedule = FusedWinogradSchedule(output_tile, *block)
+    case = convolution_case(channels=64, outputs=64, size=(28, 28), filter_size=filter_shape)
+    schedule = FusedWinogradSchedule(output_tile, *block, *sorted(filter_shape))
     lowered = lower(case, schedule)
     (found,) = compiled(lowered, tmp_path).values()
     assert found.spill_bytes == 0 and found.stack_bytes == 0

@@ -110,6 +110,7 @@ def test_networks(name: str) -> None:
         ),
         ("winograd", (1, 4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, 3, 1, 1), nn.Tanh())),
         ("winograd", (1, 4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, 7, 1, 3), nn.Tanh())),
+        ("winograd", (1, 4, 6, 11), (nn.Conv2d(8, 64, 3, 2, 1), nn.GELU(), nn.Conv2d(64, 64, (7, 1), 1, (3, 0)), nn.Tanh())),
     ],
 )
 def test_further_batches_compile_nothing(kind: str, batches: tuple[int, ...], layers: tuple[nn.Module, ...]) -> None:

@@ -141,8 +141,9 @@ def compile(
         records: the file of measurements (default: the user's); measurements take precedence over the models, and trials are added to the file.
         deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, if that is faster: two calls may then
         differ in the last bits. The choice of kernels is deterministic either way.
-        winograd: False computes all sums directly. Winograd's algorithm is faster for most 3x3 and 5x5 convolutions, Fourier transforms for most with
-            larger filters; their errors depend on the largest value of a block of the input, and infinities and NaN reach every result of that block.
+        winograd: False computes all sums directly. Winograd's algorithm is faster for most 3x3, 5x5 and 1x7 convolutions, Fourier transforms for most
+            with larger filters; their errors depend on the largest value of a block of the input, and infinities and NaN reach every result of that
+            block.
         check: True makes each call on a GPU wait for its results and itself raise IndexOutOfRange, which otherwise the next call or `synchronize`
             raises. It sets the executable's attribute `check`, which may be changed.
         vendor: True considers library kernels too, through PyTorch: oneDNN and BLAS on a CPU, cuDNN and cuBLAS on a GPU. Nothing predicts their

@@ -18,38 +18,60 @@ from tilewright.kernels import fourier_transform
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.fourier_transform import Fourier
 from tilewright.kernels.transform_pass import Work, work_of
-from tilewright.kernels.winograd_transform import OUTPUT_TILES, Winograd
+from tilewright.kernels.winograd_transform import Shape, Winograd, output_tiles
 
 Transform: TypeAlias = Winograd | Fourier
-TRANSFORM_COLUMNS = ("output_tile", "filter_size", "fourier")
+TRANSFORM_COLUMNS = ("output_tile", "filter_y", "filter_x", "fourier")
 """Columns of candidates, and fields of schedules, that name a transform."""
 
 
 @lru_cache(maxsize=64)
-def transforms_of(filter_size: int) -> tuple[Transform, ...]:
-    """The transforms for filters of `filter_size` x `filter_size`; empty if there are none."""
-    winograd = (Winograd(m, filter_size) for m in OUTPUT_TILES.get(filter_size, ()))
-    return (*winograd, *(Fourier(n - filter_size + 1, filter_size) for n in fourier_transform.spans(filter_size)))
+def transforms_of(filter_shape: Shape) -> tuple[Transform, ...]:
+    """The transforms for filters of this shape; empty if there are none."""
+    winograd = (Winograd(m, filter_shape) for m in output_tiles(filter_shape))
+    rows, columns = filter_shape
+    spans = fourier_transform.spans(rows) if rows == columns else ()
+    return (*winograd, *(Fourier(n - rows + 1, rows) for n in spans))
 
 
-def transform_of(output_tile: int, filter_size: int, fourier: int) -> Transform:
+def transform_of(output_tile: int, filter_y: int, filter_x: int, fourier: int) -> Transform:
     """The transform of a schedule's fields."""
-    return Fourier(output_tile, filter_size) if fourier else Winograd(output_tile, filter_size)
+    return Fourier(output_tile, filter_x) if fourier else Winograd(output_tile, (filter_y, filter_x))
+
+
+def tile_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the results of a tile, for candidates with the columns of a transform."""
+    rows, columns = (np.where(candidates[name] > 1, candidates["output_tile"], 1) for name in ("filter_y", "filter_x"))
+    return rows, columns
+
+
+def elements_of(candidates: Columns) -> np.ndarray:
+    """Elements of a tile of the input."""
+    rows, columns = tile_of(candidates)
+    elements: np.ndarray = (rows + candidates["filter_y"] - 1) * (columns + candidates["filter_x"] - 1)
+    return elements
 
 
 def points_of(candidates: Columns) -> np.ndarray:
-    """Products of a tile, for candidates with the columns of a transform."""
-    span = candidates["output_tile"] + candidates["filter_size"] - 1
-    points: np.ndarray = np.where(candidates["fourier"] == 1, 3 * span**2 // 2, span**2)
+    """Products of a tile."""
+    elements = elements_of(candidates)
+    points: np.ndarray = np.where(candidates["fourier"] == 1, 3 * elements // 2, elements)
     return points
 
 
-def transform_axes(filter_size: int) -> dict[str, np.ndarray]:
+def tiles_of(images: int, height: int, width: int, candidates: Columns) -> np.ndarray:
+    """Tiles of all images."""
+    rows, columns = tile_of(candidates)
+    tiles: np.ndarray = images * -(-height // rows) * -(-width // columns)
+    return tiles
+
+
+def transform_axes(filter_shape: Shape) -> dict[str, np.ndarray]:
     """The columns of a transform: a row for each of `transforms_of`."""
-    found = transforms_of(filter_size)
+    found = transforms_of(filter_shape)
     return {
         "output_tile": np.array([transform.output_tile for transform in found]),
-        "filter_size": np.full(len(found), filter_size),
+        **{name: np.full(len(found), taps) for name, taps in zip(("filter_y", "filter_x"), filter_shape, strict=True)},
         "fourier": np.array([int(isinstance(transform, Fourier)) for transform in found]),
     }
 

@@ -31,7 +31,7 @@ import numpy as np
 from tilewright.ir.expr import Expr, Var, index_const, variables
 from tilewright.ir.kernel import Let, Statement
 from tilewright.kernels.transform_pass import LoadElement, LoadPoint, Matrix, Pass, StorePoint, StoreRows, Values
-from tilewright.kernels.winograd_transform import combination
+from tilewright.kernels.winograd_transform import Shape, combination
 
 SPANS = (12, 16, 24)
 """Values of n: products of 2 and 3, even."""
@@ -69,32 +69,46 @@ class Fourier:
     filter_size: int
 
     @property
-    def span(self) -> int:
-        """n, rows and columns of a tile of the input."""
+    def filter_shape(self) -> Shape:
+        return self.filter_size, self.filter_size
+
+    @property
+    def tile(self) -> Shape:
+        """Rows and columns of results."""
+        return self.output_tile, self.output_tile
+
+    @property
+    def span(self) -> Shape:
+        """Rows and columns of a tile of the input."""
+        return self.length, self.length
+
+    @property
+    def length(self) -> int:
+        """n."""
         return self.output_tile + self.filter_size - 1
 
     @property
     def half(self) -> int:
         """Frequencies of a row."""
-        return self.span // 2
+        return self.length // 2
 
     @property
     def points(self) -> int:
         """Products of a tile."""
-        return 3 * self.span * self.half
+        return 3 * self.length * self.half
 
     @property
     def scratch(self) -> int:
         """Values that pass between passes: complex numbers [row, frequency]."""
-        return self.span**2
+        return self.length**2
 
     @property
     def filter_matrix(self) -> Matrix:
-        return filter_matrix(self.span, self.filter_size)
+        return filter_matrix(self.length, self.filter_size)
 
     def input_passes(self, values: Values, load: LoadElement, store: StorePoint) -> tuple[Pass, ...]:
         """The points of a tile of the input: a piece of the first pass is a row, one of the second a frequency of the rows."""
-        n, half = self.span, self.half
+        n, half = self.length, self.half
 
         def rows(row: Expr) -> list[Statement]:
             code = _Code(values, "a")
@@ -117,7 +131,7 @@ class Fourier:
 
     def output_passes(self, values: Values, load: LoadPoint, store: StoreRows) -> tuple[Pass, ...]:
         """The results of a tile: a piece of the first pass is a frequency of the rows, one of the second a row of results."""
-        n, half, size = self.span, self.half, self.output_tile
+        n, half, size = self.length, self.half, self.output_tile
 
         def columns(j: Expr) -> list[Statement]:
             code = _Code(values, "c")
@@ -140,10 +154,10 @@ class Fourier:
 
     def _place(self, row: Expr, j: Expr) -> Expr:
         """The number of the real part of a scratch value; the imaginary part follows."""
-        return row * self.span + j * 2
+        return row * self.length + j * 2
 
     def _point(self, part: int, j: Expr, k: int) -> Expr:
-        return j * self.span + (part * self.span * self.half + k)
+        return j * self.length + (part * self.length * self.half + k)
 
     def __str__(self) -> str:
         m, r = self.output_tile, self.filter_size

@@ -57,7 +57,7 @@ def convolution_problem(
     channels: int,
     height: int,
     width: int,
-    filter_size: int,
+    filter_size: int | tuple[int, int],
     stride: int = 1,
     *,
     batch: int = 1,
@@ -65,36 +65,37 @@ def convolution_problem(
     groups: int = 1,
 ) -> Problem:
     """A convolution of [batch, channels, height * stride, width * stride] to [batch, outputs, height, width], channels last. Its padding (dilation *
-    (filter_size // 2) on each side) is stored as a zeroed halo, and its filters are constant. A depthwise convolution has kind window."""
-    padding = dilation * (filter_size // 2)
+    (taps // 2) on each side) is stored as a zeroed halo, and its filters are constant. A depthwise convolution has kind window."""
+    taps = (filter_size, filter_size) if isinstance(filter_size, int) else filter_size
+    down, across = (dilation * (size // 2) for size in taps)
     each, inside = outputs // groups, channels // groups
     if each * groups != outputs or inside * groups != channels:
         raise ValueError(f"{channels} and {outputs} channels in {groups} groups")
     x = Tensor("x", (batch, channels, height * stride, width * stride), DEFAULT_FLOAT)
-    w = Tensor("w", (outputs, inside, filter_size, filter_size), DEFAULT_FLOAT)
+    w = Tensor("w", (outputs, inside, *taps), DEFAULT_FLOAT)
     builder = StepBuilder("conv")
     shape = (batch, outputs, height, width)
     if groups == 1:
         (result,) = builder.reduce(
             "sum",
             shape,
-            (filter_size, filter_size, channels),
-            lambda n, k, y, x_, fy, fx, c: x(n, c, y * stride + fy * dilation - padding, x_ * stride + fx * dilation - padding) * w(k, c, fy, fx),
+            (*taps, channels),
+            lambda n, k, y, x_, fy, fx, c: x(n, c, y * stride + fy * dilation - down, x_ * stride + fx * dilation - across) * w(k, c, fy, fx),
         )
     else:
         (result,) = builder.reduce(
             "sum",
             shape,
-            (filter_size, filter_size, inside),
+            (*taps, inside),
             lambda n, g, k, y, x_, fy, fx, c: (
-                x(n, c + g * inside, y * stride + fy * dilation - padding, x_ * stride + fx * dilation - padding) * w(k + g * each, c, fy, fx)
+                x(n, c + g * inside, y * stride + fy * dilation - down, x_ * stride + fx * dilation - across) * w(k + g * each, c, fy, fx)
             ),
             axes=(batch, groups, each, height, width),
             index=lambda n, g, k, y, x_, *_: (n, k + g * each, y, x_),
         )
     steps = builder.finish([result], ["out"]).steps
     values = {tensor.name: Value(tensor.name, tensor.shape, DEFAULT_FLOAT) for tensor in (x, w)} | {"out": Value("out", shape, DEFAULT_FLOAT)}
-    halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+    halo = ((0, 0), (0, 0), (down, down), (across, across))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
     kind = "window" if groups == channels == outputs > 1 else "contraction"
     region = Region("out", kind, (), steps, ("x", "w"), ("out",))

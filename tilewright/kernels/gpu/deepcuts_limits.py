@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.attention_form import SOFTMAX_FLOPS, AttentionFacts
+from tilewright.kernels.block_transforms import elements_of
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.gpu.attention.schema import ATTENTION
 from tilewright.kernels.gpu.attention.space import columns_of
@@ -48,9 +49,9 @@ from tilewright.kernels.gpu.window.space import WindowFacts, blocks_of
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
-from tilewright.kernels.gpu.winograd_fused.space import fused_shared_bytes_of, fused_threads_of, points_of, tiles_there
+from tilewright.kernels.gpu.winograd_fused.space import fused_shared_bytes_of, fused_threads_of, tiles_there
 from tilewright.kernels.schema import AnySchema
-from tilewright.kernels.winograd_transform import OUTPUT_TILES
+from tilewright.kernels.winograd_transform import output_tiles
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _winograd(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, ...]:
         return Stage(operation, launch, (2.25 + epilogue) * points * channels)
 
     products = [_contraction(product, candidates)[0] for product in facts.products]
-    chosen = [size == output_tile for output_tile in OUTPUT_TILES[PRINTED_FILTER]]
+    chosen = [size == output_tile for output_tile in output_tiles(PRINTED_FILTER)]
 
     def select(of: Callable[[Stage], np.ndarray | float]) -> np.ndarray:
         """A number of the product of each candidate's output tile."""
@@ -177,15 +178,14 @@ def _winograd(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, ...]:
     return transform(facts.channels, 0.0), Stage(middle, launch, select(lambda stage: stage.flops)), transform(facts.outputs, facts.epilogue_flops)
 
 
-PRINTED_FILTER = 3
+PRINTED_FILTER = (3, 3)
 """The filters for whose transforms the paper prints operations."""
 
 
 def _check_filter(facts: WinogradFacts) -> None:
-    if facts.filter_size != PRINTED_FILTER:
-        raise Unsuitable(
-            f"DeepCuts prints the operations of Winograd's transforms for 3 x 3 filters, and these are {facts.filter_size} x {facts.filter_size}"
-        )
+    if facts.filter_shape != PRINTED_FILTER:
+        rows, columns = facts.filter_shape
+        raise Unsuitable(f"DeepCuts prints the operations of Winograd's transforms for 3 x 3 filters, and these are {rows} x {columns}")
 
 
 _COUNTS = ("block_flops", "transactions", "thread_flops", "loads")
@@ -195,7 +195,7 @@ def _winograd_fused(facts: WinogradFacts, candidates: Columns) -> tuple[Stage, .
     """The transforms and the product exchange tiles in shared memory. A block transforms all channels of its part of the sum."""
     _check_filter(facts)
     size, tiles, outputs, split = (candidates[name] for name in ("output_tile", "tiles", "outputs", "split"))
-    points, threads = points_of(candidates), fused_threads_of(candidates)
+    points, threads = elements_of(candidates), fused_threads_of(candidates)
     blocks = ceil_divided(tiles_there(facts, candidates), tiles) * ceil_divided(facts.outputs, outputs) * split
     launch = Launch(blocks, threads, fused_shared_bytes_of(facts, candidates))
     channels = ceil_divided(facts.channels, split)

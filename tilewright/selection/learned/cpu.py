@@ -35,7 +35,7 @@ MISSING = -64.0
 """Value of features that a schema does not have."""
 LEAST_SHARE = 2.0**-20
 """Shares of the time below this one are not told apart."""
-COMMON_AXES = ("filter_size", "fourier")
+COMMON_AXES = ("filter_y", "filter_x", "fourier")
 """Axes of transforms that are the same in all candidates that the forest covers."""
 ARCHITECTURE = "x86-64"
 """That of all cores in the training data: whether the forest serves others is not known."""

@@ -14,10 +14,10 @@ def winograd_counts(facts: CpuWinogradFacts, candidates: Columns, machine: Machi
     register tile."""
     points = points_of(candidates)
     tiles, panel = candidates["tile"] * candidates["blocks"], candidates["vectors"] * machine.vector_lanes()
-    blocks = ceil_divided(facts.tiles(candidates["output_tile"]), tiles) * ceil_divided(facts.outputs, panel)
+    blocks = ceil_divided(facts.tiles(candidates), tiles) * ceil_divided(facts.outputs, panel)
     pixels = facts.images * facts.height * facts.width
     element = float(facts.element_bytes)
     read = float(facts.input_bytes) * pixels * facts.channels + element * points * facts.channels * facts.outputs + facts.epilogue_bytes
     again = element * blocks * points * facts.channels * (tiles + candidates["blocks"] * panel)
-    flops = 2.0 * points * facts.tiles(candidates["output_tile"]) * facts.channels * facts.outputs
+    flops = 2.0 * points * facts.tiles(candidates) * facts.channels * facts.outputs
     return counted(len(points), flops, read, float(facts.result_bytes) * pixels * facts.outputs, again)

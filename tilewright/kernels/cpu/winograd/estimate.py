@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.kernels.block_transforms import of_each, points_of, works
+from tilewright.kernels.block_transforms import elements_of, of_each, points_of, tile_of, works
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.rates import overlapping
@@ -26,15 +26,15 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     """Seconds of each candidate, determined by the part with the most blocks and panels."""
     fitted = cpu_calibration(machine).winograd
     lanes = machine.vector_lanes()
-    size, tile, vectors = candidates["output_tile"], candidates["tile"], candidates["vectors"]
+    (rows, columns), tile, vectors = tile_of(candidates), candidates["tile"], candidates["vectors"]
     points, tiles, panel = points_of(candidates), tile * candidates["blocks"], vectors * lanes
-    blocks = ceil_divided(ceil_divided(facts.tiles(size), tiles), candidates["tile_parts"])
+    blocks = ceil_divided(ceil_divided(facts.tiles(candidates), tiles), candidates["tile_parts"])
     panels = ceil_divided(ceil_divided(facts.outputs, panel), candidates["panel_parts"])
-    work = np.zeros((len(size), 2, 2))
+    work = np.zeros((len(tile), 2, 2))
     for which, transform in of_each(candidates):
         work[which] = [(each.arithmetic, each.scratch / 2) for each in works(transform)]
     (in_arithmetic, in_scratch), (out_arithmetic, out_scratch) = work[:, 0].T, work[:, 1].T
-    elements = (size + facts.filter_size - 1) ** 2
+    elements = elements_of(candidates)
     stores = max(machine.store_ports, 1.0)
 
     step = overlapping(machine, tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports, machine.fma_latency_cycles)
@@ -43,7 +43,7 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     # loads, arithmetic and stores of a transform do not overlap: registers cannot hold both a tile and its transform
     of_input = (elements + in_scratch) / machine.load_ports + in_arithmetic / machine.fma_ports + (points + in_scratch) / stores
     inputs = blocks * tiles * (facts.channels // lanes) * of_input
-    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if facts.single_stores else 1 / stores) + out_scratch / stores
+    stored = rows * columns * (SINGLE_STORE_CYCLES * lanes if facts.single_stores else 1 / stores) + out_scratch / stores
     outputs = blocks * panels * tiles * vectors * ((points + out_scratch) / machine.load_ports + out_arithmetic / machine.fma_ports + stored)
 
     level_2 = machine.cache(2)
@@ -63,7 +63,7 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
         "memory": counts.memory_bytes / machine.memory_bandwidth,
         "input transform": inputs / machine.clock_hz,
         "output transform": outputs / machine.clock_hz,
-        "dispatch": np.full(len(size), machine.dispatch_seconds),
+        "dispatch": np.full(len(tile), machine.dispatch_seconds),
     }
     if workspaces.any():
         terms["workspaces"] = workspaces

@@ -15,11 +15,11 @@ NUMBER = 1
 
 def winograd_features(facts: CpuWinogradFacts, candidates: Columns, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
     """The features by name; sizes are binary logarithms. None for filters that are not 3 x 3, because no model was trained on their transforms."""
-    if facts.filter_size != 3:
+    if facts.filter_shape != (3, 3):
         return None
     lanes = machine.vector_lanes()
     size, tile, vectors = candidates["output_tile"], candidates["tile"], candidates["vectors"]
-    tiles, panel = facts.tiles(size), vectors * lanes
+    tiles, panel = facts.tiles(candidates), vectors * lanes
     panels, own = ceil_divided(facts.outputs, panel), ceil_divided(tiles, candidates["tile_parts"])
     filters = float(facts.element_bytes) * facts.channels * panel
     all_filters = filters * panels * points_of(candidates)

@@ -69,7 +69,7 @@ def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm,
     single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
     extents = extent_of(form.images), form.height, form.width, form.channels, form.outputs
     read, written = (size_of(problem.values[name].dtype) for name in (form.source.buffer, form.output))
-    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype), read, written, form.filter_size)
+    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype), read, written, form.filter_shape)
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
@@ -129,12 +129,12 @@ class _Block:
 
     @property
     def tiles(self) -> tuple[Var, ...]:
-        return self.form.tiles(self.schedule.output_tile)
+        return self.form.tiles(self.schedule.transform.tile)
 
     @property
     def count(self) -> int:
         """Tiles of all images."""
-        return int(self.facts.tiles(self.schedule.output_tile))
+        return extent_of(self.tiles)
 
     @property
     def all_tiles(self) -> Expr:
@@ -187,7 +187,7 @@ class _Block:
 
     def _inputs(self, part: Expr, first: Expr) -> Statement:
         """V = B^T d."""
-        size, lanes, form = self.schedule.output_tile, self.schedule.lanes, self.form
+        lanes, form = self.schedule.lanes, self.form
         transform, layout, channels = self.schedule.transform, self.layouts[self.form.source.buffer], self.facts.channels
 
         def body(tile: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
@@ -196,7 +196,9 @@ class _Block:
             at = tile * channels + vector * lanes
 
             def load(i: Expr, j: Expr) -> Expr:
-                return Load(form.source.buffer, (layout.offset(input_index(form, self.tiles, layout, where, size, i, j)),), form.dtype, lanes)
+                return Load(
+                    form.source.buffer, (layout.offset(input_index(form, self.tiles, layout, where, transform.tile, i, j)),), form.dtype, lanes
+                )
 
             def store(point: Expr, value: Expr) -> Statement:
                 return Store(self.points, self._plane(self.points, part, point) + at, value)
@@ -279,7 +281,7 @@ class _Block:
             def store(row: Expr, sums: Sequence[Sequence[Expr]]) -> list[Statement]:
                 if wide is None:
                     return self._single_stores(row, sums, where)
-                return store_vectors(form, self.tiles, wide, where, s.output_tile, row, sums)
+                return store_vectors(form, self.tiles, wide, where, s.transform.tile, row, sums)
 
             made: Statement = self._transformed(s.transform.output_passes(self._values(), load, store))
             if not whole:
@@ -292,12 +294,12 @@ class _Block:
     def _single_stores(self, first: Expr, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
         """Stores adjacent rows of a tile, from row `first` on, element by element through a buffer, channel by channel, for an image that is not
         channels-last."""
-        form, size, lanes = self.form, self.schedule.output_tile, self.schedule.lanes
+        form, (height, width), lanes = self.form, self.schedule.transform.tile, self.schedule.lanes
         entries = [value for row in rows for value in row]
-        lane, i, j = Var("lane", lanes), Var("i_out", len(rows)), Var("j_out", size)
-        y, x = where[self.tiles[-2]] * size + first + i, where[self.tiles[-1]] * size + j
+        lane, i, j = Var("lane", lanes), Var("i_out", len(rows)), Var("j_out", width)
+        y, x = where[self.tiles[-2]] * height + first + i, where[self.tiles[-1]] * width + j
         at = {**where, form.y: y, form.x: x, form.k: where[form.k] + lane}
-        held = Load("spill", ((i * size + j) * lanes + lane,), self.form.dtype)
+        held = Load("spill", ((i * width + j) * lanes + lane,), self.form.dtype)
         shared, (offset, what) = bind_shared([substitute(form.offset, at), substitute(replace_loads(form.element, {form.step.name: held}), at)])
         inside = logical_and(compare("lt", y, index_const(self.facts.height)), compare("lt", x, index_const(self.facts.width)))
         body: Statement = block(*shared, Store(form.output, offset, what))

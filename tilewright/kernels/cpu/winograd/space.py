@@ -13,8 +13,9 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.kernels.block_transforms import Transform, points_of, transform_axes, transform_of
+from tilewright.kernels.block_transforms import Transform, points_of, tiles_of, transform_axes, transform_of
 from tilewright.kernels.columns import Columns, product_of, reject, times
+from tilewright.kernels.winograd_transform import Shape
 
 VECTORS = (1, 2, 3, 4)
 REGISTER_TILES = tuple(range(2, 15))
@@ -26,7 +27,7 @@ BLOCKS = (1, 2, 3, 4, 6, 8)
 class CpuWinogradFacts:
     """Extents of the output (`outputs`: its channels), channels of the input, and distinct bytes that the epilogue reads besides the sums.
     `single_stores`: results are not contiguous along the output channels and are stored one by one. `element_bytes` is for transformed values,
-    `input_bytes` and `result_bytes` for an element as it is stored. `filter_size`: rows and columns of the filters."""
+    `input_bytes` and `result_bytes` for an element as it is stored. Filters of one row may slide along either dimension (`WinogradForm`)."""
 
     images: int
     height: int
@@ -38,20 +39,18 @@ class CpuWinogradFacts:
     element_bytes: int = size_of(DEFAULT_FLOAT)
     input_bytes: int = size_of(DEFAULT_FLOAT)
     result_bytes: int = size_of(DEFAULT_FLOAT)
-    filter_size: int = 3
+    filter_shape: Shape = (3, 3)
 
-    def tiles(self, output_tile: np.ndarray | int) -> np.ndarray:
+    def tiles(self, candidates: Columns) -> np.ndarray:
         """Tiles of all images."""
-        size = np.asarray(output_tile)
-        count: np.ndarray = self.images * -(-self.height // size) * -(-self.width // size)
-        return count
+        return tiles_of(self.images, self.height, self.width, candidates)
 
 
 @dataclass(frozen=True)
 class CpuWinogradSchedule:
-    """The transform of `output_tile`, `filter_size` and `fourier`. `tile` tiles by `vectors` vectors of `lanes` output channels stay in registers
-    over all input channels; a block is `blocks` * `tile` tiles. Tiles are divided into `tile_parts` for threads, and the panels of output channels
-    into `panel_parts` (each of which transforms the input itself)."""
+    """The transform of `output_tile`, `filter_y`, `filter_x` and `fourier`. `tile` tiles by `vectors` vectors of `lanes` output channels stay in
+    registers over all input channels; a block is `blocks` * `tile` tiles. Tiles are divided into `tile_parts` for threads, and the panels of output
+    channels into `panel_parts` (each of which transforms the input itself)."""
 
     output_tile: int
     tile: int
@@ -60,12 +59,13 @@ class CpuWinogradSchedule:
     tile_parts: int
     panel_parts: int
     lanes: int
-    filter_size: int = field(default=3, metadata={"omitted": 3})
+    filter_y: int = field(default=3, metadata={"omitted": 3})
+    filter_x: int = field(default=3, metadata={"omitted": 3})
     fourier: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def transform(self) -> Transform:
-        return transform_of(self.output_tile, self.filter_size, self.fourier)
+        return transform_of(self.output_tile, self.filter_y, self.filter_x, self.fourier)
 
     @property
     def panel(self) -> int:
@@ -97,14 +97,14 @@ def cpu_winograd_space(facts: CpuWinogradFacts, machine: Machine, threads: int) 
     """Candidates with a column for each field of the schedule except `lanes`, and the number rejected for each reason."""
     lanes = machine.vector_lanes()
     of_tiles = product_of({"tile": REGISTER_TILES, "blocks": BLOCKS, "vectors": VECTORS, "by_panel": (0, 1)})
-    candidates = times(transform_axes(facts.filter_size), of_tiles)
+    candidates = times(transform_axes(facts.filter_shape), of_tiles)
     by_panel = candidates.pop("by_panel")
     candidates["tile_parts"], candidates["panel_parts"] = np.where(by_panel, 1, threads), np.where(by_panel, threads, 1)
     level_2, level_3 = (cache.bytes if cache is not None else 0 for cache in map(machine.cache, (2, 3)))
     working = working_bytes(facts, candidates, lanes)
     # of so many points few tiles stay in level 2, and their products are so few that level 3 can supply them
     fourier = candidates["fourier"] == 1
-    tile, tiles = candidates["tile"], facts.tiles(candidates["output_tile"])
+    tile, tiles = candidates["tile"], facts.tiles(candidates)
     block = tile * candidates["blocks"]
     panels = -(-facts.outputs // (candidates["vectors"] * lanes))
     return reject(

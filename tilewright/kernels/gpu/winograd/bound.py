@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -18,19 +19,18 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 
 
 def winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Lower bounds in seconds for tiles of m x m results: three dependent kernels; the bound of the product is `contraction_bound`.
+    """Lower bounds in seconds for tiles of m results: three dependent kernels; the bound of the product is `contraction_bound`.
 
     A transform takes at least a launch, and the time in which all schedulers issue the instructions of its tiles and channels: one addition for each
-    of the points, and vector loads and stores of four elements for the points and for m^2 inputs (tiles share the others) or outputs.
+    of the points, and vector loads and stores of four elements for the points and for m inputs (tiles share the others) or outputs.
     memory: input, transformed filters and output; intermediate values may stay in level 2."""
     count = length(candidates)
     terms: dict[str, np.ndarray] = {}
-    products = dict(zip(transforms_of(facts.filter_size), facts.products, strict=True))
+    products = dict(zip(transforms_of(facts.filter_shape), facts.products, strict=True))
     for which, transform in of_each(candidates):
-        product, points, size = products[transform], transform.points, transform.output_tile
-        tiles = facts.images * -(-facts.height // size) * -(-facts.width // size)
-        issued = points + (points + size * size) / WIDEST
-        inputs, sums = (spread(machine, tiles * channels * issued) for channels in (facts.channels, facts.outputs))
+        product, points = products[transform], transform.points
+        issued = points + (points + prod(transform.tile)) / WIDEST
+        inputs, sums = (spread(machine, product.m * channels * issued) for channels in (facts.channels, facts.outputs))
         estimate = contraction_bound(product, take(candidates, which), taken(counts, which), machine, share)
         for name, seconds in estimate.terms.items():
             terms.setdefault(name, np.zeros(count))[which] = seconds if name == "memory" else seconds + inputs + sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from math import prod
 
 import numpy as np
 
@@ -17,12 +18,12 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 def winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
     """The counts of the batched product, which takes most of the time; distinct bytes and bytes from level 2 are those of all three kernels."""
     found: dict[str, np.ndarray] = {}
-    products = dict(zip(transforms_of(facts.filter_size), facts.products, strict=True))
+    products = dict(zip(transforms_of(facts.filter_shape), facts.products, strict=True))
     for which, transform in of_each(candidates):
         product = products[transform]
         one = np.ones(int(which.sum()))
         counts = contraction_counts(product, take(candidates, which), machine)
-        transformed = facts.bytes_read * (transform.span / transform.output_tile) ** 2 + product.bytes_written + facts.epilogue_bytes
+        transformed = facts.bytes_read * prod(transform.span) / prod(transform.tile) + product.bytes_written + facts.epilogue_bytes
         counts = replace(
             counts,
             read_bytes=one * (facts.bytes_read + facts.epilogue_bytes + product.b.bytes),

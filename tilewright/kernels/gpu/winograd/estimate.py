@@ -7,6 +7,7 @@ The transforms follow the form of `kernels.gpu.map.estimate`. The product is `co
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -36,10 +37,10 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
     terms: dict[str, np.ndarray] = {}
     overlapped: tuple[str, ...] = ()
-    products = dict(zip(transforms_of(facts.filter_size), facts.products, strict=True))
+    products = dict(zip(transforms_of(facts.filter_shape), facts.products, strict=True))
     for which, transform in of_each(candidates):
         product, part = products[transform], take(candidates, which)
-        span, size, points = transform.span, transform.output_tile, transform.points
+        elements, results, points = prod(transform.span), prod(transform.tile), transform.points
         of_input, of_sums = works(transform)
         cache = machine.cache(2)
         assert cache is not None
@@ -61,9 +62,9 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
             channels=facts.channels,
             lanes=facts.input_vector,
             held=held_registers(transform),
-            accesses=span * span + points + of_input.scratch,
+            accesses=elements + points + of_input.scratch,
             arithmetic=of_input.fused,
-            through=facts.bytes_read * (span / size) ** 2 + inputs,
+            through=facts.bytes_read * elements / results + inputs,
             memory=facts.bytes_read + missing * inputs,
             element_bytes=facts.element_bytes,
         )
@@ -74,9 +75,9 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
             tiles=product.m,
             channels=facts.outputs,
             lanes=facts.store_vector,
-            held=min(held_registers(transform), span * size),
-            accesses=points + size * size + of_sums.scratch,
-            arithmetic=of_sums.fused + size * size * facts.epilogue_flops,
+            held=min(held_registers(transform), transform.span[1] * transform.tile[0]),
+            accesses=points + results + of_sums.scratch,
+            arithmetic=of_sums.fused + results * facts.epilogue_flops,
             through=sums + facts.epilogue_bytes + facts.bytes_written,
             memory=facts.bytes_written + facts.epilogue_bytes + missing * sums,
             element_bytes=facts.element_bytes,

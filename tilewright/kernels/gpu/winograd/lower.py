@@ -29,6 +29,7 @@ from tilewright.kernels.gpu.gemm.lower import lower_contraction
 from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, WinogradFacts, WinogradSchedule
 from tilewright.kernels.transform_pass import SCRATCH, Pass, Values
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors
+from tilewright.kernels.winograd_transform import Shape
 
 
 def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
@@ -43,12 +44,12 @@ def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
         store_vector=store_vector(form, problem.layouts),
         bytes_read=problem.values[form.source.buffer].bytes,
         bytes_written=problem.values[form.output].bytes,
-        products=tuple(product_form(_product(form.output, form, transform)).facts for transform in transforms_of(form.filter_size)),
+        products=tuple(product_form(_product(form.output, form, transform)).facts for transform in transforms_of(form.filter_shape)),
         epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
         element_bytes=size_of(form.dtype),
         stored_bytes=size_of(problem.values[form.source.buffer].dtype),
-        filter_size=form.filter_size,
+        filter_shape=form.filter_shape,
     )
 
 
@@ -64,7 +65,7 @@ def store_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
 
 def _product(name: str, form: WinogradForm, transform: Transform) -> Problem:
     """The batched product; its inputs are V and U, its output is M."""
-    points, tiles, c, k = transform.points, extent_of(form.tiles(transform.output_tile)), form.channels, form.outputs
+    points, tiles, c, k = transform.points, extent_of(form.tiles(transform.tile)), form.channels, form.outputs
     v, u = Tensor(f"{name}#points", (points, tiles, c), form.dtype), Tensor(f"{name}#filters", (points, c, k), form.dtype)
     builder = StepBuilder(f"{name}#product")
     (result,) = builder.reduce("sum", (points, tiles, k), (c,), lambda t, p, j, r: v(t, p, r) * u(t, r, j))
@@ -88,7 +89,7 @@ def filters_storage(name: str, form: WinogradForm, transform: Transform) -> Stor
 
 def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSchedule, machine: Machine) -> Lowered:
     """Three kernels (four if the product is split without a cluster), workspaces for V and M, and the filters transformed and packed."""
-    tiles = form.tiles(schedule.output_tile)
+    tiles = form.tiles(schedule.transform.tile)
     product = _product(problem.region.name, form, schedule.transform)
     points, filters, sums = *product.region.inputs, product.region.outputs[0]
     multiplied = lower_contraction(product, product_form(product), schedule.product, machine)
@@ -170,13 +171,13 @@ def _transform_inputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], points: str
 ) -> tuple[Statement, Launch]:
     """V = B^T d."""
-    size, lanes = schedule.output_tile, min(schedule.transform_vector, input_vector(form, layouts))
+    tile, lanes = schedule.transform.tile, min(schedule.transform_vector, input_vector(form, layouts))
     layout = layouts[form.source.buffer]
     plane = layouts[points].strides[0]
 
     def passes(values: Values, first: Expr, where: Mapping[Var, Expr]) -> Sequence[Pass]:
         def load(i: Expr, j: Expr) -> Expr:
-            return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, size, i, j)),), form.dtype, lanes)
+            return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, tile, i, j)),), form.dtype, lanes)
 
         return schedule.transform.input_passes(values, load, lambda point, value: Store(points, first + point * plane, value))
 
@@ -187,12 +188,12 @@ def _transform_outputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], sums: str
 ) -> tuple[Statement, Launch]:
     """Y = A^T M, then the epilogue and store of each element inside the image."""
-    size, lanes = schedule.output_tile, min(schedule.transform_vector, store_vector(form, layouts))
+    tile, lanes = schedule.transform.tile, min(schedule.transform_vector, store_vector(form, layouts))
     plane = layouts[sums].strides[0]
 
     def passes(values: Values, first: Expr, where: Mapping[Var, Expr]) -> Sequence[Pass]:
         def store(row: Expr, rows: Sequence[Sequence[Expr]]) -> list[Statement]:
-            return store_tile(form, tiles, layouts, where, size, row, rows, lanes)
+            return store_tile(form, tiles, layouts, where, tile, row, rows, lanes)
 
         return schedule.transform.output_passes(values, lambda point: Load(sums, (first + point * plane,), form.dtype, lanes), store)
 
@@ -204,13 +205,13 @@ def store_tile(
     tiles: Sequence[Var],
     layouts: Mapping[str, Layout],
     where: Mapping[Var, Expr],
-    size: int,
+    tile: Shape,
     first: Expr,
     sums: Sequence[Sequence[Expr]],
     lanes: int,
 ) -> list[Statement]:
-    """Epilogue and store of the part of adjacent rows of a tile of size x size sums (vectors of `lanes` along the output channels), from row `first`
+    """Epilogue and store of the part of adjacent rows of a tile of sums (vectors of `lanes` along the output channels), from row `first`
     on, that is inside the image."""
     wide = vectors_fit(form.element, form.k, lanes, layouts)
     assert wide is not None
-    return store_vectors(form, tiles, as_lanes(wide, lanes), where, size, first, sums)
+    return store_vectors(form, tiles, as_lanes(wide, lanes), where, tile, first, sums)

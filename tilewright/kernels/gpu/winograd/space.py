@@ -12,6 +12,7 @@ table, tests/test_gpu_winograd.py the emulation). All are well within the tolera
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tilewright.kernels.columns import length, product_of, reject, times
 from tilewright.kernels.fourier_transform import Fourier
 from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
+from tilewright.kernels.winograd_transform import Shape
 
 SPLITS = (1, 2, 4)
 """Splits of the sum over channels: each point of the tiles is a separate product, so few parts are enough to fill a machine."""
@@ -32,7 +34,7 @@ PRODUCT_AXES = tuple(axis for axis in GEMM_AXES if axis != "atomics")
 
 @dataclass(frozen=True)
 class WinogradFacts:
-    """A convolution as the schema sees it: extents of the output, channels of the input, rows of the square filters,
+    """A convolution as the schema sees it: extents of the output, channels of the input, taps of the filters,
     and the batched product of each of `transforms_of`.
 
     `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in
@@ -52,12 +54,12 @@ class WinogradFacts:
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
     stored_bytes: int = size_of(DEFAULT_FLOAT)
-    filter_size: int = 3
+    filter_shape: Shape = (3, 3)
 
     @property
     def flops(self) -> float:
         """Operations of direct summation."""
-        return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * self.filter_size**2
+        return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * prod(self.filter_shape)
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,13 @@ class WinogradSchedule:
     split: int = 1
     stages: int = 1
     cluster: int = 0
-    filter_size: int = field(default=3, metadata={"omitted": 3})
+    filter_y: int = field(default=3, metadata={"omitted": 3})
+    filter_x: int = field(default=3, metadata={"omitted": 3})
     fourier: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def transform(self) -> Transform:
-        return transform_of(self.output_tile, self.filter_size, self.fourier)
+        return transform_of(self.output_tile, self.filter_y, self.filter_x, self.fourier)
 
     @property
     def product(self) -> ContractionSchedule:
@@ -101,7 +104,7 @@ AXES = (*TRANSFORM_COLUMNS, *TRANSFORM_AXES, *PRODUCT_AXES)
 
 def held_registers(transform: Transform) -> int:
     """Values that a thread of a transform holds: a tile, or a piece of one."""
-    return 2 * transform.span if isinstance(transform, Fourier) else transform.span**2
+    return 2 * transform.length if isinstance(transform, Fourier) else transform.points
 
 
 def scratch_bytes(transform: Transform, element_bytes: int) -> int:
@@ -112,10 +115,10 @@ def scratch_bytes(transform: Transform, element_bytes: int) -> int:
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES, and the number rejected for each reason. Those of the product count once for each shape of the transforms."""
     widest = max(facts.input_vector, facts.store_vector)
-    members = transform_axes(facts.filter_size)
+    members = transform_axes(facts.filter_shape)
     parts: list[dict[str, np.ndarray]] = []
     rejected: dict[str, int] = {}
-    for number, (transform, product) in enumerate(zip(transforms_of(facts.filter_size), facts.products, strict=True)):
+    for number, (transform, product) in enumerate(zip(transforms_of(facts.filter_shape), facts.products, strict=True)):
         transforms = product_of(TRANSFORM_AXES)
         wide = transforms["transform_vector"]
         fitting = [

@@ -6,11 +6,11 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
+from tilewright.kernels.block_transforms import elements_of
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.gpu.winograd_fused.space import points_of
 
 
 def fused_winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
@@ -18,7 +18,7 @@ def fused_winograd_bound(facts: WinogradFacts, candidates: Columns, counts: Tile
 
     Sums go through shared memory, so all of them are computed. issue: besides products and their loads, every thread's instructions to load a step:
     copies of four filter elements, and for each tile that it transforms an addition per point, and vector loads and stores of four elements."""
-    threads, warps, points = counts.threads, counts.warps, points_of(candidates)
+    threads, warps, points = counts.threads, counts.warps, elements_of(candidates)
     tiles, outputs, channels = candidates["tiles"], candidates["outputs"], candidates["channels"]
     steps, block_steps, warp_steps = steps_of_busiest(counts, machine)
     products = counts.step_multiply_adds

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.kernels.block_transforms import works
+from tilewright.kernels.block_transforms import elements_of, tile_of, works
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.gpu.winograd_fused.space import points_of
-from tilewright.kernels.winograd_transform import OUTPUT_TILES, Winograd
+from tilewright.kernels.winograd_transform import Winograd, output_tiles
 
 COPY_INSTRUCTIONS = 4
 """Instructions of one copy to shared memory, with its addresses, which mostly add constants."""
@@ -34,8 +35,8 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     own, latencies = fitted.winograd_fused, fitted.steps
     size, bt, bk, bc = (candidates[name] for name in ("output_tile", "tiles", "outputs", "channels"))
     tm, tn, split = (candidates[name] for name in ("thread_m", "thread_n", "split"))
-    points, sizes = points_of(candidates), OUTPUT_TILES[facts.filter_size]
-    fused = np.array([[work.fused for work in works(Winograd(m, facts.filter_size))] for m in sizes])
+    points, results, sizes = elements_of(candidates), prod(tile_of(candidates)), output_tiles(facts.filter_shape)
+    fused = np.array([[work.fused for work in works(Winograd(m, facts.filter_shape))] for m in sizes])
     of_input, of_outputs = fused[np.searchsorted(sizes, size)].T
     threads, warps, blocks = counts.threads, counts.warps, counts.blocks
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
@@ -58,13 +59,13 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     inner = bc * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(chain, inner + passes * of_tile)
     barrier = own.barrier_latencies * cache1.latency_cycles + 2 * warps
-    of_sums = points + of_outputs + size * size * (2 + facts.epilogue_flops)
+    of_sums = points + of_outputs + results * (2 + facts.epilogue_flops)
     epilogue = own.sum_wavefronts * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
     together = np.minimum(-(-blocks // machine.processors), counts.resident)
     ends = machine.memory_latency_cycles + chain + together * epilogue
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     work = on_processors(step, counts, ends, split > 1, machine)
-    meeting = 2 * cache2.latency_cycles + 2 * facts.element_bytes * size * size * bt * bk / cache2.bandwidth * together
+    meeting = 2 * cache2.latency_cycles + 2 * facts.element_bytes * results * bt * bk / cache2.bandwidth * together
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,

@@ -14,7 +14,7 @@ NUMBER = 4
 
 def fused_winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray] | None:
     """Those of three kernels where there are any."""
-    if facts.filter_size != 3:
+    if facts.filter_shape != (3, 3):
         return None
     down, across = candidates["thread_n"], candidates["thread_m"]
     tiles = {**candidates, "register_k": down, "register_x": across, "block_k": candidates["outputs"] // down}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import below, decode, extent_of, named
@@ -48,7 +49,6 @@ from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.gpu.winograd.lower import filters_storage, store_tile, store_vector
 from tilewright.kernels.gpu.winograd_fused.space import PADDING, FusedWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index
-from tilewright.kernels.winograd_transform import both_sides
 
 INPUTS, FILTERS, SUMS, PARTIAL, NEXT = "v_tile", "u_tile", "sums", "partial", "d_next"
 
@@ -92,9 +92,9 @@ class _Fused:
     def __init__(self, form: WinogradForm, schedule: FusedWinogradSchedule, stored: Problem, filters: Storage) -> None:
         self.form, self.schedule, self.layouts, self.filters = form, schedule, stored.layouts, filters
         self.stored = stored.values[form.source.buffer].dtype
-        self.tile_axes = form.tiles(schedule.output_tile)
+        self.tile_axes = form.tiles(schedule.transform.tile)
         self.total = extent_of(self.tile_axes)
-        self.span = schedule.transform.span
+        self.tile, self.span = schedule.transform.tile, schedule.transform.span
         self.steps = form.channels // (schedule.channels * schedule.split)
         counts = (-(-self.total // schedule.tiles), -(-form.outputs // schedule.outputs), schedule.split)
         self.launch = Launch((counts[0] * counts[1] * counts[2], 1, 1), (schedule.threads, 1, 1))
@@ -167,12 +167,12 @@ class _Fused:
             where: dict[Var, Expr] = {**fresh, self.form.c: channel}
 
             def offset(i: int, j: int, where: Mapping[Var, Expr] = where) -> Expr:
-                return layout.offset(input_index(self.form, self.tile_axes, layout, where, self.schedule.output_tile, index_const(i), index_const(j)))
+                return layout.offset(input_index(self.form, self.tile_axes, layout, where, self.tile, index_const(i), index_const(j)))
 
             corner = offset(0, 0)
             base = Var(f"tile_base{number}", layout.size)
             statements.append(Let(base, corner))
-            rows, columns = [offset(i, 0) - corner for i in range(self.span)], [offset(0, j) - corner for j in range(self.span)]
+            rows, columns = [offset(i, 0) - corner for i in range(self.span[0])], [offset(0, j) - corner for j in range(self.span[1])]
             for name, distances in (("row", rows), ("column", columns)):
                 for i, distance in enumerate(distances):
                     if not isinstance(distance, Const):
@@ -190,7 +190,7 @@ class _Fused:
             start = place.corner + self.first_channel + step * self.schedule.channels
             first = number * self.schedule.points
             loads = [
-                Store(NEXT, index_const(first + i * self.span + j), Load(source, (start + row + column,), self.stored))
+                Store(NEXT, index_const(first + i * self.span[1] + j), Load(source, (start + row + column,), self.stored))
                 for i, row in enumerate(place.rows)
                 for j, column in enumerate(place.columns)
             ]
@@ -198,14 +198,15 @@ class _Fused:
         return statements
 
     def store_inputs(self, buffer: Expr) -> list[Statement]:
-        """Stores B^T d B of the loaded tiles in one of the buffers, [point][channel][tile]."""
-        matrix = self.schedule.transform.matrices.inputs
+        """Stores B^T d C of the loaded tiles in one of the buffers, [point][channel][tile]."""
         statements: list[Statement] = []
         for number in range(self.passes):
             tile, channel, _ = self.item(number)
             first = number * self.schedule.points
-            held = [[Load(NEXT, (index_const(first + i * self.span + j),), self.form.dtype) for j in range(self.span)] for i in range(self.span)]
-            lets, rows = both_sides(matrix, held, f"{number}_")
+            held = [
+                [Load(NEXT, (index_const(first + i * self.span[1] + j),), self.form.dtype) for j in range(self.span[1])] for i in range(self.span[0])
+            ]
+            lets, rows = self.schedule.transform.of_inputs(held, f"{number}_")
             inner: list[Statement] = [*lets]
             for t, value in enumerate(value for row in rows for value in row):
                 place = buffer * self.input_elements + (t * self.schedule.channels + channel) * self.ld + tile
@@ -281,20 +282,20 @@ class _Fused:
         return [For(i, index_const(tm), For(j, index_const(tn // 4), put, "unroll"), "unroll")]
 
     def outputs(self) -> list[Statement]:
-        """A^T M A of every tile and output channel, then the epilogue and store."""
+        """A^T M D of every tile and output channel, then the epilogue and store."""
         lanes = self.lanes(self.elements)
 
         def element(at: Var, axes: Mapping[Var, Expr]) -> list[Statement]:
             statements, rows = self.transformed(at, lanes)
-            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, self.schedule.output_tile, ZERO, rows, lanes)]
+            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, self.tile, ZERO, rows, lanes)]
 
         return self.vectors(self.elements, lanes, index_const(0), lambda at: self.within_output(at, element))
 
     def outputs_of_cluster(self) -> list[Statement]:
-        """Stores A^T M A of every tile and output channel in the block's part of `partial` [part][element of the tile][tile][output]. Each block then
+        """Stores A^T M D of every tile and output channel in the block's part of `partial` [part][element of the tile][tile][output]. Each block then
         adds up the parts of its share, with epilogue and store."""
         schedule = self.schedule
-        size, pixels = schedule.output_tile, schedule.output_tile**2
+        (height, width), pixels = self.tile, prod(self.tile)
         share = self.elements // schedule.split
         first, last = self.lanes(self.elements, 4), self.lanes(share)
 
@@ -306,15 +307,15 @@ class _Fused:
         def element(at: Var, axes: Mapping[Var, Expr]) -> list[Statement]:
             statements: list[Statement] = []
             rows: list[list[Expr]] = []
-            for i in range(size):
+            for i in range(height):
                 rows.append([])
-                for j in range(size):
-                    offsets = [at + (part * pixels + i * size + j) * self.elements for part in range(schedule.split)]
+                for j in range(width):
+                    offsets = [at + (part * pixels + i * width + j) * self.elements for part in range(schedule.split)]
                     parts: list[Expr] = [Load(PARTIAL, (offset,), self.form.dtype, last) for offset in offsets]
                     total = Var(f"y{i}_{j}", None, self.form.dtype, last)
                     statements.append(Let(total, reduce(lambda a, b: a + b, parts)))
                     rows[i].append(total)
-            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, self.schedule.output_tile, ZERO, rows, last)]
+            return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, self.tile, ZERO, rows, last)]
 
         return [
             Allocate(Buffer(PARTIAL, self.form.dtype, schedule.split * pixels * self.elements, "cluster")),
@@ -351,11 +352,11 @@ class _Fused:
         return below(self.first_tile + at // outputs, self.total, "tile", tile)
 
     def transformed(self, at: Var, lanes: int) -> tuple[list[Statement], list[list[Expr]]]:
-        """A^T M A at a position (tile, output) of `sums`."""
-        held = [[Var(f"m{i}_{j}", None, self.form.dtype, lanes) for j in range(self.span)] for i in range(self.span)]
+        """A^T M D at a position (tile, output) of `sums`."""
+        held = [[Var(name, None, self.form.dtype, lanes) for name in row] for row in self.schedule.transform.names("m")]
         points = [variable for row in held for variable in row]
         reads = [Let(variable, Load(SUMS, (at + t * self.elements,), self.form.dtype, lanes)) for t, variable in enumerate(points)]
-        lets, rows = both_sides(self.schedule.transform.matrices.outputs, held)
+        lets, rows = self.schedule.transform.of_sums(held)
         return [*reads, *lets], rows
 
 

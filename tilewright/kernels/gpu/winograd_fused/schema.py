@@ -15,7 +15,7 @@ from tilewright.kernels.gpu.winograd_fused.lower import lower_fused_winograd
 from tilewright.kernels.gpu.winograd_fused.space import FusedWinogradSchedule, fused_winograd_space
 from tilewright.kernels.schema import Form, Schema, form_of, in_tile_if
 from tilewright.kernels.winograd_form import WinogradForm
-from tilewright.kernels.winograd_transform import OUTPUT_TILES
+from tilewright.kernels.winograd_transform import output_tiles
 
 
 def match(problem: Problem, machine: Machine) -> Form[WinogradFacts, WinogradForm]:
@@ -23,9 +23,9 @@ def match(problem: Problem, machine: Machine) -> Form[WinogradFacts, WinogradFor
     found = form_of(WINOGRAD, problem, machine)
     if isinstance(found, Unsuitable):
         raise found
-    if found.facts.filter_size not in OUTPUT_TILES:
-        sizes = " or ".join(f"{size} x {size}" for size in OUTPUT_TILES)
-        raise Unsuitable(f"a tile of one block would have too many points: the filters are not {sizes}")
+    if not output_tiles(found.facts.filter_shape):
+        rows, columns = found.facts.filter_shape
+        raise Unsuitable(f"a tile of one block would have too many points: Winograd's algorithm does not serve filters of {rows} x {columns}")
     return found
 
 

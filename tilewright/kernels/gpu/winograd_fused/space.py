@@ -10,13 +10,15 @@ memory. Accuracy is that of `kernels.gpu.winograd.space`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.block_transforms import elements_of, tile_of, tiles_of
 from tilewright.kernels.columns import Columns, product_of, reject
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
-from tilewright.kernels.winograd_transform import OUTPUT_TILES, Winograd
+from tilewright.kernels.winograd_transform import Winograd, output_tiles
 
 PADDING = 4
 """Padding in elements between rows of the transformed input in shared memory: vectors stay aligned, and stores of adjacent channels hit different
@@ -31,7 +33,7 @@ FUSED_AXES = {
 }
 
 
-FUSED_COLUMNS = ("output_tile", "filter_size", *FUSED_AXES)
+FUSED_COLUMNS = ("output_tile", "filter_y", "filter_x", *FUSED_AXES)
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,12 @@ class FusedWinogradSchedule:
     thread_m: int
     thread_n: int
     split: int = 1
-    filter_size: int = field(default=3, metadata={"omitted": 3})
+    filter_y: int = field(default=3, metadata={"omitted": 3})
+    filter_x: int = field(default=3, metadata={"omitted": 3})
 
     @property
     def transform(self) -> Winograd:
-        return Winograd(self.output_tile, self.filter_size)
+        return Winograd(self.output_tile, (self.filter_y, self.filter_x))
 
     @property
     def points(self) -> int:
@@ -61,18 +64,18 @@ class FusedWinogradSchedule:
         return self.points * (self.tiles // self.thread_m) * (self.outputs // self.thread_n)
 
     def __str__(self) -> str:
-        m, r = self.output_tile, self.filter_size
         return (
-            f"winograd fused F({m}x{m},{r}x{r}) block={self.tiles}x{self.outputs}x{self.channels} "
+            f"winograd fused {self.transform.name} block={self.tiles}x{self.outputs}x{self.channels} "
             f"thread={self.thread_m}x{self.thread_n} split={self.split}" + " cluster" * (self.split > 1)
         )
 
 
 def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns FUSED_COLUMNS, and the number rejected for each reason."""
-    candidates = product_of({"output_tile": OUTPUT_TILES[facts.filter_size], "filter_size": (facts.filter_size,), **FUSED_AXES})
+    rows, columns = facts.filter_shape
+    candidates = product_of({"output_tile": output_tiles(facts.filter_shape), "filter_y": (rows,), "filter_x": (columns,), **FUSED_AXES})
     threads = fused_threads_of(candidates)
-    points = points_of(candidates)
+    points = elements_of(candidates)
     tiles, outputs, channels, split = (candidates[name] for name in ("tiles", "outputs", "channels", "split"))
     there = tiles_there(facts, candidates)
     registers = fused_registers_of(candidates)
@@ -97,21 +100,15 @@ def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[s
     )
 
 
-def points_of(candidates: Columns) -> np.ndarray:
-    """Points of a tile: (m + r - 1)^2."""
-    points: np.ndarray = (candidates["output_tile"] + candidates["filter_size"] - 1) ** 2
-    return points
-
-
 def tiles_there(facts: WinogradFacts, candidates: Columns) -> np.ndarray:
     """Tiles of the whole output."""
-    size = candidates["output_tile"]
-    tiles: np.ndarray = facts.images * -(-facts.height // size) * -(-facts.width // size)
-    return tiles
+    return tiles_of(facts.images, facts.height, facts.width, candidates)
 
 
 def fused_threads_of(candidates: Columns) -> np.ndarray:
-    threads: np.ndarray = points_of(candidates) * (candidates["tiles"] // candidates["thread_m"]) * (candidates["outputs"] // candidates["thread_n"])
+    threads: np.ndarray = (
+        elements_of(candidates) * (candidates["tiles"] // candidates["thread_m"]) * (candidates["outputs"] // candidates["thread_n"])
+    )
     return threads
 
 
@@ -122,8 +119,8 @@ def fused_shared_bytes_of(facts: WinogradFacts, candidates: Columns) -> np.ndarr
     inputs = 2 * candidates["channels"] * (candidates["tiles"] + PADDING)
     filters = 2 * candidates["channels"] * candidates["outputs"]
     block = candidates["tiles"] * candidates["outputs"]
-    parts = np.where(candidates["split"] > 1, candidates["output_tile"] ** 2 * block, 0)
-    needed: np.ndarray = facts.element_bytes * (points_of(candidates) * (inputs + filters + block) + parts)
+    parts = np.where(candidates["split"] > 1, prod(tile_of(candidates)) * block, 0)
+    needed: np.ndarray = facts.element_bytes * (elements_of(candidates) * (inputs + filters + block) + parts)
     return needed
 
 
@@ -132,5 +129,5 @@ def fused_registers_of(candidates: Columns) -> np.ndarray:
     predicted best for the layers of bench/layers.py on sm_90a, ptxas 13.0 allocates at most an eighth more, and mostly fewer."""
     passes = -(-candidates["tiles"] * candidates["channels"] // np.maximum(fused_threads_of(candidates), 1))
     size = candidates["thread_m"] * candidates["thread_n"]
-    registers: np.ndarray = 28 + size + 2 * (candidates["thread_m"] + candidates["thread_n"]) + passes * points_of(candidates)
+    registers: np.ndarray = 28 + size + 2 * (candidates["thread_m"] + candidates["thread_n"]) + passes * elements_of(candidates)
     return registers
