@@ -32,6 +32,7 @@ from tilewright.partition.merges import Timed
 from tilewright.partition.plan import plan_program, regions_of, through_torch
 from tilewright.partition.precision import precision_of
 from tilewright.partition.type_choice import Types, choose_types
+from tilewright.runtime.loadable import loadable_kernel
 from tilewright.selection.choice import choose
 from tilewright.toolchain.binary import Binary
 from tilewright.toolchain.build import compile_kernels
@@ -366,3 +367,11 @@ def test_a_loop_that_runs_through_pytorch() -> None:
     lost = through_torch(program, {position: ["for this test"]})
     (region,) = (lowered.region for lowered in lost.regions if lowered.region.kind == "torch")
     assert region.nodes[0].operator == "scan"
+
+
+def test_kernels_that_round_to_tf32_are_known() -> None:
+    """Their results are verified with the tolerance of TF32, although all that is stored is float32; pairs of TF32 are as accurate as float32."""
+    for precision, expected in (("fp32", set()), ("fp32-tensor", set()), ("tf32", {"gelu", "linear_1_add"}), ("fp16", {"gelu"})):
+        program = planned(*layers(), precision)
+        found = {lowered.region.outputs[0] for lowered in program.regions for kernel in lowered.kernels if loadable_kernel(kernel).tf32}
+        assert found == expected, precision

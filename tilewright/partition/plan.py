@@ -14,6 +14,7 @@ from tilewright.graph.table import OPERATORS, STRUCTURAL
 from tilewright.hardware.calibration import gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
@@ -351,10 +352,14 @@ def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
         return Merged(graph)
 
     def lanes(graph: Graph, region: Region) -> int:
-        form = form_of(TENSOR_CORES, _canonical(region, predictions.context(graph, precision))[0], machine)
+        context = predictions.context(graph, precision)
+        form = form_of(TENSOR_CORES, _canonical(region, context)[0], machine)
         if isinstance(form, Unsuitable) or (form.facts.kind == "tf32" and not numerics.tf32):
             return 0
-        return WIDEST_BYTES // form.facts.element_bytes
+        # folded, the factors may be of 16 bits although they are better float32 as they are
+        factors = precision.factors(region, frozenset(graph.constants))
+        element = min((size_of(precision.stored(region, context.values[name])) for name in factors), default=form.facts.element_bytes)
+        return WIDEST_BYTES // element
 
     regions = partial(_regions, precision, predictions)
     return fold_images(graph, regions, partial(predictions.of_regions, precision), lanes, predictions.policy)
