@@ -32,6 +32,7 @@ import tilewright
 from bench.common import write_results
 from tilewright.errors import TilewrightError
 from tilewright.frontend.imported import unsupported
+from tilewright.graph import onnx_call
 from tilewright.runtime.executable import Executable
 
 OUTSIDE: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -113,8 +114,9 @@ def compiled(model: onnx.ModelProto, inputs: Sequence[torch.Tensor]) -> Prepared
 
 def others(executable: Executable) -> list[str]:
     """Nodes that PyTorch or ONNX's runtimes compute, and operators whose regions PyTorch computes."""
-    program = executable.image.program
+    program, tail = executable.image.program, executable.signature.tail
     nodes = [node.target for node in unsupported(program.graph)]
+    nodes += [onnx_call.PREFIX + name for name in onnx_call.operators_of(tail.model)] if tail is not None else []
     fallen = [name for region in program.regions if region.kind == "torch" for name in region.nodes if program.nodes[name].operator != "torch"]
     return sorted({*nodes, *fallen})
 

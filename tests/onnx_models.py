@@ -13,6 +13,7 @@ from bench.onnx_node_tests import Prepared
 from tilewright.frontend.handlers import torch_dtype
 from tilewright.frontend.imported import unsupported
 from tilewright.frontend.onnx_import import import_onnx
+from tilewright.graph import onnx_call
 from tilewright.graph.reference import evaluate
 
 
@@ -23,7 +24,10 @@ def evaluated(model: onnx.ModelProto | Path, inputs: Sequence[torch.Tensor]) -> 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         graph = imported.graph
         values = evaluate(graph, [x for x, leaf in zip(tensors, imported.leaves, strict=True) if leaf is not None])
-        types = [torch_dtype(graph.values[name].dtype) for name in graph.outputs]
-        return [torch.from_numpy(np.array(values[output.index])).to(types[output.index]) for output in imported.outputs]
+        made = [torch.from_numpy(np.array(value)).to(torch_dtype(graph.values[n].dtype)) for n, value in zip(graph.outputs, values, strict=True)]
+        later = onnx_call.run_model([made[number] for number in tail.inputs], tail.model) if tail is not None else []
+        return [later[output.index] if output.kind == "tail" else made[output.index] for output in imported.outputs]
 
-    return function, [node.target for node in unsupported(imported.graph)], imported.leaves.count(None)
+    tail = imported.tail
+    nodes = [*unsupported(imported.graph), *(tail.nodes if tail is not None else ())]
+    return function, [node.target for node in nodes], imported.leaves.count(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -186,7 +187,11 @@ def test_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     assert main(["verify", str(path)]) == 0
     assert "agrees with float64" in capsys.readouterr().out
-    assert "no PyTorch module" in error_line(capsys, "bench", str(path))
+    assert main(["bench", str(path), "--against", "eager,onnxruntime", "--rounds", "1", "--seconds", "0.001"]) == 0
+    printed = capsys.readouterr().out
+    assert "eager unavailable: an ONNX file holds no PyTorch module" in printed
+    if importlib.util.find_spec("onnxruntime") is not None:
+        assert re.search(r"onnxruntime +[\d.]+ ± ", printed)
     path.write_bytes(path.read_bytes()[:40])
     assert str(path.name) in error_line(capsys, "compile", str(path))
 

@@ -16,18 +16,24 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.compiled import Case
+from tests.interpreted import check_interpreted
 from tests.test_gpu_runtime import FakeLibrary, FakeStream, diamond, fake_engine, stream
+from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.intrinsics.launching import awaits_earlier_kernels, wait_for_earlier_kernels
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Load, walk
 from tilewright.ir.kernel import Block, Invoke, Kernel, expressions, written_by
+from tilewright.kernels.gpu import early
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import gpu as gpu_module
 from tilewright.runtime.driver import ADD_EDGES, Driver, KernelNodeParams
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.loadable import facts_symbol
+from tilewright.toolchain.binary import SourceFile
+from tilewright.toolchain.compilers import NvrtcCompiler
 
 __all__ = ["stream"]
 H200 = machine("h200")
@@ -83,6 +89,35 @@ def test_kernels_wait_before_they_access_global_memory(dtype: torch.dtype) -> No
     assert {kernel.name: kernel.waits for kernel in named.values()} == {kernel.name: not kernel.cooperative for kernel in found}
     for loaded in named.values():
         assert facts_symbol(loaded, H200) != facts_symbol(replace(loaded, waits=not loaded.waits), H200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before it a kernel accesses nothing but constants; most products have their first filters then."""
+    monkeypatch.setattr(early, "AHEAD", True)
+    inputs = (torch.randn(2, 3, 56, 56).to(dtype),)
+    graph, _ = simplify(import_module(network().to(dtype), inputs).graph)
+    program = plan_program(graph, H200, 1)
+    packed = {name for region in program.regions for name, storage in region.storage.items() if storage.source is not None}
+    constants = set(program.graph.constants) | packed
+    found = program.kernels()
+    copying = 0
+    for region in program.regions:
+        for call in region.calls:
+            kernel = found[call.kernel]
+            if kernel.cooperative or not isinstance(kernel.body, Block):
+                continue
+            names = {buffer.name: argument for buffer, argument in zip(kernel.parameters, call.arguments, strict=True)}
+            at = kernel.body.statements.index(wait_for_earlier_kernels())
+            before = {names[name] for name in early.accessed(Block(kernel.body.statements[:at])) if name in names}
+            assert before <= constants, kernel.name
+            copying += bool(before)
+            if at + 1 < len(kernel.body.statements) and "mbarrier" not in print_cuda([kernel]):
+                assert {names.get(name) for name in early.accessed(kernel.body.statements[at + 1])} - constants - {None}
+    assert copying >= 3
+    check_interpreted([Case("network", network().to(dtype), inputs, 3e-5 if dtype == torch.float32 else 5e-3)], H200)
+    compiler = NvrtcCompiler.find(H200)
+    assert compiler.compile(SourceFile("kernel.cu", print_cuda([*found.values()]), "cuda", tuple(found)), tmp_path).succeeded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_model import MODEL_HELP, check_options, compiled, inputs_on_target, is_artifact, runs_on_gpu
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.executable import Executable
     from tilewright.stages import Progress
     from tilewright.tuning.measure import Outcome
+    from tilewright.tuning.onnx_module import OnnxModule
 
 DESCRIPTION = "time a model against other ways of running it, in turns"
 
@@ -24,7 +26,9 @@ DESCRIPTION = "time a model against other ways of running it, in turns"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options, besides those of building."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--against", default="eager,eager_cl", metavar="NAMES", help="of eager, eager_cl, inductor, onnxruntime, openvino")
+    parser.add_argument(
+        "--against", metavar="NAMES", help="of eager, eager_cl, inductor, onnxruntime, openvino (default eager,eager_cl; of an ONNX file onnxruntime)"
+    )
     parser.add_argument("--rounds", type=whole(), default=10, help="turns of each contender (default 10)")
     parser.add_argument("--seconds", type=amount, default=0.3, help="least time of one turn (default 0.3)")
     parser.add_argument("--tolerance", type=amount, help="largest error relative to the largest output (default 1e-3, of bf16 5e-2)")
@@ -46,12 +50,14 @@ def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Ou
     import torch
 
     check_options(options)
-    from tilewright.models import resolve
+    from tilewright.models import Model, resolve
     from tilewright.runtime.verify import AS_TF32, TOLERANCES
     from tilewright.tuning.measure import Contender, compare, seconds_of_call, seconds_of_device_call
     from tilewright.tuning.peers import PEERS, on_device
 
-    names = list(dict.fromkeys(name for name in options.against.split(",") if name))
+    is_onnx = options.model.endswith(".onnx")
+    against = options.against if options.against is not None else "onnxruntime" if is_onnx else "eager,eager_cl"
+    names = list(dict.fromkeys(name for name in against.split(",") if name))
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise UnsupportedOption(f"--against {', '.join(unknown)} is not known", f"choose from {', '.join(PEERS)}")
@@ -60,8 +66,11 @@ def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Ou
     show("making the model", 0, 0)
     model = resolve(options.model, options.batch, options.input)
     module = _without_guards(model.module) if isinstance(model.module, torch.export.ExportedProgram) else model.module
-    if not isinstance(module, torch.nn.Module) or model.inputs is None:
-        raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
+    if is_onnx:
+        from tilewright.tuning.onnx_module import OnnxModule
+
+        module = OnnxModule(model.module, None if model.inputs is None else model.inputs(0))
+        model = Model(model.name, model.module, model.inputs or partial(_drawn, module))
     if options.threads:
         torch.set_num_threads(options.threads)
     on_gpu = runs_on_gpu(options.target)
@@ -69,9 +78,7 @@ def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Ou
         module = module.to("cuda")
 
     def ours(copied: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Executable:
-        from tilewright.models import Model
-
-        return compiled(Model(options.model, copied, lambda seed: inputs), options, show)
+        return compiled(Model(options.model, model.module if is_onnx else copied, lambda seed: inputs), options, show)
 
     contenders = [Contender("tilewright", ours), *(on_device(PEERS[name], "cuda" if on_gpu else "cpu") for name in names)]
     examples, fresh = (inputs_on_target(model, options, seed) for seed in (0, 1))
@@ -83,6 +90,14 @@ def _compared(options: argparse.Namespace, show: Progress) -> tuple[str, list[Ou
     )  # fmt: skip
     where = "GPU" if on_gpu else f"{torch.get_num_threads()} threads"
     return f"{options.model}, batch {options.batch or 1}, {where}", outcomes
+
+
+def _drawn(module: OnnxModule, seed: int) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    from tilewright.models import random_tensor
+
+    return module.inputs(partial(random_tensor, generator=torch.Generator().manual_seed(seed)))
 
 
 def _without_guards(program: Any) -> Any:

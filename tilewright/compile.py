@@ -268,7 +268,7 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
     if shared is not None:
         graph = replace(graph, constants=shared.constants(graph.constants))
     if request.unsupported:
-        report_unsupported(unsupported_nodes(graph), request.unsupported)
+        report_unsupported((*unsupported_nodes(graph), *(imported.tail.nodes if imported.tail is not None else ())), request.unsupported)
     if request.trials:
         with stages.stage("measure"):
             measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)

@@ -31,7 +31,7 @@ class Output:
     The tensor is by kind "value": graph output number `index`, each of which has memory of its own; "input": the caller's tensor at input leaf
     `index`; "parameter", "state": the module's parameter, or the buffer that the model changes, called `value`. "constant" is the Python object
     `value`. Leaves are one tensor if they are equal; `twin` tells others apart that are made alike. `apart` is the value of the graph with the
-    elements of a leaf after calls."""
+    elements of a leaf after calls. "tail": result number `index` of the tail."""
 
     kind: str
     index: int = -1
@@ -74,6 +74,16 @@ class UnsupportedNode:
 
 
 @dataclass(frozen=True)
+class Tail:
+    """What runs through ONNX's runtimes after the program, because its results have shapes that depend on data: a `model` (`graph.onnx_call`) that
+    reads the graph outputs `inputs`. `nodes` are those at which it begins."""
+
+    model: str
+    inputs: tuple[int, ...]
+    nodes: tuple[UnsupportedNode, ...] = ()
+
+
+@dataclass(frozen=True)
 class Imported:
     """A model read by a front end. `leaves` are flattened (args, kwargs): for each, the number of its graph input, or None if it was specialised to
     the Python value or the tensor in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it). `strides` has for
@@ -89,6 +99,7 @@ class Imported:
     states: tuple[State, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     strides: Mapping[int, tuple[tuple[int, ...], int | None]] = field(default_factory=lambda: MappingProxyType({}))
+    tail: Tail | None = None
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:

@@ -16,8 +16,12 @@ from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.onnx_call import PREFIX, REFUSED, encoded, runner_of
 from tilewright.ir.graph import Value
 
-_LARGEST_KNOWN = 1 << 10  # elements of a known operand that becomes part of the node
-_NOT_PASSED = frozenset({"bf16", "c64", "c128"})  # NumPy or ONNX Runtime has no such arrays
+LARGEST_KNOWN = 1 << 10  # elements of a known operand that becomes part of the node
+NOT_PASSED = frozenset({"bf16", "c64", "c128"})  # NumPy or ONNX Runtime has no such arrays
+
+
+class DependsOnData(Unsupported):
+    """The shapes of a node's results depend on data."""
 
 
 def elsewhere(
@@ -25,7 +29,7 @@ def elsewhere(
 ) -> tuple[Value | None, ...]:
     """The results of a node that something else computes; `reason` is why our kernels do not.
 
-    Raises Unsupported with the reason if the node cannot be run, or the shapes of its results are not known."""
+    Raises Unsupported with the reason if the node cannot be run, and DependsOnData if the shapes of its results are not known."""
     if node.op_type in REFUSED:
         raise Unsupported(reason)
     single = onnx.NodeProto()
@@ -39,11 +43,11 @@ def elsewhere(
             single.input[k] = ""
             continue
         single.input[k] = f"x{k}"
-        if isinstance(operand, np.ndarray) and operand.size <= _LARGEST_KNOWN:
+        if isinstance(operand, np.ndarray) and operand.size <= LARGEST_KNOWN:
             known.append(numpy_helper.from_array(operand, f"x{k}"))
             continue
         value = materialise(operand) if isinstance(operand, np.ndarray) else operand
-        if dtype_of(value) in _NOT_PASSED:
+        if dtype_of(value) in NOT_PASSED:
             raise Unsupported(reason)
         infos.append(helper.make_value_info(f"x{k}", type_of(value)))
         inputs.append(value)
@@ -81,8 +85,8 @@ def _result_types(
         tensor = found[name].tensor_type if name in found else None
         dims = [] if tensor is None else [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
         if tensor is None or not tensor.HasField("shape") or min(dims, default=0) < 0:
-            raise Unsupported(f"{reason}, and the shapes of its results depend on data")
-        if element_type(tensor.elem_type) in _NOT_PASSED:
+            raise DependsOnData(f"{reason}, and the shapes of its results depend on data")
+        if element_type(tensor.elem_type) in NOT_PASSED:
             raise Unsupported(reason)
         results.append((tensor.elem_type, tuple(dims)))
     return results

@@ -35,14 +35,16 @@ from tilewright.frontend import (
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
 from tilewright.frontend.onnx_control import CONTROL, Environment, control
-from tilewright.frontend.onnx_elsewhere import elsewhere
+from tilewright.frontend.onnx_elsewhere import DependsOnData, elsewhere
 from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
 from tilewright.frontend.onnx_folding import folded
-from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler
+from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, Unspecialised
 from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, standard_function
+from tilewright.frontend.onnx_tail import Later, TailBuilder, read_by
 from tilewright.frontend.reading import printable, reading, said
 from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.onnx_call import PREFIX
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, ELEMENT_TYPES, is_float
 from tilewright.ir.graph import Value
 
@@ -117,6 +119,7 @@ class _Importer:
         self.unsupported: list[UnsupportedNode] = []
         self.inlined = [0]
         self.by_name: dict[str, torch.Tensor] = {}  # examples by the names of their inputs; those on the device "meta" have no values
+        self.tail: TailBuilder | None = TailBuilder(self.materialise)  # bodies have none: their tensors have fixed shapes
         self.around: tuple[_Importer, Mapping[str, Value]] | None = None  # of a body: the importer around it, and its values by the body's inputs
 
     def run(self) -> Imported | None:
@@ -245,12 +248,17 @@ class _Importer:
                 if handler is None and not controls and not self._function(node, None, opsets):
                     raise Unsupported("no definition in the operator table")
                 return [_MISSING] * len(node.output)
+            if any(isinstance(operand, Later) for operand in operands) and (node.domain, node.op_type) not in self.functions:
+                return self._later(node, environment, opsets, None)
             if controls:
-                return control(self, node, operands, environment, opsets, depth + 1)
+                return self._controlled(node, operands, environment, opsets, depth + 1)
             known = folded(node, operands, opset_number(opsets))
             if known is not None:
                 return known
-            return self._compiled(node, handler, operands, opsets, used, depth)
+            try:
+                return self._compiled(node, handler, operands, opsets, used, depth)
+            except DependsOnData as error:
+                return self._later(node, environment, opsets, error)
         except TilewrightError:
             raise
         except Exception as error:  # the handlers check little: a malformed model shows up here
@@ -288,7 +296,33 @@ class _Importer:
         if node.domain not in DEFAULT_DOMAIN or (node.domain, node.op_type) in self.functions:
             raise reason
         with self._at(node):
-            return elsewhere(self.builder, node, operands, opset_number(opsets), str(reason), self.materialise)
+            try:
+                return elsewhere(self.builder, node, operands, opset_number(opsets), str(reason), self.materialise)
+            except DependsOnData:
+                if isinstance(reason, Unspecialised):  # or, with that value, the shapes are known
+                    raise reason from None
+                raise
+
+    def _controlled(
+        self, node: onnx.NodeProto, operands: Sequence[Any], environment: Environment, opsets: Mapping[str, int], depth: int
+    ) -> Sequence[Any]:
+        try:
+            return control(self, node, operands, environment, opsets, depth)
+        except Unsupported as error:
+            if node.op_type != "If" or isinstance(error, Unspecialised):
+                raise
+            return self._later(node, environment, opsets, error)
+
+    def _later(self, node: onnx.NodeProto, environment: Environment, opsets: Mapping[str, int], reason: Unsupported | None) -> Sequence[Any]:
+        """The results of a node of the model's tail, which begins with it for a `reason`."""
+        if self.tail is None:
+            raise reason or Unsupported("it reads a tensor whose shape depends on data")
+        read = {name: environment.get(name, _MISSING) for name in read_by(node)}
+        if any(operand is _MISSING for operand in read.values()):
+            return [_MISSING] * len(node.output)
+        place = printable(node.name) or f"the {node.op_type} of {label(node)}"
+        begins = None if reason is None else UnsupportedNode(label(node), PREFIX + node.op_type, place, str(reason))
+        return self.tail.add(node, read, opset_number(opsets), begins)
 
     def _at(self, node: onnx.NodeProto) -> AbstractContextManager[None]:
         return self.builder.at(node.name or f"{node.op_type}_{label(node)}", printable(node.name) or f"the {node.op_type} of {label(node)}")
@@ -336,11 +370,11 @@ class _Importer:
             return Unsupported(f"{what} is computed from the model's inputs, not constant")
         names = ", ".join(sorted(origins))
         if self.examples is None:
-            return Unsupported(f"{what} depends on the values of the input {names}: pass example_inputs, and their values are taken")
+            return Unspecialised(f"{what} depends on the values of the input {names}: pass example_inputs, and their values are taken")
         if any(self.by_name[name].is_meta for name in origins):
-            return Unsupported(f"{what} depends on the values of the input {names}: compile the model for one set of sizes, with example inputs")
+            return Unspecialised(f"{what} depends on the values of the input {names}: compile the model for one set of sizes, with example inputs")
         self.wanted |= origins
-        return Unsupported(f"{what} depends on the values of the input {names}")
+        return Unspecialised(f"{what} depends on the values of the input {names}")
 
     def _check_types(self, operands: Iterable[Any]) -> None:
         bad = sorted({v.dtype for v in operands if isinstance(v, Value)} - COMPUTED)
@@ -359,7 +393,7 @@ class _Importer:
         """The importer of a body that becomes a graph of its own; `outer` maps its inputs to the values around it that they stand for."""
         body = copy.copy(self)
         body.builder, body.arrays, body.parameters = builder, {}, []
-        body.origins, body.around = {}, (self, outer)
+        body.origins, body.around, body.tail = {}, (self, outer), None
         return body
 
     def count_inlined(self, nodes: int) -> None:
@@ -405,21 +439,40 @@ class _Importer:
     def _outputs(self, results: Sequence[Any], leaves: Sequence[int | None], literals: Sequence[torch.Tensor | None]) -> Imported:
         values: list[Value] = []
         outputs: list[Output] = []
-        for result in results:
-            if result is None:
-                raise InvalidModel("an output of the model is not computed", "export the model again")
-            try:
-                value = result if isinstance(result, Value) else self.materialise(result)
-            except Unsupported as error:
-                raise UnsupportedOperator(f"an output of the model is {error}", "convert it to a supported type") from error
+        later = [*dict.fromkeys(result for result in results if isinstance(result, Later))]
+
+        def position(value: Value) -> int:
             if value.name in self.builder.inputs or value.name in self.builder.constants:
                 with self.builder.at(f"{value.name}_copy", ""):
                     value = self.builder.op("copy", value)
             if value not in values:
                 values.append(value)
-            outputs.append(Output("value", values.index(value)))
+            return values.index(value)
+
+        for result in results:
+            if result is None:
+                raise InvalidModel("an output of the model is not computed", "export the model again")
+            if isinstance(result, Later):
+                outputs.append(Output("tail", later.index(result)))
+                continue
+            try:
+                value = result if isinstance(result, Value) else self.materialise(result)
+            except Unsupported as error:
+                raise UnsupportedOperator(f"an output of the model is {error}", "convert it to a supported type") from error
+            outputs.append(Output("value", position(value)))
+        try:
+            tail = self.tail.finish(later, position) if self.tail is not None else None
+        except Unsupported as error:
+            raise UnsupportedOperator(str(error), "end the model before that result, and run the rest elsewhere") from error
         _, in_spec = pytree.tree_flatten((tuple(range(len(leaves))), {}))
         _, out_spec = pytree.tree_flatten(0 if len(outputs) == 1 else tuple(range(len(outputs))))
         return Imported(
-            self.builder.finish(values), in_spec, out_spec, tuple(leaves), tuple(literals), tuple(outputs), parameters=tuple(self.parameters)
+            self.builder.finish(values),
+            in_spec,
+            out_spec,
+            tuple(leaves),
+            tuple(literals),
+            tuple(outputs),
+            parameters=tuple(self.parameters),
+            tail=tail,
         )

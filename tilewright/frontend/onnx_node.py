@@ -20,6 +20,11 @@ from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES
 from tilewright.ir.graph import Node as GraphNode
 from tilewright.ir.graph import Value
 
+
+class Unspecialised(Unsupported):
+    """A node needs the value of an operand, which an example of the model's inputs would tell."""
+
+
 Known = Value | np.ndarray  # a tensor of the graph, or one whose elements are known at import
 Results = Known | tuple[Known | None, ...]
 NodeHandler = Callable[["NodeCall"], Results]

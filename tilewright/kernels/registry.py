@@ -106,7 +106,7 @@ def lower_for_images(problem: Problem, schedule: Any, machine: Machine) -> Lower
         Unsuitable: as `lower` does.
     """
     exact = partial(lower, schedule=schedule, machine=machine)
-    return beginning_early(exact(problem), machine) if machine.is_gpu else lowered_for_images(problem, exact)
+    return beginning_early(exact(problem), problem, machine) if machine.is_gpu else lowered_for_images(problem, exact)
 
 
 def require_instructions(kernel: Kernel, machine: Machine) -> None:

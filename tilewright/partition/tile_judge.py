@@ -196,7 +196,7 @@ class TileJudge:
         if choices is None:
             raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
         parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
-        lowered = beginning_early(lower_tiles(tiling, parts, schedule, self.machine), self.machine)
+        lowered = beginning_early(lower_tiles(tiling, parts, schedule, self.machine), problem, self.machine)
         bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
         return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 

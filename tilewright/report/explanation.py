@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.frontend.imported import through, unsupported
+from tilewright.graph import onnx_call
 from tilewright.hardware.calibration import name_in_use
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
@@ -35,7 +36,7 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
     lines = [*summary_lines(plan, name), *(part for line in _calibrated(image) for part in folded(line, width, 4)), ""]
     for row in plan.rows:
         lines += [*region_lines(image.program, row, width), ""]
-    rest = [*through_torch_lines(image.program), "", *memory_lines(image)]
+    rest = [*through_torch_lines(image), "", *memory_lines(image)]
     return "\n".join([*lines, *(part for line in rest for part in folded(line, width, 5))])
 
 
@@ -255,8 +256,12 @@ def layout_text(layout: Layout) -> str:
     return text + (f" with a zeroed halo ({', '.join(halo)})" if halo else "")
 
 
-def through_torch_lines(program: LoadableProgram) -> Iterator[str]:
+def through_torch_lines(image: Image) -> Iterator[str]:
     """What our kernels do not compute."""
+    program, tail = image.program, image.signature.tail
+    if tail is not None:
+        operators = ", ".join(f"{count} {name}" if count > 1 else name for name, count in onnx_call.operators_of(tail.model).items())
+        yield f"Through ONNX's runtimes after the program, with results whose shapes depend on data: {operators}."
     nodes = unsupported(program.graph)
     others = [r for r in program.regions if r.kind == "torch" and not any(program.nodes[n].operator == "torch" for n in r.nodes)]
     if not nodes and not others:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ import torch
 from tilewright.runtime.profile import Profile, Span, profile_of
 from tilewright.runtime.slices import completions
 from tilewright.runtime.verify import AS_TF32, Verification, compare, narrow_tolerance, reference_values
+from tilewright.system.counters import Counters
 
 if TYPE_CHECKING:
     from tilewright.runtime.executable import Engine, Executable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WARM_UP_CALLS = 2
 """Untimed calls at the start of a profile."""
+COUNTED_CALLS = 5
+"""Calls in which a profile counts events of the processor, region by region."""
 
 
 def verified(executable: Executable, engine: Engine, leaves: Sequence[Any], tolerance: float | None) -> Verification:
@@ -145,5 +149,39 @@ def profiled(executable: Executable, engine: Engine, leaves: Sequence[Any], repe
             clocked_seconds.append(engine.seconds(start, end))
             clocks.append(engine.clock_seconds())
     machine = executable.image.machine
+    counts, uncounted = ({}, {}) if machine.is_gpu else _counted(executable, engine, inputs, sorted({span.region for span in calls[0]}))
     # before its clocks a GPU idles, so that the duration of such a call says nothing
-    return profile_of(executable.image.program, machine.name, plain, calls, () if machine.is_gpu else clocked_seconds, statistics.median(clocks))
+    whole_seconds = () if machine.is_gpu else clocked_seconds
+    return profile_of(executable.image.program, machine.name, plain, calls, whole_seconds, statistics.median(clocks), counts, uncounted)
+
+
+def _counted(
+    executable: Executable, engine: Engine, inputs: Sequence[torch.Tensor], regions: Sequence[int]
+) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
+    """How often each event occurs in each of these regions, the median of several calls, without what it takes to run nothing; and why other events
+    are not counted. Threads are those that the calls before have started."""
+    with Counters() as counters:
+        if not counters.events:
+            return {}, counters.missing
+        found: dict[int, list[dict[str, float]]] = {region: [] for region in regions}
+        nothing: list[dict[str, float]] = []
+
+        def during(run: Callable[[], object]) -> dict[str, float]:
+            before = counters.read()
+            run()
+            after = counters.read()
+            return {event: after[event] - before[event] for event in before}
+
+        def call(engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+            nothing.append(during(partial(engine.run, 0, 0)))
+            for region in regions:
+                found[region].append(during(partial(executable._run_region, engine, region, inputs, outputs)))
+
+        for _ in range(COUNTED_CALLS):
+            _called(executable, engine, inputs, call)
+        idle = {event: min(count[event] for count in nothing) for event in counters.events}
+        medians = {
+            region: {event: max(statistics.median(count[event] for count in counts) - idle[event], 0.0) for event in counters.events}
+            for region, counts in found.items()
+        }
+        return medians, counters.missing

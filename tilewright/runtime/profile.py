@@ -10,13 +10,18 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tilewright.files import written
 from tilewright.runtime.loadable import LoadableProgram
-from tilewright.text import WIDTH, aligned, number_of
+from tilewright.system.counters import EVENTS, is_hardware
+from tilewright.text import WIDTH, aligned, number_of, scaled
+
+SHORT = {"instructions": "instr.", "L1 misses": "L1", "last-level misses": "last level", "branch misses": "branches", "page faults": "faults"}
+"""The headings of events in a table of 80 columns."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class Span:
 
 @dataclass(frozen=True)
 class RegionProfile:
-    """One region; `number` is its place in the plan, from 1, and `seconds` has an entry per call. `predicted_seconds` is 0 without a prediction."""
+    """One region; `number` is its place in the plan, from 1, and `seconds` has an entry per call. `predicted_seconds` is 0 without a
+    prediction. `counts` are of the events of one call (`system.counters.EVENTS`) that this machine counts."""
 
     number: int
     name: str
@@ -45,6 +51,7 @@ class RegionProfile:
     kernels: tuple[str, ...]
     predicted_seconds: float
     seconds: tuple[float, ...]
+    counts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def median_seconds(self) -> float:
@@ -64,6 +71,7 @@ class Profile:
     timeline: the call with clocks whose duration is the median.
     clocked_seconds: of whole calls with clocks; none on a GPU, which idles in them.
     clock_seconds: what was subtracted from the time of each region for its clocks.
+    uncounted: why events are not counted here, by event; of a GPU none are.
 
     `str()` is a table of 80 columns."""
 
@@ -73,6 +81,7 @@ class Profile:
     timeline: tuple[Span, ...]
     clocked_seconds: tuple[float, ...] = ()
     clock_seconds: float = 0.0
+    uncounted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def hottest(self) -> tuple[RegionProfile, ...]:
@@ -116,6 +125,28 @@ class Profile:
         headings = ("", "region", "kind", "share", "us", "+-", "predicted", "ratio")
         yield from aligned(headings, rows, ("region", "kind"), WIDTH, {"region": 1.0})
         yield from self.summary_lines()
+        yield from self._counter_lines()
+
+    def _counter_lines(self) -> Iterator[str]:
+        """The counts of each region, if the processor's are among them, and what is not counted."""
+        events = [event for event in EVENTS if any(event in region.counts for region in self.regions)]
+        if any(is_hardware(event) for event in events):
+            rows = []
+            for region in self.hottest:
+                counts = region.counts
+                cycles = counts.get("cycles", 0.0)
+                per_cycle = f"{counts['instructions'] / cycles:.2f}" if cycles and "instructions" in counts else "-"
+                rows.append((str(region.number), region.name, *(scaled(counts.get(event, 0.0), "") for event in events), per_cycle))
+            headings = ("", "region", *(SHORT.get(event, event) for event in events), "per cycle")
+            yield from aligned(headings, rows, ("region",), WIDTH, {"region": 1.0})
+            yield "events of one call in user mode, all threads; misses: reads of data, branches"
+        elif any(region.counts.get("page faults") for region in self.regions):
+            yield f"page faults of a call: {sum(region.counts['page faults'] for region in self.regions):,.0f}"
+        reasons = dict.fromkeys(reason for event, reason in self.uncounted.items() if is_hardware(event))
+        if reasons:
+            missing = [event for event in self.uncounted if is_hardware(event)]
+            yield f"not counted here: {', '.join(missing)}"
+            yield from (f"   ({reason})" for reason in reasons)
 
     def summary_lines(self) -> Iterator[str]:
         """How the times were taken, and how those of the regions add up to that of a call."""
@@ -170,6 +201,7 @@ def _arguments(region: RegionProfile) -> Mapping[str, Any]:
         "kernels": ", ".join(region.kernels),
         "median us": 1e6 * region.median_seconds,
         "predicted us": 1e6 * region.predicted_seconds,
+        **region.counts,
     }
 
 
@@ -188,9 +220,11 @@ def profile_of(
     calls: Sequence[Sequence[Span]],
     clocked_seconds: Sequence[float] = (),
     clock_seconds: float = 0.0,
+    counts: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+    uncounted: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:
     """The profile of a program on a machine, given the seconds of calls without clocks, the spans of calls with them, the seconds of those calls as a
-    whole, and the part of each span that is its clock's."""
+    whole, the part of each span that is its clock's, and the counts of events by region, with the reasons why there are no others."""
     calls = [[replace(span, end=max(span.start, span.end - clock_seconds)) for span in call] for call in calls]
     ran = sorted({span.region for span in calls[0]})
     seconds = {index: tuple(sum(span.seconds for span in call if span.region == index) for call in calls) for index in ran}
@@ -200,7 +234,17 @@ def profile_of(
         operators = tuple(program.nodes[name].operator_name for name in region.nodes)
         kernels = tuple(dict.fromkeys(call.kernel for call in region.calls))
         regions.append(
-            RegionProfile(index + 1, region.name, region.kind, operators, region.schedule, kernels, region.predicted_seconds, seconds[index])
+            RegionProfile(
+                index + 1,
+                region.name,
+                region.kind,
+                operators,
+                region.schedule,
+                kernels,
+                region.predicted_seconds,
+                seconds[index],
+                counts.get(index, {}),
+            )  # fmt: skip
         )
     middle = sorted(calls, key=lambda call: call[-1].end if call else 0.0)[(len(calls) - 1) // 2]
-    return Profile(machine, tuple(regions), tuple(call_seconds), tuple(middle), tuple(clocked_seconds), clock_seconds)
+    return Profile(machine, tuple(regions), tuple(call_seconds), tuple(middle), tuple(clocked_seconds), clock_seconds, uncounted)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tilewright.frontend.torch_operators import replayed
+from tilewright.graph.onnx_call import run_model
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.signature import OutputLeaf, Signature, unflatten
@@ -50,9 +51,11 @@ class Results:
         taken: set[str] = set()
         numbers = dict.fromkeys(leaf.index for leaf in self.signature.outputs if leaf.kind == "value")
         produced = {number: self._produced(number, inputs, outputs, taken) for number in numbers}
+        tail = self.signature.tail
+        later = run_model([self._output(number, inputs, outputs) for number in tail.inputs], tail.model) if tail is not None else ()
         self._update(leaves, inputs, outputs, produced)
         parameters = {leaf.value: self._parameter(leaf.value) for leaf in self.signature.outputs if leaf.kind == "parameter"}
-        tensors: Mapping[str, Any] = {"value": produced, "input": leaves, "state": self.states, "parameter": parameters}
+        tensors: Mapping[str, Any] = {"value": produced, "input": leaves, "state": self.states, "parameter": parameters, "tail": later}
         results: list[Any] = []
         views: dict[OutputLeaf, torch.Tensor] = {}
         for leaf in self.signature.outputs:
@@ -73,13 +76,20 @@ class Results:
         constant: torch.Tensor = self.program.graph.constants[name].to(self.buffers.device, copy=True)
         return constant
 
+    def _output(self, output: int, inputs: Tensors, outputs: Tensors) -> torch.Tensor:
+        """The graph output of this number, wherever it is."""
+        name = self.program.graph.outputs[output]
+        if name in self.program.graph.constants and not self.buffers.is_stored(name):
+            return self._constant(name)
+        return self.buffers.value(name, inputs, outputs)
+
     def _produced(self, output: int, inputs: Tensors, outputs: Tensors, taken: set[str]) -> torch.Tensor:
         """The graph output of this number, in memory that is no input's, no constant's, and none of `taken`, to which it is added."""
         name = self.program.graph.outputs[output]
         root = self.program.root(name)
+        value = self._output(output, inputs, outputs)
         if name in self.program.graph.constants and not self.buffers.is_stored(name):
-            return self._constant(name)
-        value = self.buffers.value(name, inputs, outputs)
+            return value
         if root in taken or root not in self.buffers.places.outputs:
             return value.clone(memory_format=torch.contiguous_format)
         taken.add(root)

@@ -183,8 +183,9 @@ class OutputLeaf:
     """One leaf of the result: a tensor after the ATen view calls in `calls`, pairs (operator, further arguments).
 
     The tensor is by `kind` "value": graph output number `index`, each of which has memory of its own; "input": the caller's tensor at input leaf
-    `index`; "state": the buffer of the state number `index`; "parameter": the parameter that is the graph constant named by `value`. "constant" is
-    the number, string or None in `value`. Leaves are one tensor if they are equal; `twin` tells others apart that are made alike.
+    `index`; "state": the buffer of the state number `index`; "parameter": the parameter that is the graph constant named by `value`; "tail":
+    result number `index` of the tail. "constant" is the number, string or None in `value`. Leaves are one tensor if they are equal; `twin` tells
+    others apart that are made alike.
     """
 
     kind: str = "value"
@@ -201,6 +202,14 @@ class StateLeaf:
     name: str
     input: str
     output: int
+
+
+@dataclass(frozen=True)
+class TailModel:
+    """An ONNX model as text (`graph.onnx_call`) that runs after the program, on the graph outputs of these numbers."""
+
+    model: str
+    inputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,7 @@ class Signature:
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Parameters that were omitted at compilation, by name, with the default values for which the model was compiled; a caller may pass these values
     too."""
+    tail: TailModel | None = None
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments, in order.
@@ -322,7 +332,8 @@ def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: M
     output_tree = tree_of(imported.out_spec)
     given = {*parameters[: len(input_tree.children[0].children)], *input_tree.children[1].keys}
     absent = MappingProxyType({name: value for name, value in (defaults or {}).items() if name not in given})
-    return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters), absent)
+    tail = None if imported.tail is None else TailModel(imported.tail.model, imported.tail.inputs)
+    return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters), absent, tail)
 
 
 # JSON
@@ -411,12 +422,13 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
         "states": [[state.name, state.input, state.output] for state in signature.states],
         "parameters": list(signature.parameters),
         "defaults": {name: encode_literal(value) for name, value in signature.defaults.items()},
+        "tail": None if signature.tail is None else {"model": signature.tail.model, "inputs": list(signature.tail.inputs)},
     }
 
 
 def decode_signature(data: Field) -> Signature:
     """The inverse of `encode_signature`; raises ValueError for other data. `soundness` checks whether it fits a program."""
-    data.only("inputs", "input_tree", "outputs", "output_tree", "mutations", "states", "parameters", "defaults")
+    data.only("inputs", "input_tree", "outputs", "output_tree", "mutations", "states", "parameters", "defaults", "tail")
     inputs = []
     for leaf in data["inputs"].items():
         leaf.only("place", "name", "shape", "dtype", "constant", "strides", "offset")
@@ -428,7 +440,7 @@ def decode_signature(data: Field) -> Signature:
     outputs = []
     for leaf in data["outputs"].items():
         leaf.only("kind", "index", "value", "calls", "twin")
-        kind = leaf["kind"].choice("value", "input", "state", "parameter", "constant")
+        kind = leaf["kind"].choice("value", "input", "state", "parameter", "constant", "tail")
         calls, twin = decode_literal(leaf["calls"]), leaf["twin"].integer(0, 1 << 20)
         outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"]), calls, twin))
     states = []
@@ -444,7 +456,13 @@ def decode_signature(data: Field) -> Signature:
         tuple(states),
         data["parameters"].names(),
         MappingProxyType({name: decode_literal(value) for name, value in data["defaults"].entries()}),
+        None if data["tail"].value is None else _decode_tail(data["tail"]),
     )
+
+
+def _decode_tail(data: Field) -> TailModel:
+    data.only("model", "inputs")
+    return TailModel(data["model"].text(), data["inputs"].integers(0, 1 << 20))
 
 
 def _pair(data: Field) -> tuple[int, int]:

@@ -437,6 +437,13 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
     for position, index in signature.mutations:
         if position >= len(inputs) or not inputs[position].name or (inputs[position].shape, inputs[position].dtype) != _typed(output(index)):
             raise ValueError(f"input {position} is not one that output {index} can be written to")
+    later = {result.index for result in signature.outputs if result.kind == "tail"}
+    if signature.tail is not None:
+        onnx_call.check_model(signature.tail.model, len(signature.tail.inputs), len(later))
+        for index in signature.tail.inputs:
+            output(index)
+    if later != set(range(len(later))) or (signature.tail is None) != (not later):
+        raise ValueError("it returns other results of its tail than there are")
     for result in signature.outputs:
         if result.kind == "value":
             _check_view(result, *_typed(output(result.index)))

@@ -10,7 +10,7 @@ import importlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.tuning.measure import Contender, Run, Unavailable
+from tilewright.tuning.onnx_module import OnnxModule
+
+
+def with_pytorch(prepare: Callable[[nn.Module, tuple[Tensor, ...]], Run]) -> Callable[[nn.Module, tuple[Tensor, ...]], Run]:
+    """The function that prepares a contender that runs a PyTorch module; Unavailable for an ONNX file."""
+
+    def prepared(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        if isinstance(module, OnnxModule):
+            raise Unavailable("an ONNX file holds no PyTorch module; give the module that it was made from")
+        return prepare(module, inputs)
+
+    return prepared
 
 
 def optional_module(name: str) -> Any:
@@ -71,7 +83,9 @@ def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def export_onnx(module: nn.Module, inputs: tuple[Tensor, ...], folder: str) -> Path:
-    """Writes the module as an ONNX file with weights beside it."""
+    """Writes the module as an ONNX file with weights beside it, unless it is one."""
+    if isinstance(module, OnnxModule):
+        return module.path
     optional_module("onnxscript")
     path = Path(folder) / "network.onnx"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -146,10 +160,10 @@ PEERS: Mapping[str, Contender] = MappingProxyType(
     {
         contender.name: contender
         for contender in (
-            Contender("eager", eager),
-            Contender("eager_cl", eager_channels_last),
-            Contender("eager_bf16", eager_bfloat16),
-            Contender("inductor", inductor),
+            Contender("eager", with_pytorch(eager)),
+            Contender("eager_cl", with_pytorch(eager_channels_last)),
+            Contender("eager_bf16", with_pytorch(eager_bfloat16)),
+            Contender("inductor", with_pytorch(inductor)),
             Contender("onnxruntime", onnxruntime),
             Contender("openvino", openvino),
             Contender("openvino_default", openvino_default),

@@ -7,29 +7,58 @@ before its first access of global memory is right wherever it runs: its predeces
 Kernels do not allow their dependents to begin any sooner (`launch_dependents`): measured on an H100, ResNet-50 at batch 1 takes 1.3 times as long if
 they do so before they compute. Blocks that wait take the places of blocks that could compute, so that the latter share processors.
 
+With `AHEAD` a kernel does whatever it can before it waits: it computes indices, fills tables, and copies the first tiles of constants, such as packed
+filters, which no kernel writes (`gemm.staging` has these copies first).
+
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.launching import awaits_earlier_kernels, wait_for_earlier_kernels
 from tilewright.hardware.machine import Machine
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.expr import Load, walk
+from tilewright.ir.kernel import Invoke, Kernel, Statement, expressions, statements, written_by
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 
+AHEAD = False
+"""Whether kernels wait as late as they may. No GPU has measured it: the contender `ahead` of `bench.gpu_networks` and `bench.gpu_half` does."""
 
-def beginning_early(lowered: Lowered, machine: Machine) -> Lowered:
-    """The kernels, which begin early if the machine has the instructions. Kernels that wait at a place of their own stay as they are, and so do those
-    whose blocks all have to be resident at once."""
+
+def beginning_early(lowered: Lowered, problem: Problem, machine: Machine) -> Lowered:
+    """The kernels of a problem, which begin early if the machine has the instructions. Kernels that wait at a place of their own stay as they are,
+    and so do those whose blocks all have to be resident at once."""
     if not machine.has("sm_90"):
         return lowered
-    return replace(lowered, kernels=tuple(map(_early, lowered.kernels)))
+    packed = {name for name, storage in lowered.storage.items() if storage.source is not None}
+    return replace(lowered, kernels=tuple(_early(kernel, changing(lowered, kernel, problem.constants | packed)) for kernel in lowered.kernels))
 
 
-def _early(kernel: Kernel) -> Kernel:
+def changing(lowered: Lowered, kernel: Kernel, constants: Set[str]) -> frozenset[str]:
+    """The parameters of a kernel that stand for other than constants in any of its calls."""
+    calls = [call for call in lowered.calls if call.kernel == kernel.name]
+    return frozenset(
+        buffer.name for call in calls for buffer, argument in zip(kernel.parameters, call.arguments, strict=True) if argument not in constants
+    )
+
+
+def _early(kernel: Kernel, changing: Set[str]) -> Kernel:
     if kernel.cooperative or awaits_earlier_kernels(kernel):
         return kernel
-    return replace(kernel, body=block(wait_for_earlier_kernels(), kernel.body))
+    body = block(kernel.body).statements
+    at = next((k for k, statement in enumerate(body) if accessed(statement) & changing), len(body)) if AHEAD else 0
+    return replace(kernel, body=block(body[:at], wait_for_earlier_kernels(), body[at:]))
+
+
+def accessed(root: Statement) -> frozenset[str]:
+    """The buffers that a statement reads or writes."""
+    found = {node.buffer for one in expressions(root) for node in walk(one) if isinstance(node, Load)}
+    for statement in statements(root):
+        found.update(written_by(statement))
+        found.update(place.buffer for _, place in (statement.places if isinstance(statement, Invoke) else ()))
+    return frozenset(found)

@@ -64,7 +64,7 @@ def subject_data(subject: Subject, progress: Progress) -> dict[str, Any]:
         "profile": [] if profile is None else list(profile.summary_lines()),
         "columns": list(columns),
         "kernels": kernels,
-        "notes": [*through_torch_lines(image.program), *memory_lines(image), *([ARTIFACT] if not image.kernels and kernels else [])],
+        "notes": [*through_torch_lines(image), *memory_lines(image), *([ARTIFACT] if not image.kernels and kernels else [])],
     }
 
 

@@ -9,8 +9,9 @@ from typing import TypeAlias
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.async_copy import await_groups, commit
 from tilewright.codegen.intrinsics.barriers import block_barrier
-from tilewright.ir.expr import TRUE, Expr, Load, Var, compare, index_const
+from tilewright.ir.expr import TRUE, Expr, Load, Var, compare, index_const, loads
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store
+from tilewright.kernels.gpu import early
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.offsets import OffsetTable
 from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile, loader
@@ -19,11 +20,13 @@ from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile, loader
 @dataclass(frozen=True)
 class Staged:
     """One tile. `elements`: size of one of its buffers. `load` fetches the tile of a step to registers, or starts to copy it to the buffer at an
-    offset. `put` stores the fetched tile to the buffer with a number (not called if tiles are copied)."""
+    offset. `put` stores the fetched tile to the buffer with a number (not called if tiles are copied). `constant`: whether no kernel writes what is
+    loaded."""
 
     elements: int
     load: Loader
     put: Callable[[Expr], list[Statement]]
+    constant: bool = False
 
 
 def staged_tile(
@@ -35,7 +38,9 @@ def staged_tile(
     if not tile.copies:
         setup.append(Allocate(Buffer(tile.stage, tile.fetched, tile.passes * tile.vector_width, "register", tile.vector_width)))
     setup.append(Allocate(Buffer(tile.tile, tile.held, buffers * tile.elements, "shared")))
-    return setup, Staged(tile.elements, load, lambda buffer: _to_shared(tile, thread, buffer))
+    sources = [form.storage.get(load.buffer) for load in loads(tile.expr)]
+    constant = all(storage is not None and storage.source is not None for storage in sources)
+    return setup, Staged(tile.elements, load, lambda buffer: _to_shared(tile, thread, buffer), constant)
 
 
 Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
@@ -47,10 +52,17 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
     that the previous step has read. `ready`: what a thread does between its copies and that barrier."""
     stages = max(2, min(stages, steps_each))
     statements: list[Statement] = []
-    for ahead in range(stages - 1):
+    first, others = _apart(tiles)
+
+    def copies_to(tiles: Sequence[Staged], ahead: int) -> list[Statement]:
         copies = [s for tile in tiles for s in tile.load(index_const(ahead), index_const(ahead * tile.elements))]
         some = compare("lt", index_const(ahead), steps)
-        statements += copies if some == TRUE else [If(some, block(copies))]
+        return copies if some == TRUE or not copies else [If(some, block(copies))]
+
+    for ahead in range(stages - 1):
+        statements += copies_to(first, ahead)  # they are in the first group
+    for ahead in range(stages - 1):
+        statements += copies_to(others, ahead)
         statements.append(commit())
     step = Var("step", steps_each)
     buffers = buffers_of(stages, steps_each)
@@ -58,7 +70,7 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
     if steps_each > stages - 1:
         following = step + (stages - 1)
         slot = Var("free_slot", buffers)
-        copies = [Let(slot, following % stages)]
+        copies: list[Statement] = [Let(slot, following % stages)]
         copies += [s for tile in tiles for s in tile.load(following, slot * tile.elements)]
         body.append(If(compare("lt", following, steps), block(copies)))
     body.append(commit())
@@ -68,10 +80,17 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
     return [*statements, For(step, steps, block(body))]
 
 
+def _apart(tiles: Sequence[Staged]) -> tuple[list[Staged], list[Staged]]:
+    """The tiles whose first copies may begin before the kernel waits for others (`kernels.gpu.early`), and the others."""
+    first = [tile for tile in tiles if tile.constant and early.AHEAD]
+    return first, [tile for tile in tiles if tile not in first]
+
+
 def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
     """A loop in which the next tiles are fetched to registers while the current ones are read, and then stored to the other buffer."""
     zero = index_const(0)
-    root = [s for tile in tiles for s in tile.load(zero, zero)]
+    first, others = _apart(tiles)
+    root = [s for tile in (*first, *others) for s in tile.load(zero, zero)]
     root += [s for tile in tiles for s in tile.put(zero)]
     root.append(block_barrier())
     step = Var("step", steps_each)

@@ -1,0 +1,254 @@
+"""ONNX models with results whose shapes depend on data: these nodes, and those that read them, run through ONNX's runtimes after the program."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tilewright
+from tests.sample_artifacts import rewrite_manifest
+from tilewright.errors import InvalidArtifact, NotCompiled, UnsupportedOperator
+from tilewright.report.explanation import explanation
+from tilewright.tuning.measure import double_precision_outputs
+from tilewright.tuning.onnx_module import OnnxModule
+
+pytestmark = pytest.mark.filterwarnings("ignore::tilewright.errors.NotCompiled")
+
+TYPES = {"float": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+
+
+def model_of(nodes: list[Any], outputs: dict[str, str], constants: dict[str, Any] | None = None, shape: Any = (1, 3, 8, 8)) -> Any:
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()]
+    results = [helper.make_tensor_value_info(name, TYPES[kind], None) for name, kind in outputs.items()]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], results, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def detector(shape: Any = (1, 3, 8, 8)) -> Any:
+    """Boxes of a convolution, of which non-maximum suppression picks some."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Reshape", ["c", "rows"], ["b"]),
+        helper.make_node("Sigmoid", ["b"], ["boxes"]),
+        helper.make_node("ReduceMax", ["boxes"], ["best"], axes=[2], keepdims=0),
+        helper.make_node("Unsqueeze", ["best", "one"], ["scores"]),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "overlap", "least"], ["chosen"], name="suppression"),
+        helper.make_node("Gather", ["chosen", "two"], ["numbers"], axis=1),
+        helper.make_node("Squeeze", ["boxes", "zero"], ["flat"]),
+        helper.make_node("Gather", ["flat", "numbers"], ["picked"], axis=0),
+        helper.make_node("MatMul", ["picked", "head"], ["classes"]),
+        helper.make_node("Shape", ["picked"], ["count"]),
+        helper.make_node("Relu", ["c"], ["features"]),
+    ]
+    random = np.random.default_rng(0)
+    constants = {
+        "w": random.standard_normal((4, 3, 3, 3)).astype(np.float32), "rows": np.array([1, -1, 4]), "one": np.array([1]), "zero": np.array([0]),
+        "most": np.array([5]), "overlap": np.array([0.5], np.float32), "least": np.array([0.3], np.float32), "two": np.array(2),
+        "head": random.standard_normal((4, 700)).astype(np.float32),
+    }  # fmt: skip
+    return model_of(nodes, {"classes": "float", "count": "int64", "features": "float", "chosen": "int64"}, constants, shape)
+
+
+def check(model: Any, executable: Any, x: torch.Tensor) -> list[np.ndarray]:
+    """The results, which are those of ONNX's reference evaluator."""
+    expected = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    got = executable(x)
+    got = [got] if isinstance(got, torch.Tensor) else got
+    for one, other in zip(got, expected, strict=True):
+        assert one.shape == other.shape and one.numpy().dtype == other.dtype
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-4, atol=1e-5)
+    return [one.numpy() for one in got]
+
+
+def test_the_results_have_the_shapes_of_each_call() -> None:
+    with pytest.warns(NotCompiled) as caught:
+        executable = tilewright.compile(detector(), torch.ones(1, 3, 8, 8), "native")
+    (warning,) = (str(each.message) for each in caught)
+    assert "onnx.NonMaxSuppression at suppression: no definition" in warning
+    assert "computes it and the 4 nodes that read its result, after the program" in warning
+    counts = set()
+    for scale in (0.01, 0.3, 1.0, 3.0, -1.0):
+        _, count, *_ = check(detector(), executable, scale * torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1)))
+        counts.add(tuple(count))
+    check(detector(), executable, torch.zeros(1, 3, 8, 8))
+    assert all(node.operator != "torch" for node in executable.image.program.graph.nodes)
+    assert "with results whose shapes depend on data: NonMaxSuppression, 2 Gather, MatMul, Shape." in " ".join(explanation(executable.image).split())
+    assert executable.verify(torch.randn(1, 3, 8, 8)).passed
+
+
+def test_an_artifact_keeps_the_tail(tmp_path: Path) -> None:
+    tilewright.compile(detector(), torch.ones(1, 3, 8, 8), "native").save(tmp_path / "m")
+    loaded = tilewright.load(tmp_path / "m")
+    check(detector(), loaded, torch.randn(1, 3, 8, 8))
+    check(detector(), loaded.clone(), torch.randn(1, 3, 8, 8))
+
+
+def test_it_may_be_refused() -> None:
+    with pytest.raises(UnsupportedOperator, match="NonMaxSuppression at suppression"):
+        tilewright.compile(detector(), torch.ones(1, 3, 8, 8), "native", unsupported="error")
+
+
+def test_free_sizes() -> None:
+    executable = tilewright.compile(detector(("batch", 3, "height", 8)), torch.ones(1, 3, 8, 8), "native", dynamic=True)
+    for height in (8, 5, 11):
+        check(detector(), executable, torch.randn(1, 3, height, 8))
+
+
+def test_planned_for_an_absent_gpu() -> None:
+    executable = tilewright.compile(detector(), torch.ones(1, 3, 8, 8), "h200")
+    assert executable.image.signature.tail is not None
+
+
+def branches(condition: list[Any]) -> Any:
+    """`If` whose branches read results of the program, of the tail and of their own, under names that both branches use."""
+    then = helper.make_graph(
+        [helper.make_node("Gather", ["s", "i"], ["t"], axis=0), helper.make_node("Mul", ["t", "half"], ["y"])], "then",
+        [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [numpy_helper.from_array(np.array(0.5, np.float32), "half")],
+    )  # fmt: skip
+    inner = helper.make_graph([helper.make_node("Neg", ["t"], ["y2"])], "inner", [], [helper.make_tensor_value_info("y2", TensorProto.FLOAT, None)])
+    same = helper.make_graph([helper.make_node("Abs", ["s"], ["y2"])], "same", [], [helper.make_tensor_value_info("y2", TensorProto.FLOAT, None)])
+    other = helper.make_graph(
+        [
+            helper.make_node("Exp", ["s"], ["t"]),
+            helper.make_node("If", ["sure"], ["y"], then_branch=inner, else_branch=same),
+        ],
+        "otherwise", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Sin", ["x"], ["s"]),
+        helper.make_node("ReduceSum", ["s"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "nothing"], ["sure"]),
+        *condition,
+        helper.make_node("If", ["c"], ["z"], then_branch=then, else_branch=other),
+        helper.make_node("Relu", ["z"], ["r"]),
+    ]
+    return model_of(nodes, {"r": "float", "s": "float"}, {"nothing": np.array(0, np.float32), "i": np.array([1, 1, 0])}, [4, 3])
+
+
+def test_branches_of_a_computed_condition() -> None:
+    model = branches([helper.make_node("Not", ["sure"], ["c"])])
+    executable = tilewright.compile(model, torch.ones(4, 3), "native")
+    shapes = {check(model, executable, sign * torch.rand(4, 3))[0].shape for sign in (1, -1)}
+    assert shapes == {(4, 3), (3, 3)}
+
+
+def test_branches_of_a_condition_that_the_tail_computes() -> None:
+    greater = helper.make_node("Greater", ["x", "nothing"], ["g"])
+    condition = [
+        greater, helper.make_node("NonZero", ["g"], ["where"]), helper.make_node("Size", ["where"], ["n"]),
+        helper.make_node("Cast", ["n"], ["c"], to=TensorProto.BOOL),
+    ]  # fmt: skip
+    model = branches(condition)
+    executable = tilewright.compile(model, torch.ones(4, 3), "native")
+    shapes = {check(model, executable, sign * torch.rand(4, 3))[0].shape for sign in (1, -1)}
+    assert shapes == {(4, 3), (3, 3)}
+
+
+def test_the_file_as_a_module_for_comparisons(tmp_path: Path) -> None:
+    onnx.save(detector(), tmp_path / "d.onnx")
+    module = OnnxModule(tmp_path / "d.onnx")
+    assert copy.deepcopy(module) is module
+    (x,) = module.inputs(lambda shape, dtype: torch.randn(shape, dtype=dtype))
+    found = double_precision_outputs(module, (x,))
+    assert [y.dtype for y in found] == [torch.float64, torch.int64, torch.float64, torch.int64]
+    for one, other in zip(found, ReferenceEvaluator(detector()).run(None, {"x": x.numpy()}), strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-4, atol=1e-5)
+
+
+UNARY = ("Abs", "Neg", "Relu", "Sigmoid", "Exp")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([*UNARY, "Compress", "Add"]), st.integers(0, 7), st.integers(0, 7)), min_size=2, max_size=9),
+    st.integers(0, 99),
+)
+def test_random_models(steps: list[tuple[str, int, int]], seed: int) -> None:
+    """Unary operators, additions of equal shapes, and selections, in any order: each value depends on all selections before it."""
+    names, kinds, nodes = ["x"], [""], []
+    for k, (operator, first, second) in enumerate(steps):
+        a = first % len(names)
+        b = next((n for n in range(second % len(names), -1, -1) if kinds[n] == kinds[a]), a)
+        if operator == "Compress":
+            nodes.append(helper.make_node("Greater", [names[a], "nothing"], [f"g{k}"]))
+            nodes.append(helper.make_node("Reshape", [f"g{k}", "all"], [f"m{k}"]))
+            nodes.append(helper.make_node("Compress", [names[a], f"m{k}"], [f"v{k}"]))
+        else:
+            nodes.append(helper.make_node(operator, [names[a], names[b]] if operator == "Add" else [names[a]], [f"v{k}"]))
+        kinds.append(f"selected {k}" if operator == "Compress" else kinds[a])
+        names.append(f"v{k}")
+    model = model_of(
+        nodes, {name: "float" for name in names[-3:] if name != "x"}, {"nothing": np.array(0.2, np.float32), "all": np.array([-1])}, [5, 4]
+    )
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+    check(model, tilewright.compile(model, x, "native"), x)
+
+
+def test_a_loop_of_the_tail_is_refused() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "v"], ["w"])], "body",
+        [helper.make_tensor_value_info("k", TensorProto.INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("v", TensorProto.INT64, None)],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("w", TensorProto.INT64, None)],
+    )  # fmt: skip
+    nodes = [helper.make_node("NonZero", ["x"], ["n"]), helper.make_node("Loop", ["times", "", "n"], ["y"], body=body)]
+    model = model_of(nodes, {"y": "int64"}, {"times": np.array(3)}, [4, 3])
+    with pytest.raises(UnsupportedOperator, match="Loop reads a tensor whose shape depends on data") as caught:
+        tilewright.compile(model, torch.ones(4, 3), "native")
+    assert "\n" not in str(caught.value)
+
+
+def changed(change: Any) -> Any:
+    """A change of an artifact's manifest: of its tail's model."""
+
+    def of(manifest: dict[str, Any]) -> None:
+        tail = manifest["signature"]["tail"]
+        model = onnx.load_from_string(base64.b64decode(tail["model"]))
+        change(model, tail)
+        tail["model"] = base64.b64encode(model.SerializeToString()).decode()
+
+    return of
+
+
+def external(model: Any, tail: Any) -> None:
+    tensor = model.graph.initializer.add()
+    tensor.CopyFrom(numpy_helper.from_array(np.zeros(2, np.float32), "secret"))
+    tensor.data_location = TensorProto.EXTERNAL
+    entry = tensor.external_data.add()
+    entry.key, entry.value = "location", "../../etc/passwd"
+    tensor.ClearField("raw_data")
+
+
+BAD = {
+    "a loop": changed(lambda model, tail: model.graph.node.append(helper.make_node("Loop", [], []))),
+    "text": changed(lambda model, tail: setattr(model.graph.node[0], "op_type", "TfIdfVectorizer")),
+    "another domain": changed(lambda model, tail: setattr(model.graph.node[0], "domain", "com.microsoft")),
+    "another file": changed(external),
+    "fewer inputs": changed(lambda model, tail: tail["inputs"].pop()),
+    "an output that is not there": changed(lambda model, tail: tail["inputs"].__setitem__(0, 99)),
+    "no model": lambda manifest: manifest["signature"]["tail"].update(model="?"),
+    "no tail": lambda manifest: manifest["signature"].update(tail=None),
+    "a result that is not there": lambda manifest: manifest["signature"]["outputs"][0].update(index=7),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_an_artifact_with_another_tail_is_refused(what: str, tmp_path: Path) -> None:
+    tilewright.compile(detector(), torch.ones(1, 3, 8, 8), "native").save(tmp_path / "m")
+    rewrite_manifest(tmp_path / "m", BAD[what])
+    with pytest.raises(InvalidArtifact) as caught:
+        tilewright.load(tmp_path / "m")
+    assert "\n" not in str(caught.value)
+    assert json.dumps(str(caught.value)).isascii()
