@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -22,8 +23,9 @@ from tilewright.hardware import machine
 from tilewright.ir.kernel import Invoke, statements
 from tilewright.ir.region import Program
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
-from tilewright.kernels.schema import Numerics
+from tilewright.kernels.schema import USUAL
 from tilewright.partition.plan import plan_program
+from tilewright.partition.precision import precision_of
 from tilewright.selection.choice import choose
 
 H200 = machine("h200")
@@ -34,7 +36,7 @@ EACH_PRECISION = pytest.mark.parametrize("precision", ERRORS)
 
 def planned(module: nn.Module, inputs: Sequence[torch.Tensor], precision: str) -> Program:
     graph, _ = simplify(import_module(module, inputs).graph)
-    numerics = Numerics(tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
+    numerics = USUAL.at(precision)
     return plan_program(graph, H200, 1, partial(choose, numerics=numerics), precision, numerics)
 
 
@@ -98,10 +100,11 @@ def test_a_residual_that_is_a_view_of_a_concatenation(precision: str) -> None:
     torch.manual_seed(0)
     module, inputs = Block(16).eval(), (torch.randn(1, 16, 6, 7),)
     used: list[TensorCoreSchedule] = []
-    numerics = Numerics(tf32=precision == "tf32")
+    numerics = USUAL.at(precision)
     chooser = with_schedule(TensorCoreSchedule(32, 16, 32, 2, 1, 2), used, numerics)
     graph, _ = simplify(import_module(module, inputs).graph)
-    program = plan_program(graph, H200, 1, chooser, precision, numerics)
+    everywhere = replace(precision_of(precision, graph, H200), by_region=False)
+    program = plan_program(graph, H200, 1, chooser, everywhere, numerics)
     assert len(used) == 3 and program.aliases
     (found,) = computed(module, inputs, program)
     with torch.no_grad():
@@ -115,13 +118,15 @@ def test_a_residual_that_is_a_view_of_a_concatenation(precision: str) -> None:
 )
 def test_types_of_products_and_values(precision: str, multiplied: str, stored: str) -> None:
     program = planned(*layers(), precision)
-    assert products_of(program) == ({multiplied} if multiplied else set())
+    # regions for which 16 bits do not pay may have float32 factors, rounded to TF32
+    kept = {"tf32"} if stored != "f32" else set()
+    assert products_of(program) - kept == ({multiplied} if multiplied else set())
     outside = {*program.graph.inputs, *program.graph.outputs}
     assert all(program.storage[name].value.dtype == "f32" for name in outside)
     middle = {storage.value.dtype for name, storage in program.storage.items() if name not in outside and storage.source is None}
     assert stored in middle and middle <= {"f32", stored}
     weights = {s.value.dtype for lowered in program.regions for s in lowered.storage.values() if s.source is not None}
-    assert weights == {stored}
+    assert stored in weights and weights <= ({"f32", stored} if kept else {stored})
     # what products do not multiply keeps its type
     assert {program.storage[name].value.dtype for name in program.graph.constants if "bias" in name} == {"f32"}
 

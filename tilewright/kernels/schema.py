@@ -43,8 +43,9 @@ class Numerics:
     tf32_pairs: bool = False
 
     def at(self, precision: str) -> Numerics:
-        """The same, with what a precision (`partition.precision.PRECISIONS`) allows of float32 factors."""
-        return replace(self, tf32=precision == "tf32", tf32_pairs=precision == "fp32-tensor")
+        """The same, with what a precision (`partition.precision.PRECISIONS`) allows of float32 factors: where one of 16 bits keeps them, TF32 is at
+        least as accurate."""
+        return replace(self, tf32=precision in ("tf32", "fp16", "bf16"), tf32_pairs=precision == "fp32-tensor")
 
 
 USUAL = Numerics()

@@ -44,11 +44,13 @@ Decided = Mapping[tuple[str, str], bool]
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """Another way to store a value, or to read it if it is an input of the model, and what that is, after "is"."""
+    """Another way to store a value, or to read it if it is an input of the model, and what that is, after "is"; `usual`: the way that is otherwise
+    taken."""
 
     value: str
     storing: Storing
     told: str
+    usual: str = "by rule"
 
     @property
     def key(self) -> tuple[str, str]:
@@ -83,18 +85,20 @@ class Judge:
     """Compares ways of storing on a machine. predict: the regions of a partition. gpu: whether it is one. measuring: whether trials measure both ways
     of a comparison that is close. chained: predicts all regions, chains among them, that the named ones may be chained with, as they are in two
     partitions; None if chains do not follow predictions. libraries: whether kernels of libraries may be chosen: they were
-    measured for layouts by rule, and nothing predicts them for others."""
+    measured for layouts by rule, and nothing predicts them for others. trusted: whether predictions decide on GPUs too; no measurement has confirmed
+    those of layouts there yet, so that measured times alone decide about these."""
 
     predict: Predict
     gpu: bool
     measuring: bool = False
     chained: Callable[[LaidOut, LaidOut, frozenset[str]], tuple[float, float]] | None = None
     libraries: bool = False
+    trusted: bool = False
 
     @property
     def believes(self) -> bool:
-        """Whether predictions decide. On GPUs no measurement has confirmed these yet, so that measured times alone decide there."""
-        return not self.gpu
+        """Whether predictions decide."""
+        return self.trusted or not self.gpu
 
     def counts(self, region: Region) -> bool:
         """Whether the region's predicted time decides, which must depend on how its values are stored."""
@@ -105,7 +109,7 @@ class Judge:
         first: other groups may be on the same path."""
         both = compared(self.predict(after, group.after), self.predict(before, group.before))
         counted = all(map(self.counts, (*group.before, *group.after)))
-        taken, said = both.taken and (both.measured is not None or counted), both.text("so", "by rule")
+        taken, said = both.taken and (both.measured is not None or counted), both.text("so", group.alternatives[0].usual)
         if taken and both.measured is None and self.chained is not None:
             plain, other = self.chained(before, alone(), frozenset(region.name for region in (*group.before, *group.after)))
             taken = plain - other > LEAST_GAIN * both.apart
@@ -132,7 +136,16 @@ def choose_layouts(graph: Graph, laid: Laid, judge: Judge, pinned: frozenset[str
         return Chosen(plain)
     if earlier is not None and all(one.key in earlier for one in found):
         return Chosen(laid(_joined(BY_RULE, [one for one in found if earlier[one.key]])))
-    chosen, decisions = BY_RULE, dict[Alternative, Judged]()
+    laid_out, _, decisions = decide(found, laid, judge, plain)
+    return Chosen(told(laid_out, decisions), MappingProxyType({one.key: judged.taken for one, judged in decisions.items()}))
+
+
+def decide(
+    found: Sequence[Alternative], laid: Laid, judge: Judge, plain: LaidOut, chosen: Storing = BY_RULE
+) -> tuple[LaidOut, Storing, dict[Alternative, Judged]]:
+    """The partition with those of the alternatives that are faster, how its values are stored, and what was decided. `plain`: the partition as stored
+    by `chosen`."""
+    decisions: dict[Alternative, Judged] = {}
     batches = _batches(found, plain)
     while batches:
         batch, *batches = batches
@@ -150,7 +163,7 @@ def choose_layouts(graph: Graph, laid: Laid, judge: Judge, pinned: frozenset[str
             plain = other if len(taken) == len(batch) else laid(chosen)
             stored = {one.value for one in taken}
             batches = [rest for batch in batches if (rest := [one for one in batch if one.value not in stored])]
-    return Chosen(_told(plain, decisions), MappingProxyType({one.key: judged.taken for one, judged in decisions.items()}))
+    return plain, chosen, decisions
 
 
 def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: frozenset[str] = frozenset()) -> list[Alternative]:
@@ -272,7 +285,7 @@ def groups(alternatives: Sequence[Alternative], before: LaidOut, after: LaidOut)
     differing = {name for name in {**was, **becomes} if was.get(name) != becomes.get(name)}
     changed = [[region for region in laid_out.regions if region.name in differing] for laid_out in (before, after)]
     names = {name for one in alternatives for name in one.names}
-    names |= {name for name, layout in before.layouts.items() if name in after.layouts and layout != after.layouts[name]}
+    names |= {name for name in {**before.layouts, **after.layouts} if _as_stored(name, before) != _as_stored(name, after)}
     leader = {name: name for name in names}
 
     def root(name: str) -> str:
@@ -298,10 +311,15 @@ def groups(alternatives: Sequence[Alternative], before: LaidOut, after: LaidOut)
 def _stored(region: Region, laid_out: LaidOut) -> object:
     """What distinguishes the problems of regions of one name."""
     names = (*region.inputs, *region.outputs)
-    return region.steps, names, [(laid_out.layouts.get(name), laid_out.values[name].dtype) for name in names]
+    return region.steps, names, [_as_stored(name, laid_out) for name in names]
 
 
-def _told(laid_out: LaidOut, decisions: Mapping[Alternative, Judged]) -> LaidOut:
+def _as_stored(name: str, laid_out: LaidOut) -> object:
+    """The layout and type in which a value is stored; None if it is not."""
+    return (laid_out.layouts.get(name), laid_out.values[name].dtype) if name in laid_out.values else None
+
+
+def told(laid_out: LaidOut, decisions: Mapping[Alternative, Judged]) -> LaidOut:
     """The partition with the decisions, which the regions state that store the values, or that read the inputs."""
     notes: dict[str, list[str]] = {}
     considered = []

@@ -49,15 +49,21 @@ class LaidOut:
 class Storing:
     """How some values are stored, instead of by the rules. `orders`: their dimensions, outermost first. `guarded`: values whose readers compare
     bounds, so that they need neither a halo nor a copy. `apart`: inputs of the model that sums read from a copy also where nothing is padded, and
-    results of the model that are stored as any other value, for all that read them, and then copied."""
+    results of the model that are stored as any other value, for all that read them, and then copied. `wide`: results of regions whose factors are
+    stored in the types that they have in the graph, whatever the precision. `rounding`: results of contractions that round a factor of another type
+    where they read it, instead of reading a copy."""
 
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     guarded: frozenset[str] = frozenset()
     apart: frozenset[str] = frozenset()
+    wide: frozenset[str] = frozenset()
+    rounding: frozenset[str] = frozenset()
 
     def __or__(self, other: Storing) -> Storing:
         orders = MappingProxyType({**self.orders, **other.orders})
-        return Storing(orders, self.guarded | other.guarded, self.apart | other.apart)
+        return Storing(
+            orders, self.guarded | other.guarded, self.apart | other.apart, self.wide | other.wide, self.rounding | other.rounding
+        )  # fmt: skip
 
 
 BY_RULE = Storing()
@@ -78,8 +84,9 @@ def assign_layouts(
     constants, fixed = frozenset(graph.constants), fixed_values(graph, partition.regions)
     stored, values = _results_apart(partition.regions, dict(partition.values), storing)
     padded, values, copies = _pad_by_copy(stored, values, fixed, storing)
-    typed = fixed | {name + STORED for name in storing.apart}  # what results are copied from is as exact as they are
-    regions, values, converted = with_types(padded, values, typed, constants, precision)
+    exact = _exact_values(graph, partition.regions) if precision.both else fixed
+    exact = exact | {name + STORED for name in storing.apart}  # what results are copied from is as exact as they are
+    regions, values, converted = with_types(padded, values, exact, constants, precision.except_for(storing.wide), storing.rounding)
     joined = concatenations(regions, values) if slices else {}
     sampled = {name for region in regions for name in _sampled(region)}
     folded = {node.outputs[0] for node in graph.nodes if node.operator == SPACE_TO_DEPTH}
@@ -121,6 +128,13 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
         if region.kind in ("torch", "loop"):
             fixed |= {*region.inputs, *region.outputs}
     return fixed
+
+
+def _exact_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
+    """Values that keep their types although loops may read and write others: inputs and outputs of the model, constants, and what PyTorch nodes read
+    or write."""
+    outside = {name for region in regions if region.kind == "torch" for name in (*region.inputs, *region.outputs)}
+    return {*graph.inputs, *graph.outputs, *graph.constants, *outside}
 
 
 def _as_passed(graph: Graph, regions: Sequence[Region]) -> frozenset[str]:

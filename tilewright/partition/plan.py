@@ -14,6 +14,7 @@ from tilewright.graph.table import OPERATORS, STRUCTURAL
 from tilewright.hardware.calibration import gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
@@ -41,6 +42,7 @@ from tilewright.partition.scans import Loop, unfold, without_copies
 from tilewright.partition.siblings import Merged, merge_siblings
 from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
+from tilewright.partition.type_choice import Types, choose_types
 from tilewright.partition.updates import in_place
 from tilewright.selection.bounds import NO_BOUNDS, bounds_of
 from tilewright.selection.choice import choose, rank
@@ -75,6 +77,8 @@ class _Predictions:
     """Numbers of the graph's outputs that replace inputs after a call."""
     layouts: Decided | None = None
     """What was decided about layouts for another size of the model."""
+    persistent: bool = True
+    """Whether all steps of a recurrent layer may be one kernel."""
     known: dict[object, float] = field(default_factory=dict)
     graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
     rows: dict[object, float] = field(default_factory=dict)
@@ -102,26 +106,48 @@ class _Predictions:
                 partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None,
                 self.numerics.vendor,
             )  # fmt: skip
-            choosing = partial(choose_layouts, graph, laid, deciding, pinned, self.layouts)
-            chosen = contained("the model", "its layouts follow rules", choosing, lambda _: Chosen(laid(BY_RULE)))
+            trusted = replace(deciding, predict=partial(self._timed, graph, loops=True), trusted=True)
+            typing = partial(choose_types, graph, laid, trusted, precision)
+            types = contained("the model", "all factors have the types of its precision", typing, lambda _: Types())
+            typed = types.laid(laid)
+            choosing = partial(choose_layouts, graph, typed, deciding, pinned, self.layouts)
+            chosen = contained("the model", "its layouts follow rules", choosing, lambda _: Chosen(typed(BY_RULE)))
             self.graphs[key], self.decided[key] = (graph, chosen.laid_out), chosen.decided
         return self.graphs[key][1]
 
-    def _timed(self, graph: Graph, laid_out: LaidOut, regions: Sequence[Region]) -> list[Timed]:
-        """The regions that kernels compute, with their seconds."""
-        context = _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
-        return [
+    def _timed(self, graph: Graph, laid_out: LaidOut, regions: Sequence[Region], loops: bool = False) -> list[Timed]:
+        """The regions that kernels compute, with their seconds, loops among them if that is said."""
+        context = self._context(graph, laid_out)
+        timed = [
             Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
             for region in regions
             if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
+        timed += [Timed(region, self._loop_seconds(region, context, laid_out)) for region in regions if loops and region.kind == "loop"]
+        return timed
+
+    def _loop_seconds(self, region: Region, context: _Context, laid_out: LaidOut) -> float:
+        """Predicted seconds of a loop the faster way: in one kernel, or by kernels of one step."""
+        ways = _ways_of(region, context, laid_out)
+        around = (*ways.apart.loop.before, *ways.apart.loop.after)
+        each = sum(self.seconds(part, ways.apart.context) for part in ways.apart.loop.body)
+        seconds = ways.apart.loop.length * each
+        if not isinstance(ways.together, str):
+            try:
+                seconds = min(seconds, sum(self.seconds(part, ways.together.context) for part in ways.together.loop.body))
+            except Unsuitable:
+                pass
+        return seconds + sum(self.seconds(part, ways.apart.context) for part in around)
+
+    def _context(self, graph: Graph, laid_out: LaidOut) -> _Context:
+        return _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads, persistent=self.persistent)
 
     def _chained_seconds(self, graph: Graph, before: LaidOut, after: LaidOut, names: frozenset[str]) -> tuple[float, float]:
         """Predicted seconds in two partitions of all regions that named ones may be chained with, as chains where these are faster."""
         names = with_lines(graph, (before, after), names)
 
         def seconds(laid_out: LaidOut) -> float:
-            context = _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+            context = self._context(graph, laid_out)
 
             def predict(region: Region, winograd: bool) -> float:
                 return self.seconds(region, context, winograd)
@@ -137,8 +163,7 @@ class _Predictions:
 
     def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> _Context:
         """The context of the graph's regions."""
-        laid_out = self.laid_out(graph, precision, prologues)
-        return _Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+        return self._context(graph, self.laid_out(graph, precision, prologues))
 
     def of_regions(
         self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
@@ -242,9 +267,12 @@ def plan_program(
     measured = deciding_once(chooser) if recorded is not None else None
     memory = memory or Memory()
     by_prediction = chains or (chains is None and not machine.is_gpu)
+    if persistent is None:
+        persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
     predictions = _Predictions(
         models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured,
-        by_prediction, frozenset(output for _, output in updates), None if machine.is_gpu else dict(memory.layouts), policy=policy,
+        by_prediction, frozenset(output for _, output in updates), None if machine.is_gpu else dict(memory.layouts), persistent,
+        policy=policy,
     )  # fmt: skip
     stages.report("partition")
     with stages.stage("partition"):
@@ -261,8 +289,6 @@ def plan_program(
             pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
             apart = laid_out
             laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _: apart)
-        if persistent is None:
-            persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
         context = _Context(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready,
             as_before=as_before and not machine.is_gpu, policy=policy,
@@ -326,10 +352,14 @@ def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Me
         return Merged(graph)
 
     def lanes(graph: Graph, region: Region) -> int:
-        form = form_of(TENSOR_CORES, _canonical(region, predictions.context(graph, precision))[0], machine)
+        context = predictions.context(graph, precision)
+        form = form_of(TENSOR_CORES, _canonical(region, context)[0], machine)
         if isinstance(form, Unsuitable) or (form.facts.kind == "tf32" and not numerics.tf32):
             return 0
-        return WIDEST_BYTES // form.facts.element_bytes
+        # folded, the factors may be of 16 bits although they are better float32 as they are
+        factors = precision.factors(region, frozenset(graph.constants))
+        element = min((size_of(precision.stored(region, context.values[name])) for name in factors), default=form.facts.element_bytes)
+        return WIDEST_BYTES // element
 
     regions = partial(_regions, precision, predictions)
     return fold_images(graph, regions, partial(predictions.of_regions, precision), lanes, predictions.policy)
@@ -505,21 +535,15 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
     """Lowers a loop to regions before it, one region for all steps, and regions after it. The steps are one kernel if its body is a recurrence for
     which a schema predicts that to be faster than the kernels of one step, repeated. What is decided, about joins in the body too, is added to what
     the context considered."""
-    node = without_copies(region.nodes[0])
-    read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
-    body = node.attributes["body"]
-    judge = RowJudge(context.machine, context.threads, frozenset(body.constants))
-    laid_out_body = lay_out(body, judge, in_place=False)
-    for joined in laid_out_body.considered:  # the body's names are its own
-        context.considered.append(replace(joined, results=tuple(f"{node.name}.{name}" for name in joined.results)))
-    apart = _Unfolded(unfold(node, context.graph, laid_out_body, read), context)
+    possible = _ways_of(region, context, laid_out)
+    apart = possible.apart
+    for joined in possible.joined:  # the body's names are its own
+        context.considered.append(replace(joined, results=tuple(f"{region.nodes[0].name}.{name}" for name in joined.results)))
     repeated = apart.repeated(region)
     try:
-        if not context.persistent:
-            raise Unsuitable(f"a barrier of all blocks was not measured on {context.machine.name}")
-        together = _Unfolded(unfold(node, context.graph, whole_body(body), read), context)
-        if len(together.loop.body) > 1:
-            raise Unsuitable("its body copies what it passes through")
+        if isinstance(possible.together, str):
+            raise Unsuitable(possible.together)
+        together = possible.together
         (steps,) = together.steps()
     except Unsuitable as reason:
         why = f"kernels for each step: {reason}"
@@ -584,6 +608,36 @@ class _Unfolded:
         before = [replace(lower_region(part, self.context), storage=storage) for part in self.loop.before]
         steps = replace(steps, storage=MappingProxyType({**storage, **steps.storage}))
         return [*before, steps, *(lower_region(part, self.context) for part in self.loop.after)]
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """A loop by kernels of one step, and by one kernel, or why that is not possible. `joined`: what was decided about joins in its body."""
+
+    apart: _Unfolded
+    together: _Unfolded | str
+    joined: tuple[MergeDecision, ...]
+
+
+def _ways_of(region: Region, context: _Context, laid_out: LaidOut) -> _Ways:
+    """Both ways of computing a loop, not yet lowered."""
+    node = without_copies(region.nodes[0])
+    read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
+    body = node.attributes["body"]
+    laid_out_body = lay_out(body, RowJudge(context.machine, context.threads, frozenset(body.constants)), in_place=False)
+
+    def unfolded(body: LaidOut) -> _Unfolded:
+        return _Unfolded(unfold(node, context.graph, body, read, context.values), context)
+
+    apart = unfolded(laid_out_body)
+    if not context.persistent:
+        return _Ways(apart, f"a barrier of all blocks was not measured on {context.machine.name}", laid_out_body.considered)
+    try:
+        together = unfolded(whole_body(body))
+    except Unsuitable as reason:
+        return _Ways(apart, str(reason), laid_out_body.considered)
+    copies = len(together.loop.body) > 1
+    return _Ways(apart, "its body copies what it passes through" if copies else together, laid_out_body.considered)
 
 
 def with_reasons(lowered: Lowered, *reasons: str) -> Lowered:

@@ -1,9 +1,11 @@
 """Types in which values are stored between kernels, decided by a precision for each value before it gets a layout.
 
-Inputs and outputs of the model, and values that PyTorch nodes and loops read or write keep their types, and so do constants, except for the weights
-of products on GPUs. Kernels compute in float32 where values are 16-bit floats: a load from a narrow buffer is widened, and a store to it is rounded.
-On CPUs loops of products load their factors one element at a time, again for each panel of channels, so that widening there costs more than the
-traffic that it saves: unless products have instructions for a 16-bit type, their factors are stored in float32.
+Inputs and outputs of the model, and values that PyTorch nodes read or write keep their types, on CPUs those of loops too, and so do constants,
+except for the weights of products on GPUs. Of a loop's states those that its products multiply are stored in the type of their weights
+(`partition.scans`). Where 16 bits do not pay, predictions decide otherwise (`partition.type_choice`). Kernels compute in float32 where values are
+16-bit floats: a load from a narrow buffer is widened, and a store to it is rounded. On CPUs loops of products load their factors one element at a
+time, again for each panel of channels, so that widening there costs more than the traffic that it saves: unless products have instructions for a
+16-bit type, their factors are stored in float32.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from tilewright.codegen.intrinsics.amx import FACTOR
 from tilewright.errors import UnsupportedOption
 from tilewright.graph.attention import attention
 from tilewright.graph.contraction import anchor
+from tilewright.graph.loop_products import loop_products
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import FLOAT32, NARROW_FLOATS, computed_in
-from tilewright.ir.expr import Expr, Load, Var, loads, rewrite
+from tilewright.ir.expr import Expr, Load, Var, cast, loads, rewrite
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, permuted, row_major
 from tilewright.ir.region import Region
@@ -37,12 +40,15 @@ class Precision:
     """stored: the type of each value between kernels; where all readers of a factor want another type than the region that stores it, theirs.
     whole_rows: row reductions may join the contraction before them; False for tile registers, which cannot hold whole rows.
     attention: products with a softmax between them may become one region, whose products are in float32.
-    both: second factors of products are stored as `stored` says too, float32 constants among them; otherwise kernels read them as they are."""
+    both: second factors of products are stored as `stored` says too, float32 constants among them; otherwise kernels read them as they are. So are
+    the weights of loops, and what loops read and write.
+    by_region: whether predictions decide which regions have other factors than `stored` says (`partition.type_choice`)."""
 
     stored: ElementTypes
     whole_rows: bool = True
     attention: bool = True
     both: bool = False
+    by_region: bool = False
 
     def factors(self, region: Region, constants: frozenset[str]) -> tuple[str, ...]:
         """The values that the region wants in a type of its own: those that its products load one element at a time, not the keys and values of few
@@ -54,7 +60,20 @@ class Precision:
             if prod(axis.extent or 0 for axis in found.m) <= MOST_QUERIES:
                 return ()
             read = (*loads(found.k), *loads(found.v))
+        elif region.kind == "loop" and self.both:
+            return tuple(dict.fromkeys(product.weight for product in loop_products(region.nodes[0]) if product.weight in constants))
         return tuple(dict.fromkeys(load.buffer for load in read if self.both or load.buffer not in constants))
+
+    def except_for(self, results: frozenset[str]) -> Precision:
+        """The precision, but the regions with these results want factors in the types that they have in the graph."""
+        if not results:
+            return self
+
+        def stored(region: Region, value: Value) -> str:
+            factor = value.name not in region.outputs
+            return value.dtype if factor and not results.isdisjoint(region.outputs) else self.stored(region, value)
+
+        return replace(self, stored=stored)
 
 
 def _as_computed(region: Region, value: Value) -> str:
@@ -86,11 +105,12 @@ def precision_of(name: str, graph: Graph, machine: Machine) -> Precision:
     """The precision of this name for a graph. Raises UnsupportedOption like `check_precision`."""
     check_precision(name, machine)
     if name in NARROW:
-        return Precision(_in(NARROW[name]), both=True) if machine.is_gpu else Precision(_in(NARROW[name]), whole_rows=False, attention=False)
-    stored = {value.dtype for value in graph.values.values()}
-    if machine.is_gpu or not stored & NARROW_FLOATS:
+        stored = _in(NARROW[name])
+        return Precision(stored, both=True, by_region=True) if machine.is_gpu else Precision(stored, whole_rows=False, attention=False)
+    types = {value.dtype for value in graph.values.values()}
+    if machine.is_gpu or not types & NARROW_FLOATS:
         return AS_COMPUTED
-    if FACTOR in stored and set(BFLOAT16_ISA) <= set(machine.isa):
+    if FACTOR in types and set(BFLOAT16_ISA) <= set(machine.isa):
         return Precision(_multiplied_in_bfloat16, whole_rows=False)
     return Precision(_multiplied_in_float32)
 
@@ -114,17 +134,23 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
 
 
 def with_types(
-    regions: Sequence[Region], values: Mapping[str, Value], fixed: set[str], constants: frozenset[str], precision: Precision
+    regions: Sequence[Region],
+    values: Mapping[str, Value],
+    fixed: set[str],
+    constants: frozenset[str],
+    precision: Precision,
+    rounding: frozenset[str] = frozenset(),
 ) -> tuple[list[Region], dict[str, Value], dict[str, Layout]]:
     """The regions, the values with the types in which they are stored, and the layouts of copies. `fixed` values keep their types. A region that has
     a factor stored in another type than it wants reads a copy; the copy's region comes before it, and that of a first factor is contiguous along the
-    summed dimension. A constant is stored in the type that products want instead, unless a node of PyTorch's or a loop reads it too."""
+    summed dimension. The regions with results in `rounding` round such first factors where they read them instead. A constant is stored in the type
+    that products want instead, unless a node of PyTorch's or a loop reads it too, other than as the weight of a product."""
     wanted: dict[str, set[str]] = {}
     for region in regions:
         for name in precision.factors(region, constants):
             wanted.setdefault(name, set()).add(precision.stored(region, values[name]))
     typed, result = dict(values), list[Region]()
-    outside = {name for region in regions if region.kind in ("torch", "loop") for name in region.inputs}
+    outside = {name for region in regions if region.kind in ("torch", "loop") for name in {*region.inputs} - {*precision.factors(region, constants)}}
     for name, types in wanted.items():
         if name in constants - outside and len(types) == 1:
             typed[name] = replace(typed[name], dtype=next(iter(types)))
@@ -146,7 +172,11 @@ def with_types(
     for region in regions:
         for name in precision.factors(region, constants):
             own = precision.stored(region, values[name])
-            if own != typed[name].dtype:
+            if own == typed[name].dtype or region.kind == "loop":  # a loop that wants another type than others of its weights takes theirs
+                continue
+            if not rounding.isdisjoint(region.outputs) and own in NARROW_FLOATS and rounds(region, name, constants):
+                region = _rounding(region, name, own)
+            else:
                 region = reading(region, name, copy_of(name, own, region))
         for name in region.outputs:
             if name not in fixed:
@@ -154,6 +184,22 @@ def with_types(
                 typed[name] = replace(typed[name], dtype=next(iter(others)) if len(others) == 1 else own)
         result.append(region)
     return result, typed, layouts
+
+
+def rounds(region: Region, name: str, constants: frozenset[str]) -> bool:
+    """Whether the region can round the value where it reads it: in the first factor of a sum of products alone."""
+    found = anchor(region.steps, constants) if region.kind == "contraction" else None
+    return found is not None and found.b.buffer != name and any(load.buffer == name for load in loads(found.a))
+
+
+def _rounding(region: Region, name: str, dtype: str) -> Region:
+    """The region, whose sum of products rounds what it reads of the value to the type."""
+
+    def rounded(node: Expr) -> Expr:
+        return cast(cast(node, dtype), node.dtype) if isinstance(node, Load) and node.buffer == name else node
+
+    first, *others = region.steps
+    return replace(region, steps=(replace(first, bodies=tuple(rewrite(body, rounded) for body in first.bodies)), *others))
 
 
 def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset[str]) -> Layout:

@@ -2,7 +2,8 @@
 
 Each state has a history of length + 1 entries: step t reads entry t and writes entry t + 1, so nothing is copied or swapped between steps. Sequences
 and stacked results are read and written in place, at the step's position. The body is partitioned like any graph; then its loads and stores of
-states, sequences and results get the step as their leading index.
+states, sequences and results get the step as their leading index. A state that products multiply has the type of their weights, if that is of 16
+bits: then they are factors of one type; other states, such as the cells of an LSTM, keep theirs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilewright.graph.loop_products import loop_products
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import NARROW_FLOATS
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, rewrite
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout, row_major
@@ -30,8 +33,9 @@ class Loop:
     layouts: Mapping[str, Layout]
 
 
-def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
-    """Decomposes a scan node. `body` is its partitioned body; `wanted` names the node's outputs that are read."""
+def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str], stored: Mapping[str, Value]) -> Loop:
+    """Decomposes a scan node. `body` is its partitioned body; `wanted` names the node's outputs that are read; `stored`: values outside of the loop,
+    with the types in which they are stored."""
     inner: Graph = node.attributes["body"]
     states, sequences, length = node.attributes["states"], node.attributes["sequences"], node.attributes["length"]
     step = Var("t", max(length, 1))
@@ -53,9 +57,12 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
         values[name] = Value(name, shape, dtype)
         layouts[name] = layout or row_major(shape)
 
-    for history, name in zip(histories, inner.inputs[:states], strict=True):
-        state = inner.values[name]
-        declare(history, (length + 1, *state.shape), state.dtype)
+    factors: dict[int, set[str]] = {}
+    for product in loop_products(node):
+        factors.setdefault(product.state, set()).add(stored[product.weight].dtype)
+    for number, (history, name) in enumerate(zip(histories, inner.inputs[:states], strict=True)):
+        state, types = inner.values[name], factors.get(number, set())
+        declare(history, (length + 1, *state.shape), types.pop() if len(types) == 1 and types <= NARROW_FLOATS else state.dtype)
     writes: dict[str, tuple[str, Expr]] = {}
     copies: list[Region] = []
     after: list[Region] = []

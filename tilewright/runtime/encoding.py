@@ -387,6 +387,7 @@ def decode_kernel(data: Field) -> LoadableKernel:
         data["growths"].integers(0, 8 * MOST_ELEMENTS),
         tuple(map(_decode_map, data["maps"].items())),
         data["waits"].flag(),
+        data["tf32"].flag(),
     )
 
 

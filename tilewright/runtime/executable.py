@@ -347,8 +347,8 @@ class Executable:
         """Compares every stored value of each region with the graph evaluated in float64 for the same inputs.
 
         `tolerance` replaces those of `verify.TOLERANCES` for floating-point values; a model compiled for a lower precision than its tensors' dtype
-        has the tolerance of the types in which values are stored; for TF32 give 1e-2, that of float16. Inputs are not changed, even if a call would
-        change them.
+        has the tolerance of the types in which values are stored, and where kernels round to TF32 that of float16. Inputs are not changed, even if
+        a call would change them.
         """
         engine = self._require_engine()
         leaves = self.image.signature.leaves(args, kwargs)

@@ -14,6 +14,8 @@ from types import MappingProxyType
 
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype
 from tilewright.codegen.intrinsics.launching import awaits_earlier_kernels
+from tilewright.codegen.intrinsics.mma import rounds_to_tf32
+from tilewright.codegen.intrinsics.wgmma import truncates_to_tf32
 from tilewright.hardware import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX
@@ -37,6 +39,7 @@ class LoadableKernel:
     for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers. `cooperative`: all blocks must be resident at once.
     `waits`: the kernel itself waits for those that it depends on, so that it can begin before they have ended.
     `maps`: the tensor maps that follow the scalars, each with the position of the parameter that it describes.
+    `tf32`: float32 factors have 10 bits of mantissa in its products, so that its results have the tolerance of such numbers.
     """
 
     name: str
@@ -54,6 +57,7 @@ class LoadableKernel:
     growths: tuple[int, ...] = ()
     maps: tuple[tuple[int, TensorMap], ...] = ()
     waits: bool = False
+    tf32: bool = False
 
     def touched(self, trips: int) -> tuple[int, ...]:
         """The extents for so many trips."""
@@ -181,13 +185,14 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         cooperative=kernel.cooperative,
         maps=tuple((positions[described.buffer], described) for described in kernel.maps),
         waits=awaits_earlier_kernels(kernel),
+        tf32=rounds_to_tf32(kernel) or truncates_to_tf32(kernel),
     )
 
 
 def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
-    """The name of a symbol that encodes all of this. A kernel's binary contains it, so that no other file can claim anything else about that binary:
-    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second; with `r3072p1024` 1,024 bytes more for each trip
-    after the first. A digest stands for tensor maps. For CPU code the name also contains the digest of
+    """The name of a symbol that encodes all of this but `tf32`, which no call depends on. A kernel's binary contains it, so that no other file can
+    claim anything else about that binary: `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second; with
+    `r3072p1024` 1,024 bytes more for each trip after the first. A digest stands for tensor maps. For CPU code the name also contains the digest of
     the instruction sets (`Machine.isa`) that it may use, such as `_isa0123456789abcdef`, and then the features that it requires."""
     growths = [f"p{growth}" for growth in kernel.growths] if kernel.trips else [""] * len(kernel.writes)
     parts = zip(kernel.writes, kernel.touched(1), growths, strict=True)

@@ -151,7 +151,8 @@ def multiply(kind: str, n: int, sums: Place, a: Place, b: Place, add: Expr, tile
 
 def truncates_to_tf32(kernel: Kernel) -> bool:
     """Whether the kernel multiplies float32 values, of which tensor cores take the bits of TF32."""
-    return any(isinstance(statement, Invoke) and statement.intrinsic.key.endswith(".tf32") for statement in statements(kernel.body))
+    invoked = (statement.intrinsic.key for statement in statements(kernel.body) if isinstance(statement, Invoke))
+    return any(key.startswith("wgmma.") and key.endswith(".tf32") for key in invoked)
 
 
 def _group(name: str, text: str, order: str = "", operands: tuple[Operand, ...] = ()) -> Intrinsic:

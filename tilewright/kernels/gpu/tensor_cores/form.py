@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from tilewright.codegen.common import guarded_load
 from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32
-from tilewright.ir.expr import loads
+from tilewright.ir.dtypes import FLOAT32, NARROW_FLOATS
+from tilewright.ir.expr import Apply, Const, Expr, loads
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
@@ -64,13 +64,28 @@ def tensor_core_form(problem: Problem, machine: Machine) -> Form[TensorCoreFacts
 
 
 def _first_types(problem: Problem, product: ProductForm) -> set[str]:
-    """The types of what the first factor is loaded from. One that is computed from values of 16 bits, and constants of any type, may be rounded to
-    that type if the result is: the type of the map's result, which is no value of the region, would be no other."""
+    """The types of what the first factor is loaded from, or the type that it is rounded to. One that is computed from values of 16 bits, and
+    constants of any type, may be rounded to that type if the result is: the type of the map's result, which is no value of the region, would be no
+    other."""
     if guarded_load(product.a) is not None:
         return {product.stored(product.a)}
+    if (rounded := _rounded_to(product.a)) is not None:
+        return {rounded}
     types = {product.types[load.buffer] for load in loads(product.a) if load.buffer not in problem.constants}
     narrow = types - {FLOAT32}
     return types | ({product.types[product.output]} if narrow else set())
+
+
+def _rounded_to(expr: Expr) -> str | None:
+    """The type of 16 bits to which a factor is rounded, maybe behind zero guards; None if it is not."""
+    if not isinstance(expr, Apply):
+        return None
+    if expr.operation == "select":
+        _, value, otherwise = expr.args
+        return _rounded_to(value) if isinstance(otherwise, Const) and otherwise.value == 0 else None
+    inner = expr.args[0]
+    rounds = expr.operation == "cast" and isinstance(inner, Apply) and inner.operation == "cast" and inner.dtype in NARROW_FLOATS
+    return inner.dtype if rounds else None
 
 
 def with_wide_vectors(facts: ContractionFacts) -> ContractionFacts:
