@@ -100,7 +100,7 @@ class _Predictions:
             pinned = frozenset(graph.outputs[number] for number in self.replaced)
             deciding = Judge(
                 partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None,
-                self.numerics.vendor,
+                self.numerics.vendor, self.policy.predicted,
             )  # fmt: skip
             choosing = partial(choose_layouts, graph, laid, deciding, pinned, self.layouts)
             chosen = contained("the model", "its layouts follow rules", choosing, lambda _: Chosen(laid(BY_RULE)))
@@ -242,9 +242,10 @@ def plan_program(
     measured = deciding_once(chooser) if recorded is not None else None
     memory = memory or Memory()
     by_prediction = chains or (chains is None and not machine.is_gpu)
+    earlier = None if machine.is_gpu or policy.predicted else dict(memory.layouts)
     predictions = _Predictions(
         models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured,
-        by_prediction, frozenset(output for _, output in updates), None if machine.is_gpu else dict(memory.layouts), policy=policy,
+        by_prediction, frozenset(output for _, output in updates), earlier, policy=policy,
     )  # fmt: skip
     stages.report("partition")
     with stages.stage("partition"):
