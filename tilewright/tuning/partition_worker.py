@@ -48,8 +48,8 @@ SPREAD = 4
 
 
 class Server:
-    """State of the process: the reference results, the relative errors of the first program that was right, and the programs that were, each with what
-    draws its inputs and its calls in a round."""
+    """State of the process: the reference results, the relative errors of the first program that was right, and the programs that were, each with
+    what draws its inputs and its calls in a round."""
 
     def __init__(self, device: int, threads: int) -> None:
         self.index, self.threads, self.device = device, threads, torch.device("cpu")

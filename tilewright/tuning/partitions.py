@@ -218,8 +218,8 @@ Measure = Callable[[Sequence[Program]], Sequence[WholeOutcome]]
 
 
 def compared(network: Network, chosen: Program, planning: Planning, records: Records, trials: int, measure: Measure | None) -> Program:
-    """As `fastest`; with `measure`, partitions that the records lack are measured, and all again if the chosen one has no time: what failed then, such
-    as for lack of memory beside other processes, need not fail now, and nothing is decided without that time."""
+    """As `fastest`; with `measure`, partitions that the records lack are measured, and all again if the chosen one has no time: what failed then,
+    such as for lack of memory beside other processes, need not fail now, and nothing is decided without that time."""
     seconds = sum(lowered.measured_seconds or lowered.predicted_seconds for lowered in chosen.regions)
     others = alternatives(chosen.search, seconds, MOST - 1)
     if not others:
