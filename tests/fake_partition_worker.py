@@ -15,6 +15,11 @@ from typing import Any
 
 from tilewright.tuning.workers import Fatal, serve
 
+
+class OutOfMemoryError(RuntimeError):
+    """As PyTorch's."""
+
+
 loaded: list[int] = []
 
 
@@ -30,6 +35,8 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
         os._exit(9)
     if fault == "fatal":
         raise Fatal("an illegal memory access")
+    if fault == "memory":
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
     if fault == "error":
         raise RuntimeError("made up")
     if fault == "wrong":

@@ -36,7 +36,7 @@ from tilewright.ir.region import MergeDecision, Program, Region
 from tilewright.partition import layout_choice, merges
 from tilewright.partition.layout_choice import Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, assign_layouts
-from tilewright.partition.merges import Memory, Timed
+from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import plan_program, regions_of, through_torch
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
@@ -143,6 +143,10 @@ def alternatives(graph: Graph, gpu: bool = True, measuring: bool = False) -> dic
     for one in find_alternatives(graph, laying(graph)(BY_RULE), judge(gpu=gpu, measuring=measuring)):
         found.setdefault(one.value, []).append(one.storing)
     return found
+
+
+def never() -> LaidOut:
+    raise AssertionError("laid out")
 
 
 def decisions(program: Program) -> list[MergeDecision]:
@@ -339,6 +343,43 @@ def test_what_was_measured_decides_between_close_predictions(monkeypatch: pytest
         program = plan_program(graph, CPU, 1, measuring, recorded=lambda *_: None)
         (decision,) = (decision for decision in decisions(program) if decision.results == (result,))
         assert decision.taken == wanted and "; measured " in decision.text
+
+
+def test_predictions_decide_about_layouts_where_a_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was measured, or decided for another size."""
+    monkeypatch.setattr(merges, "MEASURED_LOSS", 10.0)
+    graph = graph_of(nn.Conv2d(64, 32, 3, padding=1), torch.randn(1, 64, 56, 56))
+    (plain,) = (decision for decision in decisions(plan_program(graph, CPU, 1)) if decision.results == graph.outputs)
+    found = set()
+    for seconds in (1e-9, 1e9):
+
+        def measuring(problem: Problem, machine: Machine, threads: int, seconds: float = seconds) -> Choice:
+            rows = problem.layouts[problem.region.outputs[0]].is_row_major
+            copies = rows and problem.region.kind == "map"
+            return replace(choose(problem, machine, threads), measured_seconds=seconds if copies else 2.0 if rows else 1.0)
+
+        memory = Memory()
+        for policy in (Policy(), Policy(predicted=True)):
+            program = plan_program(graph, CPU, 1, measuring, recorded=lambda *_: None, memory=memory, policy=policy)
+            (decision,) = (decision for decision in decisions(program) if decision.results == graph.outputs)
+            assert "; measured " in decision.text
+            found.add((policy.predicted, decision.taken))
+    assert found == {(False, True), (False, False), (True, plain.taken)}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_gpu_has_layouts_by_rule_where_no_measured_time_decides(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Judge, "believes", property(lambda self: not self.gpu))
+    region = Region("r", "contraction", (), (), (), ("r",))
+    group = Group((), (region,), (region,))
+    before, after = laying(graph_of(unpadded(), torch.randn(1, 6, 9, 8)))(BY_RULE), laying(graph_of(unpadded(), torch.randn(1, 6, 9, 8)))(BY_RULE)
+    for by_prediction in (False, True):
+        one = Judge(
+            lambda laid_out, _: [Timed(region, 0.95 if laid_out is after else 1.0, lambda: 0.5 if laid_out is after else 1.0)],
+            gpu, True, by_prediction=by_prediction,
+        )  # fmt: skip
+        judged = one.compare(group, before, after, never)
+        assert judged.taken == (not (gpu and by_prediction)) and "; measured " in judged.times
 
 
 def test_explain_lists_the_alternatives(capsys: pytest.CaptureFixture[str]) -> None:

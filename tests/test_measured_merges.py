@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import tilewright
 from tests.operator_cases import Applied
 from tests.test_attention import attend, operands
 from tests.test_prologues import Dense
 from tests.test_siblings import Attention, graph_of
+from tilewright.cli import main
+from tilewright.frontend.torch_import import import_module
+from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import loads
@@ -105,3 +111,84 @@ def test_what_was_measured_decides_about_merges(name: str, monkeypatch: pytest.M
     measured = {key_of(problem) for problem in distinct_problems(graph, H200, 1, chains=False)}
     # attention is decided before layouts are known, and layouts one after the other: what is planned may be stored otherwise than what was measured
     assert asked <= measured if name == "siblings" else len(asked & measured) > 3
+
+
+class Replaced(nn.Module):
+    """A convolution whose result replaces a buffer after a call, and another one of it."""
+
+    before: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 32, 3, padding=1)
+        self.register_buffer("before", torch.zeros(1, 64, 28, 28))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.one(x))
+        result: torch.Tensor = self.two(y)
+        self.before.copy_(y)
+        return result
+
+
+class Cached(nn.Module):
+    """A product that is stored at one position of a buffer."""
+
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 24)
+        self.register_buffer("cache", torch.zeros(40, 24))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.cache.index_copy_(0, at, self.linear(x))
+        return self.cache.sum(0)
+
+
+UPDATING: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
+    "replaced": (Replaced(), (torch.randn(1, 64, 28, 28),)),
+    "one position": (Cached(), (torch.randn(1, 16), torch.tensor([3]))),
+}
+
+
+@pytest.mark.parametrize("name", UPDATING)
+def test_trials_measure_the_layouts_of_what_is_updated(name: str) -> None:
+    """All regions of the plan but those that store some elements of an input, which a trial does not have."""
+    imported = import_module(UPDATING[name][0].eval(), UPDATING[name][1])
+    graph = simplify(imported.graph)[0]
+    assert imported.updates
+    here = machine("x86-avx512")
+    measured = {key_of(problem) for problem in distinct_problems(graph, here, 1, updates=imported.updates)}
+    planned: dict[str, Problem] = {}
+
+    def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
+        planned.setdefault(key_of(problem), problem)
+        return choose(problem, machine, threads)
+
+    plan_program(graph, here, 1, collect, chains=False, updates=imported.updates)
+    assert planned.keys() - measured == {key for key, problem in planned.items() if problem.updates}
+    assert any(problem.updates for problem in planned.values()) == (name == "one position")
+    without = {key_of(problem) for problem in distinct_problems(graph, here, 1)}
+    assert not planned.keys() <= without
+
+
+def test_a_compilation_measures_what_it_plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Updates reach trials, from `compile` and from the command line."""
+    given: list[object] = []
+
+    class Enough(BaseException):
+        """The rest is not of interest."""
+
+    def found(*_: object, updates: object = (), **__: object) -> list[Problem]:
+        given.append(updates)
+        raise Enough
+
+    monkeypatch.setattr(sys.modules["tilewright.compile"], "distinct_problems", found)
+    monkeypatch.setattr(sys.modules["tilewright.tuning.tuning"], "distinct_problems", found)
+    module, inputs = UPDATING["one position"]
+    with pytest.raises(Enough):
+        tilewright.compile(module, inputs, "native", trials=1, records=tmp_path / "records.sqlite")
+    torch.export.save(torch.export.export(module, inputs), tmp_path / "model.pt2")
+    with pytest.raises(Enough):
+        main(["tune", str(tmp_path / "model.pt2"), "--target", "native", "--records", str(tmp_path / "records.sqlite")])
+    assert len(given) == 2 and given[0] == given[1] and given[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,18 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.emulated_gpu import emulated
+from tests.test_chain_trials import INPUT, MODULE, recorded
 from tilewright.hardware import machine
-from tilewright.runtime.executable import Image
-from tilewright.tuning import partition_trials, serialisation
+from tilewright.runtime import artifact
+from tilewright.runtime.examination import WholeCalls
+from tilewright.runtime.executable import Executable, Image
+from tilewright.runtime.gpu import GpuEngine
+from tilewright.runtime.verify import TOLERANCES
+from tilewright.tuning import partition_trials, partition_worker, serialisation
 from tilewright.tuning.partition_trials import Measurer, WholeOutcome, measured
-from tilewright.tuning.partition_worker import Server
+from tilewright.tuning.partition_worker import SPREAD, Server, longest_path
+from tilewright.tuning.records import Records
 from tilewright.tuning.trials import ROUNDS
 from tilewright.tuning.workers import Worker
 
@@ -187,6 +196,101 @@ def test_a_program_with_other_results_is_wrong(tmp_path: Path) -> None:
     assert "error" not in answers[0] and "error" not in answers[1]
     assert answers[2]["wrong"] and "has the relative error" in answers[2]["error"]
     assert len(server({"do": "time", "rounds": 1})["times"]) == 2
+
+
+def noisy(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Has the results that the process checks be off by "share" of their largest magnitude."""
+    off, results = {"share": 0.0}, WholeCalls.results
+
+    def changed(calls: WholeCalls) -> dict[str, torch.Tensor]:
+        found = results(calls)
+        return {name: (value.double() + off["share"] * value.double().abs().max()).to(value.dtype) for name, value in found.items()}
+
+    monkeypatch.setattr(WholeCalls, "results", changed)
+    server({"do": "start", "machine": serialisation.encode(NATIVE)})
+    return off
+
+
+@pytest.mark.parametrize("layers", [1, 24])
+def test_rounding_may_add_up_over_a_deep_network(layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the tolerance of one value is wrong for one layer, and is not for many. The other programs may have a few times what the first reaches,
+    whatever the depth allows."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).half()
+    path, server = tmp_path / "artifact", Server(0, 1)
+    tilewright.compile(module.eval(), (torch.randn(2, 8).half(),), "native", threads=1).save(path)
+    off = noisy(server, monkeypatch)
+    request = {"do": "load", "path": str(path), "seed": 0, "tf32": False}
+    one = TOLERANCES["f16"]
+    off["share"] = 2 * one
+    answer = server(request)
+    assert answer.get("wrong", False) == (layers == 1)
+    off["share"] = 0.0 if layers == 1 else 2 * one
+    if layers == 1:
+        assert server(request)["relative_error"] < one / SPREAD
+    for share, wrong in ((one / 2, False), (1.5 * one, layers == 1), (4 * SPREAD * one, True)):
+        off["share"] = share
+        answer = server(request)
+        assert answer.get("wrong", False) == wrong and ("error" in answer) == wrong
+
+
+def test_the_longest_path_counts_regions_and_steps() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three, self.steps = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.LSTM(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.cat([self.two(self.one(x)), self.three(x)], -1)
+            return y, self.steps(x)[0]
+
+    paths = [longest_path(image(Two(), torch.randn(steps, 2, 8)).program) for steps in (1, 30, 60)]
+    assert paths[2] - paths[1] == 30 and 2 <= paths[0] < 30
+
+
+def test_programs_on_a_gpu_are_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over an emulated one: a chain and its regions apart; then one that lacks memory, which is told, and costs nothing else."""
+    here, programs = machine("h200"), []
+    with Records(tmp_path / "records.sqlite") as records:
+        for ratio in (0.5, 1.2):
+            records.forget()
+            recorded(records, ratio, here)
+            programs.append(tilewright.compile(MODULE.eval(), (INPUT,), "h200", records=records.path))
+    kinds = [[region.kind for region in executable.image.program.regions] for executable in programs]
+    assert ["chain" in own for own in kinds] == [True, False]
+    every: Any = SimpleNamespace(image=SimpleNamespace(kernels={name: kernel for one in programs for name, kernel in one.image.kernels.items()}))
+    server = Server(0, 1)
+    server.other = torch.zeros(16)  # `start` would ask PyTorch for the GPU
+    monkeypatch.setattr(partition_worker, "load", lambda path: Executable(artifact.read(path)))
+    monkeypatch.setattr(GpuEngine, "idle", lambda engine, launches: None)
+    monkeypatch.setattr(GpuEngine, "moment", lambda engine: time.perf_counter())
+    monkeypatch.setattr(GpuEngine, "seconds", lambda engine, start, end: end - start)
+    with emulated(every) as driver:
+        answers = []
+        for number, executable in enumerate(programs):
+            executable.save(tmp_path / str(number))
+            answers.append(server({"do": "load", "path": str(tmp_path / str(number)), "seed": 1, "tf32": False}))
+        assert all(0 < answer["relative_error"] < 1e-5 for answer in answers), answers
+
+        def lacking(*_: object) -> Executable:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(partition_worker, "load", lacking)
+            with pytest.raises(torch.OutOfMemoryError):
+                server({"do": "load", "path": str(tmp_path / "0"), "seed": 1, "tf32": False})
+        monkeypatch.setattr(partition_worker, "ROUND_SECONDS", 0.0)
+        answer = server({"do": "time", "rounds": 2})
+    assert [len(times) for times in answer["times"]] == [2, 2] and answer["wrong"] == ["", ""] and driver.launches
+
+
+def test_a_lack_of_memory_is_the_reason(linear: Image) -> None:
+    """Of the program that lacks it; and of all if the process cannot start for it."""
+    lacking = "OutOfMemoryError: CUDA out of memory"
+    first, second, third = outcomes([linear] * 3, {"1": "memory"})
+    assert (first.status, second.status, third.status) == ("measured", "failed", "measured") and second.reason.startswith(lacking)
+    for outcome in outcomes([linear], {"start": "memory"}):
+        assert outcome.status == "failed" and lacking in outcome.reason
 
 
 def test_whole_programs_in_a_process_of_their_own(linear: Image) -> None:

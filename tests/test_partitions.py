@@ -239,6 +239,14 @@ def test_without_a_time_of_the_chosen_one_nothing_is_decided(records: Records) -
     assert "failed: a kernel does not compile" in program.partitions[0].text
 
 
+def test_partitions_are_measured_again_if_the_chosen_one_has_no_time(records: Records) -> None:
+    """What failed then, such as for lack of memory beside other processes, need not fail now."""
+    Planned(records, NATIVE).decided(by_chain(FAILED["failed"], took(1.0)))
+    program = Planned(records, NATIVE).decided(by_chain(took(2.0), took(1.0)))
+    assert not has_chain(program) and all("measured" in partition.text or "its kernels are" in partition.text for partition in program.partitions)
+    assert Planned(records, NATIVE).decided(never).partitions == program.partitions
+
+
 def test_few_trials_remain_few(records: Records) -> None:
     for trials in (0, 1):
         program = Planned(records, NATIVE, ratio=0.95).decided(never, trials)
@@ -486,15 +494,26 @@ def test_a_kernel_that_does_not_compile_is_a_reason(tuned: Any, tmp_path: Path, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_whole_programs_on_the_gpu(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_whole_programs_on_the_gpu(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = (
         nn.Sequential(conv(16, 48), conv(48, 48, 3, 1, 1, 48), conv(48, 16)).eval().cuda().to(dtype),
         torch.randn(1, 16, 20, 20).cuda().to(dtype),
     )
+
+    def compared(search: Sequence[MergeDecision], seconds: float, most: int) -> list[Partition]:
+        """All chains apart, and each chain that was measured together, whatever times say of them."""
+        keys = [(CHAIN, decision.results) for decision in search if decision.ways is not None and decision.ways.kind == CHAIN]
+        return [Partition("apart", Policy(refused=frozenset(keys))), *(Partition(f"with {key}", Policy(taken=frozenset({key}))) for key in keys)][
+            :most
+        ]
+
+    monkeypatch.setattr(partitions, "alternatives", compared)
     path = tmp_path / "records.sqlite"
     executable = tilewright.compile(module, (x,), trials=4, records=path)
     told = executable.plan.partitions
-    assert len(told) > 1 and all("measured" in partition.text or "its kernels are those" in partition.text for partition in told), told
+    with Records(path) as store:
+        failed = [(one.problem, one.schedule, one.status, one.reason) for one in store.all() if one.status != "measured"]
+    assert len(told) > 2 and all("measured" in partition.text or "its kernels are those" in partition.text for partition in told), (told, failed)
     again = tilewright.compile(module, (x,), records=path)
     assert again.plan.partitions == told and again.image.sources == executable.image.sources
     expected = module.double()(x.double())

@@ -141,6 +141,38 @@ def test_predictions_or_measurements_decide_between_two_ways(predicted: bool) ->
     assert WHOLE in Compared(3.0, 2.0, decided=True).text("a", "b") and WHOLE not in both.text("a", "b")
 
 
+def test_chains_of_which_a_policy_says_nothing_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are predicted to gain, unless predictions decide about the others."""
+    monkeypatch.setattr("tilewright.partition.chains.KEPT", 1e9)
+    graph = graph_of(nn.Sequential(inverted(8, 16), inverted(8, 16)), torch.randn(1, 8, 12, 9))
+    search = planned(graph, CPU).search
+    pairs = [decision.results for decision in search if decision.ways is not None and len(decision.results) == 2]
+    one = next(decision.results for decision in search if decision.ways is not None and len(decision.results) == 2 and not decision.taken)
+    overlapping = next(results for results in pairs if results[0] == one[1] or results[1] == one[0])
+    other = next(results for results in pairs if not {*results} & {*one})
+    memory = Memory()
+    planned(graph, CPU, taking(one), memory=memory)
+    before = taken(planned(graph, CPU, memory=memory.copied()))
+    assert one in before and one not in taken(planned(graph, CPU))
+    assert {one, other} <= taken(planned(graph, CPU, taking(other), memory=memory.copied()))
+    predicted = Policy(taking(other).taken, predicted=True)
+    apart = Memory()
+    planned(graph, CPU, Policy(refused=taking(*(decision.results for decision in search)).taken), memory=apart)
+    assert not taken(planned(graph, CPU, memory=apart.copied()))
+    assert taken(planned(graph, CPU, predicted, memory=apart)) == taken(planned(graph, CPU, predicted)) > {other}
+    assert taken(planned(graph, CPU, Policy(refused=taking(one).taken), memory=memory.copied())) == before - {one}
+    beside = taken(planned(graph, CPU, taking(overlapping), memory=memory.copied()))
+    assert overlapping in beside and one not in beside
+
+
+def taking(*chains: tuple[str, ...]) -> Policy:
+    return Policy(taken=frozenset((CHAIN, results) for results in chains))
+
+
+def taken(program: Program) -> set[tuple[str, ...]]:
+    return {decision.results for decision in program.search if decision.taken}
+
+
 @pytest.mark.parametrize("module", [Attention(), nn.Sequential(inverted(8, 16), inverted(8, 16))], ids=["siblings", "chains"])
 def test_a_policy_does_not_follow_the_memory(module: nn.Module) -> None:
     """Neither of siblings nor of chains; but it is what the memory has afterwards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -31,9 +32,9 @@ from tilewright.ir.region import Program, Region
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition import prologues
-from tilewright.partition.merges import Memory, Timed
+from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import lay_out, plan_program
-from tilewright.partition.prologues import choose_prologues, find_prologues
+from tilewright.partition.prologues import PROLOGUE, choose_prologues, find_prologues
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
 
@@ -152,6 +153,20 @@ def test_another_size_follows_the_first() -> None:
     first, second = (graph_of(Dense(), torch.randn(batch, 16, 9, 10)) for batch in (1, 3))
     chosen = choose_prologues(lay_out(first).regions, first.outputs, predicting(first, 0.5, 1.0), kept)
     assert chosen.values and choose_prologues(lay_out(second).regions, second.outputs, never, kept).values == chosen.values
+
+
+def test_maps_of_which_a_policy_says_nothing_follow_another_size() -> None:
+    """Whatever is predicted of them, unless predictions decide."""
+    graph = graph_of(Dense(), torch.randn(1, 16, 9, 10))
+    regions = lay_out(graph).regions
+    kept: dict[tuple[str, ...], bool] = {}
+    every = choose_prologues(regions, graph.outputs, predicting(graph, 0.5, 1.0), kept).values
+    first, *others = kept
+    assert others and all(kept.values())
+    refusing = Policy(refused=frozenset({(PROLOGUE, first)}))
+    chosen = choose_prologues(regions, graph.outputs, predicting(graph, 2.5, 1.0), dict(kept), refusing)
+    assert chosen.values == every - frozenset(first[:-1])
+    assert not choose_prologues(regions, graph.outputs, predicting(graph, 2.5, 1.0), dict(kept), replace(refusing, predicted=True)).values
 
 
 def test_plans_say_what_was_decided(always: None) -> None:

@@ -26,7 +26,7 @@ from tilewright.hardware import machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import Region
 from tilewright.partition import siblings
-from tilewright.partition.merges import Memory, Timed
+from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.siblings import find_siblings, merge_siblings
 
@@ -210,6 +210,30 @@ def test_siblings_are_merged_as_for_another_size(seconds: tuple[float, float]) -
     assert another.decisions.keys() == one.decisions.keys()
     assert all(text.endswith("as for another size") for text in (decision.text for decision in another.decisions.values()))
     assert (another.graph is graph) == (seconds == (2.0, 1.0))
+
+
+def test_groups_of_which_a_policy_says_nothing_follow_another_size() -> None:
+    """Whatever is predicted of them, unless predictions decide."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Heads(), Heads(12)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.one(x), self.two(y)
+
+    graph = graph_of(Two(), IMAGE, torch.randn(2, 12, *IMAGE.shape[2:]))
+    kept: dict[tuple[str, ...], frozenset[str]] = {}
+    merge_siblings(graph, predicting(1.0, 2.0), kept)
+    first, second = (group.results for group in find_siblings(graph))
+    assert kept[first] and kept[second]
+    refusing = Policy(refused=frozenset({(siblings.SIBLINGS, first)}))
+    merged = merge_siblings(graph, predicting(2.0, 1.0), dict(kept), refusing)
+    assert {decision.results: decision.taken for decision in merged.decisions.values() if decision.results in (first, second)}[first] is False
+    assert [group.results for group in find_siblings(merged.graph)] == [first]
+    by_prediction = merge_siblings(graph, predicting(2.0, 1.0), dict(kept), replace(refusing, predicted=True))
+    assert [group.results for group in find_siblings(by_prediction.graph)] == [first, second]
 
 
 def test_plans_of_further_sizes_merge_the_same_siblings(by_formulas: None) -> None:

@@ -187,8 +187,10 @@ def _problems(options: argparse.Namespace, machine: Machine, report: Progress) -
     model = resolve(options.model, options.batch, options.input)
     stages = Stages(report)
     stages.report("export")
-    graph, _ = simplify(read(model.module, model.inputs(0) if model.inputs is not None else ()).graph)
-    found = distinct_problems(graph, machine, planned_threads(machine), numerics=numerics_of(options), stages=stages)
+    imported = read(model.module, model.inputs(0) if model.inputs is not None else ())
+    graph, _ = simplify(imported.graph)
+    numerics = numerics_of(options)
+    found = distinct_problems(graph, machine, planned_threads(machine), numerics=numerics, stages=stages, updates=imported.updates)
     return {f"{number} {problem.region.kind}": problem for number, problem in enumerate(found, 1)}
 
 

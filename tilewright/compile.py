@@ -37,7 +37,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
-from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.kernels.schema import Numerics
 from tilewright.models import inputs_of, resolve
 from tilewright.partition.merges import Memory
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
@@ -272,7 +272,7 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
         report_unsupported((*unsupported_nodes(graph), *(imported.tail.nodes if imported.tail is not None else ())), request.unsupported)
     if request.trials:
         with stages.stage("measure"):
-            measure(graph, machine, request.threads, request.trials, request.records, stages.report, numerics, request.precision)
+            measure(graph, request, stages.report, imported.updates)
     names, defaults = _parameters(module), _defaults(module)
 
     def image(program: Program, whole: bool) -> Image | str:
@@ -417,21 +417,13 @@ def binaries_of(
     return binaries, faults
 
 
-def measure(
-    graph: Graph,
-    machine: Machine,
-    threads: int,
-    trials: int,
-    records: str | Path | None,
-    progress: Progress,
-    numerics: Numerics = USUAL,
-    precision: str = "fp32",
-) -> None:
-    """Measures candidates of the graph's regions that are not in the records yet, and adds them."""
-    problems = distinct_problems(graph, machine, threads, precision, numerics)
-    with Records(records) as store:
+def measure(graph: Graph, request: Request, progress: Progress, updates: Sequence[tuple[int, int]] = ()) -> None:
+    """Measures candidates of the graph's regions that are not in the records yet, and adds them. `updates`: as for `plan_program`."""
+    machine, threads, numerics = request.machine, request.threads, request.numerics
+    problems = distinct_problems(graph, machine, threads, request.precision, numerics, updates=updates)
+    with Records(request.records) as store:
         tune(
-            problems, machine, trials, store, threads=threads, numerics=numerics,
+            problems, machine, request.trials, store, threads=threads, numerics=numerics,
             report=lambda done, total, _: progress("measure", done, total), compiled=partial(progress, "compile"),
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewright.ir.expr import variables
+from tilewright.ir.expr import loads, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Storage
@@ -46,6 +46,11 @@ class Problem:
             if not variables(*step.bodies, *step.index) <= own:
                 return False
         return True
+
+    @property
+    def updates(self) -> bool:
+        """Whether the region stores some elements of a value and leaves the others as they are (`partition.updates`)."""
+        return any(load.buffer in step.names for step in self.region.steps for load in loads(*step.bodies))
 
     def with_storage(self, storage: Mapping[str, Storage]) -> Problem:
         """The problem extended by the buffers that lowering adds."""

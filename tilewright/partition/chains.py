@@ -43,9 +43,9 @@ Place = tuple[int, int]
 @dataclass
 class Search:
     """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains. memory: the
-    chains of another size are kept if they are predicted nearly as fast (`KEPT`). only_measured: no prediction decides. ready: is called with the
-    kernels of chains that are taken. as_before: lines that the memory knows are divided as there without a prediction. policy: chains about which no
-    time decides; with one, the memory's chains are not kept. considered: the merges that were judged so far."""
+    chains of another size are kept if they are predicted nearly as fast (`KEPT`), as far as the policy says nothing. only_measured: no
+    prediction decides. ready: is called with the kernels of chains that are taken. as_before: lines that the memory knows are divided as there
+    without a prediction. policy: chains about which no time decides. considered: the merges that were judged so far."""
 
     graph: Graph
     laid_out: LaidOut
@@ -90,7 +90,7 @@ class Search:
         total = sum(self.predict(region, True) for region in line)
         while True:
             places, before = _fastest(len(line), merges), self._as_before(line, merges)
-            if before and self.policy == BY_MERGES and total - _saved(before, merges) <= (1 + KEPT) * (total - _saved(places, merges)):
+            if before and not self.policy.predicted and total - _saved(before, merges) <= (1 + KEPT) * (total - _saved(places, merges)):
                 places = before
             refused, kernels = self._kernels(line, [place for place in places if place in merges], problems, merges)
             if refused is None:
@@ -160,10 +160,13 @@ class Search:
         return None, kernels
 
     def _as_before(self, line: Sequence[Region], merges: Mapping[Place, Merge]) -> list[Place]:
-        """The partition of a line that the memory has; empty if it has none, or one that is not possible."""
+        """The partition of a line that the memory has, with the chains that the policy has; empty if there is none, or one that is not possible."""
         places = self._known_places(line)
         merged = [place for place in places if place[1] - place[0] > 1]
-        return places if all(place in merges and merges[place].way is not None for place in merged) else []
+        if not places or not all(place in merges and merges[place].way is not None for place in merged):
+            return []
+        required = [place for place in _fastest(len(line), merges) if place in merges and merges[place].is_required]
+        return _with_required([place for place in merged if merges[place].decided is None], required, len(line))
 
     def _known_places(self, line: Sequence[Region]) -> list[Place]:
         """The segments of a line in the memory; empty if it does not know them all."""
@@ -225,6 +228,14 @@ def _fastest(count: int, merges: Mapping[Place, Merge]) -> list[Place]:
         places.insert(0, (best[end][2], end))
         end = best[end][2]
     return places
+
+
+def _with_required(places: Sequence[Place], required: Sequence[Place], count: int) -> list[Place]:
+    """The partition of a line of `count` regions into the required segments, those of `places` that are disjoint from these, and single regions."""
+    kept = [(begin, end) for begin, end in places if all(end <= first or last <= begin for first, last in required)]
+    merged = sorted((*kept, *required))
+    inside = {number for begin, end in merged for number in range(begin, end)}
+    return sorted((*merged, *((number, number + 1) for number in range(count) if number not in inside)))
 
 
 def _saved(places: Sequence[Place], merges: Mapping[Place, Merge]) -> float:

@@ -85,14 +85,16 @@ class Judge:
     """Compares ways of storing on a machine. predict: the regions of a partition. gpu: whether it is one. measuring: whether trials measure both ways
     of a comparison that is close. chained: predicts all regions, chains among them, that the named ones may be chained with, as they are in two
     partitions; None if chains do not follow predictions. libraries: whether kernels of libraries may be chosen: they were
-    measured for layouts by rule, and nothing predicts them for others. trusted: whether predictions decide on GPUs too; no measurement has confirmed
-    those of layouts there yet, so that measured times alone decide about these."""
+    measured for layouts by rule, and nothing predicts them for others. by_prediction: whether measured times decide nothing
+    (`merges.Policy.predicted`). trusted: whether predictions decide on GPUs too; no measurement has confirmed those of layouts there yet, so that
+    measured times alone decide about these."""
 
     predict: Predict
     gpu: bool
     measuring: bool = False
     chained: Callable[[LaidOut, LaidOut, frozenset[str]], tuple[float, float]] | None = None
     libraries: bool = False
+    by_prediction: bool = False
     trusted: bool = False
 
     @property
@@ -107,10 +109,11 @@ class Judge:
     def compare(self, group: Group, before: LaidOut, after: LaidOut, alone: Callable[[], LaidOut]) -> Judged:
         """Whether the group is taken, of those that distinguish two partitions. `alone` makes the partition that it alone distinguishes from the
         first: other groups may be on the same path."""
-        both = compared(self.predict(after, group.after), self.predict(before, group.before))
+        both = compared(self.predict(after, group.after), self.predict(before, group.before), by_prediction=self.by_prediction)
         counted = all(map(self.counts, (*group.before, *group.after)))
-        taken, said = both.taken and (both.measured is not None or counted), both.text("so", group.alternatives[0].usual)
-        if taken and both.measured is None and self.chained is not None:
+        measured = both.measured is not None and not self.by_prediction
+        taken, said = both.taken and (measured or counted), both.text("so", group.alternatives[0].usual)
+        if taken and not measured and self.chained is not None:
             plain, other = self.chained(before, alone(), frozenset(region.name for region in (*group.before, *group.after)))
             taken = plain - other > LEAST_GAIN * both.apart
             if (plain, other) != (both.apart, both.together):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -43,6 +43,12 @@ class Policy:
         """Whether the merge is taken; None if its times decide."""
         key = (kind, results)
         return True if key in self.taken else False if key in self.refused else None
+
+    def as_kept(self, kind: str, merges: Iterable[tuple[str, ...]], kept: Container[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
+        """Those of some merges of a kind, by their results, that are as they were decided for another size: all about which this policy says nothing,
+        if those are `kept`; none where predictions decide."""
+        own = frozenset(results for results in merges if self.about(kind, results) is None)
+        return own if not self.predicted and all(results in kept for results in own) else frozenset()
 
 
 BY_MERGES = Policy()
@@ -227,8 +233,8 @@ class Merge:
 class Memory:
     """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
     strips, which are of one image; the schedule chosen last for the region with some results; by its last result the results of each region or chain
-    of a path; by the results of siblings those of them that are merged; by the results of maps whether a contraction computes them; and by value and
-    description whether an alternative to its layout is taken."""
+    of a path; by the results of siblings those of them that are merged; by the results of maps and of the contraction that reads them whether that
+    computes them; and by value and description whether an alternative to its layout is taken."""
 
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Lowered] = field(default_factory=dict)

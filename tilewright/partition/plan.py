@@ -104,7 +104,7 @@ class _Predictions:
             pinned = frozenset(graph.outputs[number] for number in self.replaced)
             deciding = Judge(
                 partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None,
-                self.numerics.vendor,
+                self.numerics.vendor, self.policy.predicted,
             )  # fmt: skip
             trusted = replace(deciding, predict=partial(self._timed, graph, loops=True), trusted=True)
             typing = partial(choose_types, graph, laid, trusted, precision)
@@ -269,9 +269,10 @@ def plan_program(
     by_prediction = chains or (chains is None and not machine.is_gpu)
     if persistent is None:
         persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
+    earlier = None if machine.is_gpu or policy.predicted else dict(memory.layouts)
     predictions = _Predictions(
         models or partial(choose, numerics=numerics), machine, threads, numerics, stages, measured,
-        by_prediction, frozenset(output for _, output in updates), None if machine.is_gpu else dict(memory.layouts), persistent,
+        by_prediction, frozenset(output for _, output in updates), earlier, persistent,
         policy=policy,
     )  # fmt: skip
     stages.report("partition")

@@ -58,13 +58,14 @@ def choose_prologues(
     policy: Policy = BY_MERGES,
 ) -> Prologues:
     """The maps that contractions compute since one kernel is predicted, or was measured, to be faster than all of them. Graphs without such maps cost
-    nothing. `kept`: what was decided for another size of the model, by the results of the maps of each contraction, decides without a prediction if
-    it is about all of them, and there is no other `policy`; otherwise what is decided here is added."""
+    nothing. `kept`: what was decided for another size of the model, by the results of the maps of each contraction and its own, decides without a
+    prediction if it is about all of them about which the `policy` says nothing; otherwise what is decided here is added."""
     found = find_prologues(regions, results)
     kept = {} if kept is None else kept
     names = {reader: tuple(region.outputs[0] for region in maps) for reader, maps in found.items()}
-    if policy == BY_MERGES and all(own in kept for own in names.values()):
-        return Prologues(frozenset(name for own in names.values() if kept[own] for name in own))
+    following = policy.as_kept(PROLOGUE, ((*own, reader) for reader, own in names.items()), kept)
+    if len(following) == len(found):
+        return Prologues(frozenset(name for reader, own in names.items() if kept[*own, reader] for name in own))
     every = frozenset(name for own in names.values() for name in own)
     before = {
         in_graph(timed.region.outputs[0]): timed for timed in predict(frozenset(), lambda region: in_graph(region.outputs[0]) in {*every, *found})
@@ -74,7 +75,10 @@ def choose_prologues(
     decisions: dict[str, MergeDecision] = {}
     for reader, maps in found.items():
         own = names[reader]
-        kept[own] = False
+        if (*own, reader) in following:
+            taken.update(own if kept[*own, reader] else ())
+            continue
+        kept[*own, reader] = False
         if reader not in after or not {*own, reader} <= before.keys():
             continue
         members = {node.name for region in (*maps, before[reader].region) for node in region.nodes}
@@ -82,7 +86,7 @@ def choose_prologues(
             continue  # refused for another reason, which the region states
         decided = policy.about(PROLOGUE, (*own, reader))
         both = compared([after[reader]], [before[name] for name in (*own, reader)], decided, policy.predicted)
-        kept[own] = both.taken
+        kept[*own, reader] = both.taken
         told = "is computed where its product reads it" if both.taken else "would be slower where its product reads it"
         taken.update(own if both.taken else ())
         for region in maps:

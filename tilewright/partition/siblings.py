@@ -72,12 +72,13 @@ def merge_siblings(
     """Merges the siblings of a graph wherever the regions concerned are predicted, or were measured, to be faster: those that compute the siblings or
     read their results. A second way leaves out the siblings whose results are concatenated: these can be stored in place, slices of a merged product
     are copied. Graphs without siblings cost nothing. `kept`: by the results of each group those that are merged for another size of the model, which
-    decide without any prediction if they decide about all groups, and there is no other `policy`; otherwise what is decided here is added."""
+    decide without any prediction if they decide about all groups about which the `policy` says nothing; otherwise what is decided here is added."""
     groups = find_siblings(graph)
     if not groups:
         return Merged(graph)
     kept = {} if kept is None else kept
-    if policy == BY_MERGES and all(group.results in kept for group in groups):
+    following = policy.as_kept(SIBLINGS, (group.results for group in groups), kept)
+    if len(following) == len(groups):
         return _as_before(graph, groups, kept)
     concatenated = frozenset(name for node in graph.nodes if node.operator == "concatenate" for name in node.inputs)
     fewer = [group.without(concatenated) if concatenated.intersection(group.results) else None for group in groups]
@@ -93,6 +94,11 @@ def merge_siblings(
     chosen: list[Siblings] = []
     decisions: dict[str, MergeDecision] = {}
     for number, group in enumerate(groups):
+        if group.results in following:
+            merged, decision = _earlier(group, kept)
+            chosen += [merged] if merged is not None else []
+            decisions |= decision
+            continue
         apart = _concerned(before, group.nodes, frozenset(group.results))
         ways_of_group = [
             ([*_concerned(after, _names(merged), frozenset()), *_rest(before, group, merged)], merged)
@@ -115,17 +121,19 @@ def merge_siblings(
 
 def _as_before(graph: Graph, groups: Sequence[Siblings], kept: Mapping[tuple[str, ...], frozenset[str]]) -> Merged:
     """The graph with the siblings merged that are so for another size."""
-    chosen: list[Siblings] = []
-    decisions: dict[str, MergeDecision] = {}
-    for group in groups:
-        merged = group.without(frozenset(group.results) - kept[group.results])
-        told = f"{', '.join(chain[0].name for chain in (merged or group).chains)} read the same value"
-        if merged is not None:
-            chosen.append(merged)
-            decisions[merged.chains[0][0].name + TOGETHER] = MergeDecision(merged.results, True, f"{told}: one product, as for another size")
-        else:
-            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart, as for another size")
+    found = [_earlier(group, kept) for group in groups]
+    chosen = [merged for merged, _ in found if merged is not None]
+    decisions = {node: decision for _, own in found for node, decision in own.items()}
     return Merged(_with(graph, chosen) if chosen else graph, MappingProxyType(decisions))
+
+
+def _earlier(group: Siblings, kept: Mapping[tuple[str, ...], frozenset[str]]) -> tuple[Siblings | None, dict[str, MergeDecision]]:
+    """The siblings of a group that are merged for another size, if any, and that decision by the node whose region it concerns."""
+    merged = group.without(frozenset(group.results) - kept[group.results])
+    told = f"{', '.join(chain[0].name for chain in (merged or group).chains)} read the same value"
+    if merged is None:
+        return None, {group.chains[0][0].name: MergeDecision(group.results, False, f"{told}, but stay apart, as for another size")}
+    return merged, {merged.chains[0][0].name + TOGETHER: MergeDecision(merged.results, True, f"{told}: one product, as for another size")}
 
 
 def _names(group: Siblings) -> frozenset[str]:

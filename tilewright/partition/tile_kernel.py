@@ -153,7 +153,7 @@ def _stage(tiling: Tiling, number: int, lowered: Lowered, launch: Launch, tiles:
         if name in lowered.storage:
             entry, shift = _sliced(tiling, number, lowered.storage[name], tiles)
             name = f"{name}.{number}"
-            storage[name], shifts[name] = entry, shift
+            storage[name], shifts[name] = replace(entry, value=replace(entry.value, name=name)), shift
         arguments.append(name)
     for parameter, name in zip(kernel.parameters, arguments, strict=True):
         if shifts[name].step % _widest(kernel, parameter.name):

@@ -218,7 +218,8 @@ Measure = Callable[[Sequence[Program]], Sequence[WholeOutcome]]
 
 
 def compared(network: Network, chosen: Program, planning: Planning, records: Records, trials: int, measure: Measure | None) -> Program:
-    """As `fastest`; with `measure`, partitions that the records lack are measured."""
+    """As `fastest`; with `measure`, partitions that the records lack are measured, and all again if the chosen one has no time: what failed then,
+    such as for lack of memory beside other processes, need not fail now, and nothing is decided without that time."""
     seconds = sum(lowered.measured_seconds or lowered.predicted_seconds for lowered in chosen.regions)
     others = alternatives(chosen.search, seconds, MOST - 1)
     if not others:
@@ -226,7 +227,8 @@ def compared(network: Network, chosen: Program, planning: Planning, records: Rec
     planning.programs[CHOSEN.policy] = chosen, planning.memory
     turn = _turn(network, chosen, records)
     wanted = others[: max(trials - 1, 0)]
-    if measure is not None and wanted and not {partition.text for partition in wanted} <= {entry.schedule for entry in turn}:
+    known = {entry.schedule for entry in turn} if turn and turn[0].status == "measured" else set()
+    if measure is not None and wanted and not {partition.text for partition in wanted} <= known:
         records.add(_measured(network, [CHOSEN, *wanted], planning, measure))
         turn = _turn(network, chosen, records)
     if not turn:

@@ -69,13 +69,15 @@ def distinct_problems(
     numerics: Numerics = USUAL,
     stages: Stages | None = None,
     chains: bool = True,
+    updates: Sequence[tuple[int, int]] = (),
 ) -> list[Problem]:
     """The distinct problems of a graph in execution order: those of single regions and, if `chains`, of chains that are predicted to gain or to lose
-    little; without parts of loops, which depend on the loop's step."""
+    little; without parts of loops, which depend on the loop's step, and without regions that store some elements of an input, whose other elements
+    no trial has. `updates`: as for `plan_program`; layouts depend on them."""
     found: dict[str, Problem] = {}
 
     def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
-        if problem.is_whole:
+        if problem.is_whole and not problem.updates:
             found.setdefault(key_of(problem), problem)
         return choose(problem, machine, threads, numerics)
 
@@ -83,7 +85,7 @@ def distinct_problems(
         for problem in (*parts_of(chain), chain):
             found.setdefault(key_of(problem), problem)
 
-    plan_program(graph, machine, threads, collect, precision, numerics, chains=chains, recorded=with_parts, stages=stages)
+    plan_program(graph, machine, threads, collect, precision, numerics, chains=chains, recorded=with_parts, stages=stages, updates=updates)
     return list(found.values())
 
 
