@@ -19,6 +19,11 @@ CHUNK = 32
 """Maximum number of bfloat16 elements of the reduction in a tile's row."""
 
 
+def chunk_of(depth: int) -> int:
+    """The largest even divisor of `depth` up to CHUNK: all tiles then have one shape. 0 if there is none."""
+    return next((size for size in range(CHUNK, 0, -2) if depth % size == 0), 0)
+
+
 @dataclass(frozen=True)
 class CpuAmxFacts:
     """Facts that the choice depends on: the extents of the two innermost M axes (`rows`, `columns`), the product of all others (`outer`), and N. The
