@@ -53,7 +53,7 @@ def _transposed(source: Array) -> Array:
 def _instruction(name: str, operands: tuple[Operand, ...], meaning: object, body: str) -> Intrinsic:
     """One whose C function has this body, whose parameters are pointers to the operands."""
     function = f"tw_{name.replace(' ', '_')}"
-    kinds = {"fragment": "tw_floats", "memory": "uint16_t"}
+    kinds = {"fragment": "tw_floats", "memory": "void"}
     given = ", ".join(f"{'' if each.writes else 'const '}{kinds[each.storage]} *{each.name}" for each in operands)
     source = f"{_HEADER}\nstatic inline __attribute__((always_inline)) void {function}({given}) {{\n{body}}}"
     line = f"{function}({', '.join(f'{{{each.name}}}' for each in operands)});"
@@ -100,7 +100,7 @@ _TRANSPOSE = _instruction(
     """\
     __m512i rows[16], turned[16];
     for (int i = 0; i < 16; ++i)
-        rows[i] = _mm512_loadu_si512(source + 32 * i);
+        rows[i] = _mm512_loadu_si512((const char *)source + 64 * i);
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 #pragma GCC unroll 4
@@ -115,7 +115,7 @@ _TRANSPOSE = _instruction(
             rows[i] = turned[i];
     }
     for (int i = 0; i < 16; ++i)
-        _mm512_storeu_si512(target + 32 * i, rows[i]);
+        _mm512_storeu_si512((char *)target + 64 * i, rows[i]);
 """,
 )
 

@@ -7,6 +7,7 @@ from math import prod
 
 from tilewright.codegen.intrinsics import vectors
 from tilewright.codegen.intrinsics.amx import FACTOR, TILE_CHANNELS, TILE_PIXELS
+from tilewright.graph.attention import Attention
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Expr, Var, coefficient, linear, range_of, variables
@@ -51,6 +52,16 @@ class TileAttentionForm:
     copies: tuple[Var, ...]
 
 
+def has_tiles(machine: Machine) -> bool:
+    """Whether the machine has the instructions: tile registers and vectors of 16 float32."""
+    return {"amx_tile", "amx_bf16", *vectors.REQUIRES} <= set(machine.isa) and machine.vector_lanes() == vectors.LANES
+
+
+def fills_tiles(found: Attention) -> bool:
+    """Whether the sizes suit tile registers: pairs of elements of a key, and at least a tile of keys."""
+    return prod(axis.extent or 0 for axis in found.r) % 2 == 0 and (found.n.extent or 0) >= TILE_PIXELS
+
+
 def tile_attention_form(problem: Problem, machine: Machine) -> Form[TileAttentionFacts, TileAttentionForm]:
     """The form of a region.
 
@@ -60,7 +71,7 @@ def tile_attention_form(problem: Problem, machine: Machine) -> Form[TileAttentio
     Raises:
         Unsuitable: if the machine lacks the instructions, or the region is not attention over such factors.
     """
-    if not {"amx_tile", "amx_bf16", *vectors.REQUIRES} <= set(machine.isa) or machine.vector_lanes() != vectors.LANES:
+    if not has_tiles(machine):
         raise Unsuitable(f"{machine.name} has no AMX for bfloat16")
     found = form_of(ATTENTION, problem, machine)
     if isinstance(found, Unsuitable):
