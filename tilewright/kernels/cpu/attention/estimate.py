@@ -44,9 +44,8 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: Count
         total = np.zeros(len(vectors))
         for strips, height in ((np.floor_divide(lines, rows), rows), (np.minimum(np.mod(lines, rows), 1.0), np.mod(lines, rows))):
             tall = np.maximum(height, 1.0)
-            cycles = overlapping(
-                machine, tall * (vectors + widened) / machine.fma_ports, (tall + vectors) / machine.load_ports, np.full_like(tall, machine.fma_latency_cycles)
-            )
+            arithmetic, loads = tall * (vectors + widened) / machine.fma_ports, (tall + vectors) / machine.load_ports
+            cycles = overlapping(machine, arithmetic, loads, np.full_like(tall, machine.fma_latency_cycles))
             total += strips * (cycles * steps + once + 2 * tall * vectors)
         return total
 
