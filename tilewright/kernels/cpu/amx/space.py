@@ -15,6 +15,8 @@ from tilewright.kernels.columns import product_of, reject
 from tilewright.kernels.cpu.contraction.space import CONSTANT
 
 FLAGS = ("over_rows", "pixels_first")
+PARTS_EACH = (1, 2, 4, 8, 16, 32)
+"""Parts of the pixels that one thread computes, one after the other."""
 CHUNK = 32
 """Maximum number of bfloat16 elements of the reduction in a tile's row."""
 
@@ -59,8 +61,9 @@ class CpuAmxFacts:
 @dataclass(frozen=True)
 class CpuAmxSchedule:
     """A block computes `pixel_tiles` tiles of `pixels` pixels by `channel_tiles` tiles of 16 channels. `over_rows`: tiles continue past the ends of
-    rows. `pixels_first`: the loop over pixel blocks is outside the loop over channel panels. The pixels are divided into `pixel_parts` for threads,
-    the channels into `channel_parts`. A vector is `lanes` float32."""
+    rows. `pixels_first`: the loop over pixel blocks is outside the loop over channel panels. The pixels are divided into `pixel_parts`,
+    the channels into `channel_parts`; each thread has equally many parts. With several, a part's pixels stay in level 2 while all channels pass. A
+    vector is `lanes` float32."""
 
     pixels: int
     pixel_tiles: int
@@ -95,9 +98,12 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
             "over_rows": (0, 1) if facts.row_pixels and facts.rows > 1 else (0,),
             "pixels_first": (0, 1),
             "pixel_parts": splits,
+            "parts_each": PARTS_EACH,
         }
     )
     candidates["channel_parts"] = threads // candidates["pixel_parts"]
+    parts_each = candidates.pop("parts_each")
+    candidates["pixel_parts"] = candidates["pixel_parts"] * parts_each
     run = facts.run(candidates["over_rows"])
     tiles = facts.outer * facts.tiles(candidates["over_rows"], candidates["pixels"])
     panels = -(-facts.n // TILE_CHANNELS)
@@ -110,6 +116,8 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
             ("tiles that are neither full nor equal", (candidates["pixels"] != np.minimum(run, TILE_PIXELS)) & (candidates["pixels"] != even)),
             (f"more than {TILES} tiles", m * n + m + n > TILES),
             ("more tiles in a block than there are", (m > facts.tiles(candidates["over_rows"], candidates["pixels"])) | (n > panels)),
+            ("several parts of the pixels for one pass of the channels", (parts_each > 1) & ((candidates["pixels_first"] == 1) | (panels <= n))),
+            ("more parts than blocks", (parts_each > 1) & (candidates["pixel_parts"] * m > tiles)),
             ("the same in the other order", (candidates["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
         ],
     )
