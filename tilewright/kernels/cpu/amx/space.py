@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.codegen.intrinsics.amx import TILE_CHANNELS, TILE_PIXELS, TILES
+from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import product_of, reject
 from tilewright.kernels.cpu.contraction.space import CONSTANT
 
@@ -86,7 +87,7 @@ class CpuAmxSchedule:
         return f"amx {blocks}, {first} outermost, threads {self.pixel_parts}x{self.channel_parts}"
 
 
-def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def cpu_amx_space(facts: CpuAmxFacts, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with a column for each field of the schedule except `lanes`, and the number rejected for each reason. Some threads may have no
     work."""
     splits = [part for part in range(1, threads + 1) if threads % part == 0]
@@ -102,7 +103,9 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
         }
     )
     candidates["channel_parts"] = threads // candidates["pixel_parts"]
-    parts_each = candidates.pop("parts_each")
+    parts_each, level2 = candidates.pop("parts_each"), machine.cache(2)
+    assert level2 is not None, f"{machine.name} lacks the facts about its caches"
+    share = facts.a_bytes / candidates["pixel_parts"]
     candidates["pixel_parts"] = candidates["pixel_parts"] * parts_each
     run = facts.run(candidates["over_rows"])
     tiles = facts.outer * facts.tiles(candidates["over_rows"], candidates["pixels"])
@@ -117,6 +120,7 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
             (f"more than {TILES} tiles", m * n + m + n > TILES),
             ("more tiles in a block than there are", (m > facts.tiles(candidates["over_rows"], candidates["pixels"])) | (n > panels)),
             ("several parts of the pixels for one pass of the channels", (parts_each > 1) & ((candidates["pixels_first"] == 1) | (panels <= n))),
+            ("several parts of pixels that stay in level 2", (parts_each > 1) & (share <= level2.bytes / 2)),
             ("more parts than blocks", (parts_each > 1) & (candidates["pixel_parts"] * m > tiles)),
             ("the same in the other order", (candidates["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
         ],
