@@ -3,6 +3,7 @@
     python -m bench.attention [SHAPE ...] [--target cuda] [--top 10] [--evenly 10] [--name attention_h200]
     python -m bench.attention 16x2048x64 16x4096x128 bert128 bert512x8 --precision fp16 --top 5 --evenly 5 --name attention_fp16_h200
     python -m bench.attention --target native --threads 2 --top 3 --evenly 0 --name attention_native
+    python -m bench.attention --target native --precision bf16 --top 1 --evenly 0 --name attention_bf16_native
 
 For each shape every contender computes in float32 (TF32 off), or in the type or precision asked for, and is checked against PyTorch in float64 before
 it is timed, in interleaved turns. On a GPU each is one CUDA graph (or Tilewright's own), and finds the level-2 cache full of other data.
@@ -209,7 +210,9 @@ def main() -> None:
     programs = [program for plans in planned.values() for program in (*plans.candidates.values(), plans.apart)]
     compile_kernels([source for program in programs for source in source_files(program, machine)], machine)
     rows: list[dict[str, Any]] = []
-    table = Table("shape", "candidate", "ms", "predicted", "apart", "torch", title=f"attention on {machine.name}, {options.precision}")
+    table = Table(
+        "shape", "candidate", "ms", "predicted", "apart", "torch", "torch / candidate", title=f"attention on {machine.name}, {options.precision}"
+    )
     for name, plans in planned.items():
         shape, choices = plans.shape, plans.choices
         inputs, tolerance = shape.inputs(device, TYPES[options.precision]), TOLERANCES[options.precision]
@@ -224,7 +227,10 @@ def main() -> None:
         peers = [by_name[peer] for peer in by_name if peer.startswith("torch") and by_name[peer].median_seconds]
         best = min(peers, key=lambda outcome: outcome.median_seconds or 0.0, default=by_name["torch"])
         for label, choice in choices.items():
-            table.add_row(name, label, cell(by_name[label]), f"{1e3 * choice.seconds:.3f}", cell(by_name["apart"]), f"{best.contender} {cell(best)}")
+            own, theirs = by_name[label].median_seconds, best.median_seconds
+            ratio = f"{theirs / own:.2f}" if own and theirs else ""
+            measured = (cell(by_name[label]), f"{1e3 * choice.seconds:.3f}", cell(by_name["apart"]), f"{best.contender} {cell(best)}", ratio)
+            table.add_row(name, label, *measured)
         write_results(options.name, vars(options), rows)
     Console(width=160).print(table)
 
