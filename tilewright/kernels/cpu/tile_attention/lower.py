@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log2
+from math import e, log2
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
@@ -57,7 +57,6 @@ from tilewright.kernels.cpu.common import loops
 from tilewright.kernels.cpu.tile_attention.form import TileAttentionForm
 from tilewright.kernels.cpu.tile_attention.space import TileAttentionSchedule
 
-E = 2.718281828459045
 PAIRED, WEIGHTS, POWERS = "paired_queries", "weights", "powers"
 PAIR = 2 * LANES
 """Elements of a vector of pairs."""
@@ -148,7 +147,7 @@ class _Tiles(QueryTiles):
     def __init__(self, form: TileAttentionForm, schedule: TileAttentionSchedule, values: str) -> None:
         super().__init__(form.attention, schedule.vectors, LANES, schedule.keys, form.facts.columns)
         self.chunk, self.values = form.facts.chunk, values
-        self.scale = Const(form.scale * log2(E), self.dtype)
+        self.scale = Const(form.scale * log2(e), self.dtype)
         blocks = form.facts.key_blocks
         extents = [axis.extent or 1 for axis in form.copies]
         self.first_value = _flat([*zip(form.places, extents, strict=True)]) * (blocks * self.columns * CHUNK)
