@@ -3,6 +3,7 @@
     python -m bench.attention [SHAPE ...] [--target cuda] [--top 10] [--evenly 10] [--name attention_h200]
     python -m bench.attention 16x2048x64 16x4096x128 bert128 bert512x8 --precision fp16 --top 5 --evenly 5 --name attention_fp16_h200
     python -m bench.attention --target native --threads 2 --top 3 --evenly 0 --name attention_native
+    python -m bench.attention --target native --precision bf16 --top 1 --evenly 0 --processor-time --name attention_bf16_native
 
 For each shape every contender computes in float32 (TF32 off), or in the type or precision asked for, and is checked against PyTorch in float64 before
 it is timed, in interleaved turns. On a GPU each is one CUDA graph (or Tilewright's own), and finds the level-2 cache full of other data.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -173,6 +175,14 @@ class Plans:
         return own + [Contender(name, partial(by_torch, backend=backend)) for name, backend in backends.items()]
 
 
+def processor_seconds_of_call(call: Callable[[], object]) -> float:
+    """Seconds for which a processor worked on one synchronous call, in all threads of the process: on one thread what it takes by itself, but for the
+    caches and memory that other processes use meanwhile."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
 def by_torch(module: nn.Module, inputs: tuple[Tensor, ...], backend: SDPBackend | None = None) -> Run:
     """PyTorch, by a backend or by the one that it prefers; on a GPU as a CUDA graph."""
 
@@ -195,6 +205,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2e-5, help="least time of one turn in one round")
+    parser.add_argument("--processor-time", action="store_true", help="on one thread of a CPU: do not count time in which other processes run")
     parser.add_argument("--precision", choices=TYPES, default="fp32")
     parser.add_argument("--name", default="attention_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
@@ -202,14 +213,17 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     machine = find_machine(options.target)
     device = torch.device("cuda" if machine.is_gpu else "cpu")
-    seconds_of = partial(cold_seconds, scratch=torch.empty(FLUSHED_BYTES // 4, device=device)) if machine.is_gpu else seconds_of_call
+    on_cpu = processor_seconds_of_call if options.processor_time else seconds_of_call
+    seconds_of = partial(cold_seconds, scratch=torch.empty(FLUSHED_BYTES // 4, device=device)) if machine.is_gpu else on_cpu
     counts = options.threads, options.top, options.evenly
     planned = {name: Plans.of(SHAPES[name], machine, device, *counts, options.precision) for name in options.shapes or SHAPES}
     # all kernels of all shapes on all cores: what is built later comes from the cache
     programs = [program for plans in planned.values() for program in (*plans.candidates.values(), plans.apart)]
     compile_kernels([source for program in programs for source in source_files(program, machine)], machine)
     rows: list[dict[str, Any]] = []
-    table = Table("shape", "candidate", "ms", "predicted", "apart", "torch", title=f"attention on {machine.name}, {options.precision}")
+    table = Table(
+        "shape", "candidate", "ms", "predicted", "apart", "torch", "torch / candidate", title=f"attention on {machine.name}, {options.precision}"
+    )
     for name, plans in planned.items():
         shape, choices = plans.shape, plans.choices
         inputs, tolerance = shape.inputs(device, TYPES[options.precision]), TOLERANCES[options.precision]
@@ -224,7 +238,10 @@ def main() -> None:
         peers = [by_name[peer] for peer in by_name if peer.startswith("torch") and by_name[peer].median_seconds]
         best = min(peers, key=lambda outcome: outcome.median_seconds or 0.0, default=by_name["torch"])
         for label, choice in choices.items():
-            table.add_row(name, label, cell(by_name[label]), f"{1e3 * choice.seconds:.3f}", cell(by_name["apart"]), f"{best.contender} {cell(best)}")
+            own, theirs = by_name[label].median_seconds, best.median_seconds
+            ratio = f"{theirs / own:.2f}" if own and theirs else ""
+            measured = (cell(by_name[label]), f"{1e3 * choice.seconds:.3f}", cell(by_name["apart"]), f"{best.contender} {cell(best)}", ratio)
+            table.add_row(name, label, *measured)
         write_results(options.name, vars(options), rows)
     Console(width=160).print(table)
 

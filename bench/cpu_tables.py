@@ -193,10 +193,19 @@ def speed_ups() -> Rows:
 
 def attention_native() -> Rows:
     """Attention on a CPU: the first candidate of the models, the best of those measured, the plan without attention, PyTorch."""
+    return _attention("attention_native")
+
+
+def attention_bf16_native() -> Rows:
+    """The same in bfloat16, with tile registers."""
+    return [[cell for place, cell in enumerate(row) if place != 2] for row in _attention("attention_bf16_native")]
+
+
+def _attention(file: str) -> Rows:
     rows = [["shape", "first choice, ms", "best of three", "regions apart", "PyTorch", "PyTorch / first choice"]]
-    for name in dict.fromkeys(entry["network"] for entry in results_of("attention_native")):
-        measured = {e["contender"]: e["median_seconds"] for e in results_of("attention_native") if e["network"] == name}
-        own = [e["median_seconds"] for e in results_of("attention_native") if e["network"] == name and "predicted_seconds" in e]
+    for name in dict.fromkeys(entry["network"] for entry in results_of(file)):
+        measured = {e["contender"]: e["median_seconds"] for e in results_of(file) if e["network"] == name}
+        own = [e["median_seconds"] for e in results_of(file) if e["network"] == name and "predicted_seconds" in e]
         theirs = min(measured["torch"], measured["torch math"])
         cells = (1e3 * seconds for seconds in (own[0], min(own), measured["apart"], theirs))
         rows.append([name, *(f"{cell:.3g}" for cell in cells), f"{theirs / own[0]:.2f}"])
@@ -436,6 +445,7 @@ CPU_TABLES = (
     networks,
     speed_ups,
     attention_native,
+    attention_bf16_native,
     recurrent,
     chains,
     chain_decisions,

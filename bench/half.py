@@ -24,6 +24,7 @@ from bench.common import Outcome, compare, write_results
 from bench.cpu_networks import OURS, ours, table_of
 from tilewright import zoo
 from tilewright.tuning.peers import PEERS
+from tilewright.zoo.bert import EncoderLayer
 
 NETWORKS = ("resnet18", "mobilenet_v2", "vit_b_16", "bert_base")
 TYPES = ("bfloat16", "float16")
@@ -49,10 +50,13 @@ OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     "attention_128": (Attention(), (1, 12, 128, 64)),
     "attention_512": (Attention(), (1, 12, 512, 64)),
     "depthwise": (nn.Conv2d(64, 64, 3, padding=1, groups=64), (1, 64, 56, 56)),
+    "encoder_512": (nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 512, 768)),
+    "encoder_1024": (nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 1024, 768)),
+    "encoder_2048": (nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 2048, 768)),
     "embedding": (nn.Embedding(30522, 768), (1, 128)),
     "max_pool": (nn.MaxPool2d(2), (1, 64, 56, 56)),
 })  # fmt: skip
-"""Single operators with the shape of their inputs."""
+"""Single operators, and two layers of BERT over long sequences, with the shape of their inputs."""
 
 
 def built(name: str, batch: int, seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -166,7 +166,7 @@ def check(case: Case, lowered: Lowered) -> None:
 def examine(case: Case, threads: int, seed: int) -> None:
     """Checks one schedule of the case's space."""
     _, problem = amx_form(case.problem, XEON)
-    candidates, _ = cpu_amx_space(problem, threads)
+    candidates, _ = cpu_amx_space(problem, XEON, threads)
     if length(candidates):
         position = int(np.random.default_rng(seed).integers(length(candidates)))
         check(case, lower(case.problem, schedule_of(16, **row(candidates, position)), XEON))
@@ -267,7 +267,7 @@ def test_tiles_that_do_not_fit_are_refused() -> None:
 
 def test_the_space_keeps_its_rules() -> None:
     facts = CpuAmxFacts(1, 14, 14, 256, 3, 768, 32, 16, 0, 0)
-    candidates, rejected = cpu_amx_space(facts, 2)
+    candidates, rejected = cpu_amx_space(facts, XEON, 2)
     m, n = candidates["pixel_tiles"], candidates["channel_tiles"]
     assert length(candidates) and np.all(m * n + m + n <= 8) and np.all(candidates["pixel_parts"] * candidates["channel_parts"] == 2)
     assert "more than 8 tiles" in rejected
@@ -275,10 +275,23 @@ def test_the_space_keeps_its_rules() -> None:
     assert set(candidates["pixels"][~over]) == {14} and set(candidates["pixels"][over]) == {16}
 
 
+def test_pixels_beyond_level_2_may_be_several_parts() -> None:
+    """Each of which a thread computes with all channels, before the next."""
+    facts = CpuAmxFacts(1, 1, 2048, 256, 1, 1024, 32, 0, 2 * 2048 * 1024, 2 * 1024 * 256)
+    candidates, _ = cpu_amx_space(facts, XEON, 1)
+    several = candidates["pixel_parts"] > 1
+    assert set(candidates["pixel_parts"]) == {1, 2, 4, 8, 16, 32} and not np.any(candidates["pixels_first"][several])
+    one, _ = cpu_amx_space(replace(facts, a_bytes=2**20), XEON, 1)
+    assert set(one["pixel_parts"]) == {1}
+    case = product(batch=(), m=70, n=40, r=64, constant=True, seed=0)
+    for parts in (2, 3):
+        check(case, lower(case.problem, CpuAmxSchedule(16, 2, 2, False, False, parts, 1, 16), XEON))
+
+
 def test_more_threads_than_blocks_are_no_obstacle() -> None:
     case = convolution(channels=32, outputs=24, size=(5, 5))
     _, problem = amx_form(case.problem, XEON)
-    candidates, _ = cpu_amx_space(problem, 56)
+    candidates, _ = cpu_amx_space(problem, XEON, 56)
     assert length(candidates)
     at = int(np.argmax(candidates["channel_parts"]))
     check(case, lower(case.problem, schedule_of(16, **row(candidates, at)), XEON))

@@ -192,3 +192,30 @@ def inverse(total: Expr, zeroed: bool) -> Expr:
     of values times 0, if such rows are `zeroed`."""
     quotient = 1.0 / total
     return select(compare("eq", total, 0.0), 1.0, quotient) if zeroed else quotient
+
+
+def scale_apart(form: AttentionForm) -> tuple[AttentionForm, float, bool]:
+    """The form with queries as they are loaded, without a constant that multiplies them; a scale; and whether its logits are bare: scores, which are
+    to be multiplied by the scale, a positive constant, or minus infinity where they are masked. Otherwise they have the scale, and it is 1."""
+    q, scale = _without_scale(form.q)
+    bare = scale > 0 and _is_bare(form.logit)
+    scaled = {} if bare else {SCORE: Load(SCORE, (index_const(0),), form.dtype) * scale}
+    logit, seen = (replace_loads(expr, scaled) for expr in (form.logit, form.seen))
+    facts = replace(form.facts, logit_flops=0.0 if bare and isinstance(seen, Load) else expression_flops(logit))
+    return replace(form, q=q, logit=logit, seen=seen, facts=facts), scale if bare else 1.0, bare
+
+
+def _without_scale(q: Expr) -> tuple[Expr, float]:
+    """A load times a constant as both; any other factor, and 1."""
+    if isinstance(q, Apply) and q.operation == "mul":
+        for load, scale in (q.args, q.args[::-1]):
+            if isinstance(load, Load) and isinstance(scale, Const):
+                return load, float(scale.value)
+    return q, 1.0
+
+
+def _is_bare(logit: Expr) -> bool:
+    """Whether the logit is the score, or minus infinity where it is masked."""
+    if isinstance(logit, Apply) and logit.operation == "select":
+        return any(_is_bare(one) and other == lowest(other.dtype) for one, other in (logit.args[1:], logit.args[:0:-1]))
+    return isinstance(logit, Load) and logit.buffer == SCORE

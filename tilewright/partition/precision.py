@@ -29,6 +29,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, permuted, row_major
 from tilewright.ir.region import Region
 from tilewright.kernels.cpu.few_queries.space import MOST_QUERIES
+from tilewright.kernels.cpu.tile_attention.form import fills_tiles, has_tiles
 
 ElementTypes: TypeAlias = Callable[[Region, Value], str]
 """Maps a region and a value to the type in which the region wants it stored. The region stores the value, or reads it as a factor: the first of a sum
@@ -88,8 +89,15 @@ def _multiplied_in_float32(region: Region, value: Value) -> str:
     return value.dtype if value.name in region.outputs else computed_in(value.dtype)
 
 
-def _multiplied_in_bfloat16(region: Region, value: Value) -> str:
-    return value.dtype if value.dtype == FACTOR and region.kind != "attention" else _multiplied_in_float32(region, value)
+def _multiplied_in_bfloat16(tiles: bool) -> ElementTypes:
+    """With tile registers (`tiles`) those of attention too, where they suit it; vectors multiply its factors in float32."""
+
+    def stored(region: Region, value: Value) -> str:
+        found = attention(region.steps) if region.kind == "attention" else None
+        narrow = region.kind != "attention" or tiles and found is not None and fills_tiles(found)
+        return value.dtype if value.dtype == FACTOR and narrow else _multiplied_in_float32(region, value)
+
+    return stored
 
 
 AS_COMPUTED = Precision(_as_computed)
@@ -111,7 +119,7 @@ def precision_of(name: str, graph: Graph, machine: Machine) -> Precision:
     if machine.is_gpu or not types & NARROW_FLOATS:
         return AS_COMPUTED
     if FACTOR in types and set(BFLOAT16_ISA) <= set(machine.isa):
-        return Precision(_multiplied_in_bfloat16, whole_rows=False)
+        return Precision(_multiplied_in_bfloat16(has_tiles(machine)), whole_rows=False)
     return Precision(_multiplied_in_float32)
 
 

@@ -9,9 +9,12 @@ from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
 from tilewright.kernels.cpu.few_queries.schema import FEW_QUERIES
 from tilewright.kernels.cpu.loops.schema import LOOPS
 from tilewright.kernels.cpu.recurrence.schema import RECURRENCE
+from tilewright.kernels.cpu.tile_attention.schema import TILE_ATTENTION
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, NARROW_WEIGHTS, PAIRS, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, RECURRENCE, *LOOPS)
+SCHEMAS: tuple[AnySchema, ...] = (
+    AMX, CONTRACTION, NARROW_WEIGHTS, PAIRS, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, TILE_ATTENTION, RECURRENCE, *LOOPS,
+)  # fmt: skip
 LIBRARY = library(("convolution", "fft_convolution", "matmul", "linear"), LOOPS)

@@ -40,20 +40,21 @@ def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machin
     blocks = ceil_divided(facts.outer * ceil_divided(facts.tiles(over_rows, pixels), m), pixel_parts)
     panels = ceil_divided(ceil_divided(facts.n, n * TILE_CHANNELS), channel_parts)
     chunks = facts.steps * (facts.depth // facts.chunk)
+    each = pixel_parts * channel_parts / threads  # parts that a thread computes
 
     l2 = machine.cache(2)
     assert l2 is not None, f"{machine.name} lacks the facts about its caches"
     level_2 = fitted.level_2_share * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes per cycle
     step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), step_bytes(facts, candidates, machine) / level_2)
-    products = blocks * panels * chunks * step
+    products = each * blocks * panels * chunks * step
 
     run = facts.run(over_rows)
     vectors = m * n * pixels * TILE_CHANNELS / machine.vector_lanes()
-    each = SINGLE_STORE_CYCLES * machine.vector_lanes() if facts.single_stores else fitted.epilogue_cycles
+    vector = SINGLE_STORE_CYCLES * machine.vector_lanes() if facts.single_stores else fitted.epilogue_cycles
     stored = facts.rows * facts.columns / (run * np.where(over_rows, 1, facts.rows))
-    epilogue = vectors * each * stored + m * pixels * PIXEL_CYCLES * np.where(over_rows, 3, 1) + m * n * STORE_CYCLES + fitted.block_cycles
+    epilogue = vectors * vector * stored + m * pixels * PIXEL_CYCLES * np.where(over_rows, 3, 1) + m * n * STORE_CYCLES + fitted.block_cycles
 
-    # every part reads its share of both factors from beyond level 2, and A again for every panel if level 2 cannot hold it
+    # every part reads its share of both factors from beyond level 2, and A again for every panel if level 2 cannot hold its share
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
     supply = fitted.streamed_share * beyond
     a_share, b_share = facts.a_bytes / pixel_parts, facts.b_bytes / channel_parts
@@ -61,13 +62,13 @@ def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machin
     b_passes = np.where((candidates["pixels_first"] == 1) & (b_share > 0.5 * l2.bytes), blocks, 1)
     results = (counts.result_bytes + facts.epilogue_bytes) / threads
     scattered = np.where((candidates["pixels_first"] == 0) & (panels * channel_parts > 1), fitted.strided, 1.0)
-    streamed = a_share * a_passes + b_share * b_passes + results * scattered
+    streamed = each * (a_share * a_passes + b_share * b_passes) + results * scattered
     copy = copy_seconds(facts.b_bytes / size_of(FACTOR), facts.b, machine, threads) if facts.b != CONSTANT else 0.0
     return Estimate(
         {
             "products": products / machine.clock_hz,
             "beyond level 2": streamed / supply,
-            "epilogue": blocks * panels * epilogue / machine.clock_hz,
+            "epilogue": each * blocks * panels * epilogue / machine.clock_hz,
             "memory": np.full(len(pixels), facts.b_bytes / machine.memory_bandwidth),
             **({"copy of B": np.full(len(pixels), copy)} if copy else {}),
             "dispatch": np.full(len(pixels), machine.dispatch_seconds),

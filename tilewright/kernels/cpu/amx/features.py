@@ -16,10 +16,11 @@ NUMBER = 3
 
 
 def amx_features(facts: CpuAmxFacts, candidates: Columns, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
-    """The features by name; sizes are binary logarithms. None for products of a single row, which are bound by memory, and for empty sums: no model
-    is trained on these."""
+    """The features by name; sizes are binary logarithms. None for products of a single row, which are bound by memory, for empty sums, and where
+    threads may compute several parts: no model is trained on these."""
     points, depth = facts.outer * facts.rows * facts.columns, facts.steps * facts.depth
-    if points <= 1 or depth == 0 or facts.n == 0:
+    several = candidates["pixel_parts"] * candidates["channel_parts"] > threads
+    if points <= 1 or depth == 0 or facts.n == 0 or several.any():
         return None
     pixels, m, n, over_rows = (candidates[name] for name in ("pixels", "pixel_tiles", "channel_tiles", "over_rows"))
     tiles, panels = facts.outer * facts.tiles(over_rows, pixels), ceil_divided(facts.n, n * TILE_CHANNELS)

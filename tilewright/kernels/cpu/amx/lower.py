@@ -53,7 +53,7 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Unsuitable
-from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxFacts, CpuAmxSchedule
+from tilewright.kernels.cpu.amx.space import CpuAmxFacts, CpuAmxSchedule, chunk_of
 from tilewright.kernels.cpu.common import accumulated, wide_epilogue
 from tilewright.kernels.cpu.contraction.pairs import adjacent, packed_pairs
 from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, how_b_lies
@@ -82,8 +82,8 @@ class AmxForm:
 
     @property
     def chunk(self) -> int:
-        """The largest even divisor of `depth` up to CHUNK: all tiles then have one shape. 0 if there is none."""
-        return next((size for size in range(CHUNK, 0, -2) if self.depth % size == 0), 0)
+        """Elements of the reduction in a tile; 0 if there is no suitable number (`chunk_of`)."""
+        return chunk_of(self.depth)
 
 
 def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:

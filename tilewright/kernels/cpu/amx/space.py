@@ -11,12 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.codegen.intrinsics.amx import TILE_CHANNELS, TILE_PIXELS, TILES
+from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import product_of, reject
 from tilewright.kernels.cpu.contraction.space import CONSTANT
 
 FLAGS = ("over_rows", "pixels_first")
+PARTS_EACH = (1, 2, 4, 8, 16, 32)
+"""Parts of the pixels that one thread computes, one after the other."""
 CHUNK = 32
 """Maximum number of bfloat16 elements of the reduction in a tile's row."""
+
+
+def chunk_of(depth: int) -> int:
+    """The largest even divisor of `depth` up to CHUNK: all tiles then have one shape. 0 if there is none."""
+    return next((size for size in range(CHUNK, 0, -2) if depth % size == 0), 0)
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,9 @@ class CpuAmxFacts:
 @dataclass(frozen=True)
 class CpuAmxSchedule:
     """A block computes `pixel_tiles` tiles of `pixels` pixels by `channel_tiles` tiles of 16 channels. `over_rows`: tiles continue past the ends of
-    rows. `pixels_first`: the loop over pixel blocks is outside the loop over channel panels. The pixels are divided into `pixel_parts` for threads,
-    the channels into `channel_parts`. A vector is `lanes` float32."""
+    rows. `pixels_first`: the loop over pixel blocks is outside the loop over channel panels. The pixels are divided into `pixel_parts`,
+    the channels into `channel_parts`; each thread has equally many parts. With several, a part's pixels stay in level 2 while all channels pass. A
+    vector is `lanes` float32."""
 
     pixels: int
     pixel_tiles: int
@@ -78,7 +87,7 @@ class CpuAmxSchedule:
         return f"amx {blocks}, {first} outermost, threads {self.pixel_parts}x{self.channel_parts}"
 
 
-def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def cpu_amx_space(facts: CpuAmxFacts, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with a column for each field of the schedule except `lanes`, and the number rejected for each reason. Some threads may have no
     work."""
     splits = [part for part in range(1, threads + 1) if threads % part == 0]
@@ -90,9 +99,14 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
             "over_rows": (0, 1) if facts.row_pixels and facts.rows > 1 else (0,),
             "pixels_first": (0, 1),
             "pixel_parts": splits,
+            "parts_each": PARTS_EACH,
         }
     )
     candidates["channel_parts"] = threads // candidates["pixel_parts"]
+    parts_each, level2 = candidates.pop("parts_each"), machine.cache(2)
+    assert level2 is not None, f"{machine.name} lacks the facts about its caches"
+    share = facts.a_bytes / candidates["pixel_parts"]
+    candidates["pixel_parts"] = candidates["pixel_parts"] * parts_each
     run = facts.run(candidates["over_rows"])
     tiles = facts.outer * facts.tiles(candidates["over_rows"], candidates["pixels"])
     panels = -(-facts.n // TILE_CHANNELS)
@@ -105,6 +119,9 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
             ("tiles that are neither full nor equal", (candidates["pixels"] != np.minimum(run, TILE_PIXELS)) & (candidates["pixels"] != even)),
             (f"more than {TILES} tiles", m * n + m + n > TILES),
             ("more tiles in a block than there are", (m > facts.tiles(candidates["over_rows"], candidates["pixels"])) | (n > panels)),
+            ("several parts of the pixels for one pass of the channels", (parts_each > 1) & ((candidates["pixels_first"] == 1) | (panels <= n))),
+            ("several parts of pixels that stay in level 2", (parts_each > 1) & (share <= level2.bytes / 2)),
+            ("more parts than blocks", (parts_each > 1) & (candidates["pixel_parts"] * m > tiles)),
             ("the same in the other order", (candidates["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
         ],
     )

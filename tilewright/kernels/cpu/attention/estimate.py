@@ -16,6 +16,10 @@ SOFTMAX_INSTRUCTIONS = 30
 """Vector instructions per vector of scores besides the products: 3 for the maximum, which propagates NaN, 24 for the exponential, the difference, the
 sum and the store (counted in the code that gcc 12 makes for AVX-512)."""
 
+WIDENED_INSTRUCTIONS = 4
+"""To load a 16-bit element of a key or a value, widen and broadcast it: a load, a shift, a move to a vector and a broadcast, of which the last two
+have one port. A float32 element is broadcast by its load."""
+
 
 def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machine) -> Counts:
     """Level 2 supplies keys and values once for each tile of queries."""
@@ -33,15 +37,15 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: Count
     lanes = machine.vector_lanes()
     vectors, rows, keys = (np.asarray(candidates[name], dtype=np.float64) for name in ("vectors", "rows", "keys"))
     once = cpu_calibration(machine).contraction.tile_overhead_cycles
+    widened = WIDENED_INSTRUCTIONS if facts.stored_bytes < facts.element_bytes else 0
 
     def product(lines: np.ndarray | float, steps: np.ndarray | float) -> np.ndarray:
         """Cycles for `lines` rows of a product with `steps` reduced elements."""
         total = np.zeros(len(vectors))
         for strips, height in ((np.floor_divide(lines, rows), rows), (np.minimum(np.mod(lines, rows), 1.0), np.mod(lines, rows))):
             tall = np.maximum(height, 1.0)
-            cycles = overlapping(
-                machine, tall * vectors / machine.fma_ports, (tall + vectors) / machine.load_ports, np.full_like(tall, machine.fma_latency_cycles)
-            )
+            arithmetic, loads = tall * (vectors + widened) / machine.fma_ports, (tall + vectors) / machine.load_ports
+            cycles = overlapping(machine, arithmetic, loads, np.full_like(tall, machine.fma_latency_cycles))
             total += strips * (cycles * steps + once + 2 * tall * vectors)
         return total
 

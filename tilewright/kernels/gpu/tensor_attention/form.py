@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.codegen.common import expression_flops, widest
+from tilewright.codegen.common import widest
 from tilewright.codegen.intrinsics.async_copy import COPIED_BYTES
 from tilewright.codegen.intrinsics.mma import SHAPES, N
 from tilewright.hardware.machine import Machine
-from tilewright.ir.computation import lowest
 from tilewright.ir.dtypes import FLOAT32, size_of
-from tilewright.ir.expr import Apply, Const, Expr, Load, index_const, replace_loads
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.attention_form import SCORE, AttentionFacts, AttentionForm, loaded_width
+from tilewright.kernels.attention_form import AttentionFacts, AttentionForm, loaded_width, scale_apart
 from tilewright.kernels.gpu.attention.schema import ATTENTION
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
 from tilewright.kernels.gpu.tensor_cores.factors import Factors, check_multiplies, copies_asynchronously
@@ -74,11 +72,7 @@ def tensor_attention_form(problem: Problem, machine: Machine) -> Form[TensorAtte
     if kind is None or attention.dtype != FLOAT32:
         raise Unsuitable("keys, values and results are not stored in one type, float32 or of 16 bits")
     check_multiplies(machine, kind)
-    q, scale = _without_scale(attention.q)
-    bare = scale > 0 and _is_bare(attention.logit)
-    scaled = {} if bare else {SCORE: Load(SCORE, (index_const(0),), FLOAT32) * scale}
-    logit, seen = (replace_loads(expr, scaled) for expr in (attention.logit, attention.seen))
-    attention = replace(attention, q=q, logit=logit, seen=seen)
+    attention, scale, bare = scale_apart(attention)
     most, layouts = WIDEST_BYTES // size_of(SHAPES[kind].stored), attention.layouts
     sizes = replace(
         attention.facts,
@@ -87,22 +81,5 @@ def tensor_attention_form(problem: Problem, machine: Machine) -> Form[TensorAtte
         v_vector=loaded_width(attention.v, attention.d, layouts, most),
         store_vector=widest(attention.element, attention.d[-1], layouts, attention.offset, 2),
     )
-    sizes = replace(sizes, logit_flops=0.0 if bare and isinstance(seen, Load) else expression_flops(logit))
     facts = TensorAttentionFacts(sizes, kind, copies_asynchronously(machine))
-    return Form(facts, TensorAttentionForm(replace(attention, facts=sizes), facts, scale if bare else 1.0, bare))
-
-
-def _without_scale(q: Expr) -> tuple[Expr, float]:
-    """A load times a constant as both; any other factor, and 1."""
-    if isinstance(q, Apply) and q.operation == "mul":
-        for load, scale in (q.args, q.args[::-1]):
-            if isinstance(load, Load) and isinstance(scale, Const):
-                return load, float(scale.value)
-    return q, 1.0
-
-
-def _is_bare(logit: Expr) -> bool:
-    """Whether the logit is the score, or minus infinity where it is masked."""
-    if isinstance(logit, Apply) and logit.operation == "select":
-        return any(_is_bare(one) and other == lowest(other.dtype) for one, other in (logit.args[1:], logit.args[:0:-1]))
-    return isinstance(logit, Load) and logit.buffer == SCORE
+    return Form(facts, TensorAttentionForm(replace(attention, facts=sizes), facts, scale, bare))

@@ -1,0 +1,1 @@
+"""Attention on tile registers of x86 (AMX)."""
