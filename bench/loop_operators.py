@@ -3,8 +3,8 @@
     python -m bench.loop_operators --seed 1 --name loop_operators_1
     python -m bench.loop_operators softmax cumsum --seed 2 --rounds 9
 
-Shapes are drawn at random from the seed. Each operator is checked against PyTorch in float64, timed in turns with eager PyTorch, and its time compared
-with the predicted one.
+Shapes are drawn at random from the seed. Each operator is checked against PyTorch in float64, timed in turns with eager PyTorch, and its time
+compared with the predicted one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -34,14 +35,14 @@ DIMENSIONS = (0, 1, -2, -1)
 
 Function = Callable[[Tensor], Tensor]
 
-OVER_ONE: Mapping[str, Callable[[Tensor, int], Tensor]] = MappingProxyType({
+OVER_ONE: Mapping[str, Callable[..., Tensor]] = MappingProxyType({
     "softmax": torch.softmax,
     "log_softmax": torch.log_softmax,
     "sum": torch.sum,
     "mean": torch.mean,
     "amax": torch.amax,
     "argmax": torch.argmax,
-    "norm": lambda x, dim: torch.linalg.vector_norm(x, dim=dim),
+    "norm": torch.linalg.vector_norm,
     "var": torch.var,
     "cumsum": torch.cumsum,
 })  # fmt: skip
@@ -65,7 +66,7 @@ def _of_shape(name: str, shape: Sequence[int], draw: random.Random) -> tuple[str
         dim = draw.randrange(4)
         shift = draw.randrange(1, max(shape[dim], 2))
         return f"{name} {dim}", (lambda x: x.flip(dim)) if name == "flip" else (lambda x: x.roll(shift, dim))
-    return name, {
+    functions: dict[str, Function] = {
         "layer norm": lambda x: F.layer_norm(x, shape[-1:]),
         "layer norm of channels": _channels_normalised,
         "instance norm": F.instance_norm,
@@ -76,7 +77,8 @@ def _of_shape(name: str, shape: Sequence[int], draw: random.Random) -> tuple[str
         "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
         "average of planes": lambda x: x.mean((2, 3)),
         "transpose": lambda x: x.transpose(1, 3).contiguous(),
-    }[name]  # fmt: skip
+    }
+    return name, functions[name]
 
 
 OTHERS = (
@@ -110,9 +112,7 @@ def drawn(names: Sequence[str], seed: int) -> Iterator[tuple[str, nn.Module, tup
         draw = random.Random(f"{seed} {name}")
         for dim in DIMENSIONS if name in OVER_ONE else (None,):
             shape = shape_of(draw)
-            told, function = (name, lambda x: x) if dim is None else (f"{name} {dim}", lambda x, dim=dim: OVER_ONE[name](x, dim))
-            if dim is None:
-                told, function = _of_shape(name, shape, draw)
+            told, function = _of_shape(name, shape, draw) if dim is None else (f"{name} {dim}", partial(OVER_ONE[name], dim=dim))
             yield f"{told} of {' x '.join(map(str, shape))}", _Module(function), shape
 
 
@@ -142,9 +142,9 @@ def measured(told: str, module: nn.Module, shape: tuple[int, ...], options: argp
         return made
 
     torch.manual_seed(options.seed)
-    inputs = [(torch.randn(shape),) for _ in range(2)]
+    example, fresh = ((torch.randn(shape),) for _ in range(2))
     ours, eager = compare(
-        told, module, *inputs, [Contender("tilewright", prepare), PEERS["eager"]], TOLERANCE, options.rounds, options.seconds
+        told, module, example, fresh, [Contender("tilewright", prepare), PEERS["eager"]], TOLERANCE, options.rounds, options.seconds
     )  # fmt: skip
     if ours.median_seconds is None or eager.median_seconds is None or ours.relative_error is None:
         return f"{told}: {ours.status} {ours.reason}"

@@ -9,11 +9,11 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.loops.counts import loop_counts
-from tilewright.kernels.cpu.loops.estimate import loop_estimate
+from tilewright.kernels.cpu.loops.estimate import RowFacts, loop_estimate, row_estimate
 from tilewright.kernels.cpu.loops.map import lower_map
-from tilewright.kernels.cpu.loops.row_reduction import lower_row_reduction
+from tilewright.kernels.cpu.loops.row_reduction import Rows, lower_row_reduction, rows_in
 from tilewright.kernels.cpu.loops.scan import lower_scan
-from tilewright.kernels.cpu.loops.space import LoopSchedule, loop_space
+from tilewright.kernels.cpu.loops.space import LoopSchedule, RowSchedule, loop_space, row_space
 from tilewright.kernels.cpu.loops.window import lower_window
 from tilewright.kernels.schema import Form, Schema
 
@@ -37,9 +37,25 @@ def loops(kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schem
     )
 
 
+def match_rows(problem: Problem, machine: Machine) -> Form[RowFacts, Rows]:
+    """Accepts any problem of the kind."""
+    rows = rows_in(problem, machine.vector_lanes())
+    return Form(RowFacts(problem, rows), rows)
+
+
+ROWS = Schema[RowFacts, Rows, RowSchedule, Counts](
+    name="row reduction",
+    kinds=("row reduction",),
+    schedule=RowSchedule,
+    match=match_rows,
+    space=lambda facts, machine, options: row_space(facts.lane_extent, machine),
+    counts=lambda facts, candidates, machine: loop_counts(facts.problem, candidates, machine),
+    estimate=lambda facts, candidates, counts, machine, options: row_estimate(facts, candidates, counts, machine, options.threads),
+    lower=lambda problem, form, schedule, machine: lower_row_reduction(problem, form.parts, schedule),
+)
 LOOPS = (
     loops("map", lower_map),
     loops("window", lower_window),
-    loops("row reduction", lower_row_reduction),
+    ROWS,
     loops("scan", lower_scan),
 )
