@@ -24,7 +24,7 @@ from tilewright.kernels.cpu.rates import reread_bandwidth
 
 
 def loop_estimate(counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of a region without tiles (map, window, scan). Each input is read from memory and the output written once, or
+    """Seconds of a region without tiles (map, window). Each input is read from memory and the output written once, or
     from the threads' level 3 if it holds them, and the arithmetic runs at half the vector peak (no multiply-adds).
 
     Worked example: adding two arrays of two million float32 moves 24 MB; at 100 GB/s that is 240 us, and the additions are hidden behind it."""
@@ -54,7 +54,7 @@ WIDE = 2
 
 
 def row_estimate(facts: RowFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of reductions over rows. memory: as of other loops, with the rest of lines that are loaded for a part. arithmetic: operations on
+    """Seconds of reductions and scans over rows. memory: as of other loops, with the rest of lines that are loaded for a part. arithmetic: operations on
     vectors, as many in a cycle as multiply-adds, lanes without a row or an element included; rows along lanes also combine the lanes of their sums.
     level n: the lines that a cache loads from level n (`lines`), for every pass over the rows that it does not hold.
 
@@ -80,10 +80,10 @@ def _counted(facts: RowFacts, across: int, machine: Machine) -> tuple[float, lis
     kept = kept_function(rows, block)
     cycles, levels, seen = 0.0, [0.0] * len(machine.caches), set[str]()
     for step in rows.steps:
-        bodies, inside = rows.flat[step.name], step.reduction if step.kind == "reduce" else rows.columns
+        bodies, inside = rows.flat[step.name], rows.columns if step.kind == "map" else step.reduction
         offsets = {(load.buffer, load.index[0]) for load in loads(*bodies) if len(load.index) == 1}
         order = innermost_first(inside, largest_offset(bodies, inside))
-        operations = arithmetic(*bodies) + (_combining(step) if step.kind == "reduce" else 0)
+        operations = arithmetic(*bodies) + (0 if step.kind == "map" else _combining(step))
         if kept is not None and step.kind == "map":
             operations -= arithmetic(kept)
         ports = max((operations + len(offsets)) / machine.fma_ports, len(offsets) / machine.load_ports)
@@ -94,7 +94,9 @@ def _counted(facts: RowFacts, across: int, machine: Machine) -> tuple[float, lis
             cycles += count // extent * ceil(extent / block.rows) * of_block * points * ports
         else:
             inner = (order[0].extent or 1) if order else 1
-            adjacent = bool(order) and all(coefficient(offset, order[0]) in (0, 1) for _, offset in offsets) and len(bodies) == 1
+            adjacent = (
+                bool(order) and all(coefficient(offset, order[0]) in (0, 1) for _, offset in offsets) and len(bodies) == 1 and step.kind != "scan"
+            )
             width = vector_width(order[0], lanes) if adjacent else 1
             cycles += count * points // inner * ceil(inner / width) * ports
             if step.kind == "reduce":

@@ -170,11 +170,14 @@ def block_of(rows: Rows, vectors: int, lanes: int) -> Across:
 def kept_function(rows: Rows, block: Across | None) -> Expr | None:
     """The largest part of the last reduction's body that computes a function which the map computes again; None if there is none, or if a row (or the
     rows of a block) is too long to keep."""
-    reduce, last = rows.reduces[-1], rows.steps[-1]
+    last = rows.steps[-1]
+    if last.kind != "map":
+        return None
+    reduce = rows.reduces[-1]
     bodies, values = rows.flat[reduce.name], rows.flat[last.name]
     extents = [axis.extent or 1 for axis in rows.columns]
     most = MOST_KEPT if block is None else MOST_KEPT_ACROSS // block.rows
-    if last.kind != "map" or [axis.extent or 1 for axis in reduce.reduction] != extents or prod(extents) > most:
+    if [axis.extent or 1 for axis in reduce.reduction] != extents or prod(extents) > most:
         return None
     row: dict[Var, Expr] = dict(zip(rows.columns, reduce.reduction, strict=True))
     again, reached = set(walk(*(substitute(value, row) for value in values))), guards(bodies)

@@ -1,4 +1,4 @@
-"""The schemas with one candidate: loops with the machine's vector width."""
+"""The schemas of loops: with one candidate, loops with the machine's vector width; over rows, how these lie in vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.kernels.cpu.loops.counts import loop_counts
 from tilewright.kernels.cpu.loops.estimate import RowFacts, loop_estimate, row_estimate
 from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.row_reduction import Rows, lower_row_reduction, rows_in
-from tilewright.kernels.cpu.loops.scan import lower_scan
+from tilewright.kernels.cpu.loops.scan import lower_scan, scanned_rows
 from tilewright.kernels.cpu.loops.space import LoopSchedule, RowSchedule, loop_space, row_space
 from tilewright.kernels.cpu.loops.window import lower_window
 from tilewright.kernels.schema import Form, Schema
@@ -37,25 +37,30 @@ def loops(kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schem
     )
 
 
-def match_rows(problem: Problem, machine: Machine) -> Form[RowFacts, Rows]:
-    """Accepts any problem of the kind."""
-    rows = rows_in(problem, machine.vector_lanes())
-    return Form(RowFacts(problem, rows), rows)
+def over_rows(
+    kind: str, find: Callable[[Problem, Machine], Rows], lower: Callable[[Problem, Rows, RowSchedule], Lowered]
+) -> Schema[RowFacts, Rows, RowSchedule, Counts]:
+    """The schema for one kind of region over rows, which lie along or across the lanes of vectors."""
+
+    def match(problem: Problem, machine: Machine) -> Form[RowFacts, Rows]:
+        rows = find(problem, machine)
+        return Form(RowFacts(problem, rows), rows)
+
+    return Schema(
+        name=kind,
+        kinds=(kind,),
+        schedule=RowSchedule,
+        match=match,
+        space=lambda facts, machine, options: row_space(facts.lane_extent, machine),
+        counts=lambda facts, candidates, machine: loop_counts(facts.problem, candidates, machine),
+        estimate=lambda facts, candidates, counts, machine, options: row_estimate(facts, candidates, counts, machine, options.threads),
+        lower=lambda problem, form, schedule, machine: lower(problem, form.parts, schedule),
+    )
 
 
-ROWS = Schema[RowFacts, Rows, RowSchedule, Counts](
-    name="row reduction",
-    kinds=("row reduction",),
-    schedule=RowSchedule,
-    match=match_rows,
-    space=lambda facts, machine, options: row_space(facts.lane_extent, machine),
-    counts=lambda facts, candidates, machine: loop_counts(facts.problem, candidates, machine),
-    estimate=lambda facts, candidates, counts, machine, options: row_estimate(facts, candidates, counts, machine, options.threads),
-    lower=lambda problem, form, schedule, machine: lower_row_reduction(problem, form.parts, schedule),
-)
 LOOPS = (
     loops("map", lower_map),
     loops("window", lower_window),
-    ROWS,
-    loops("scan", lower_scan),
+    over_rows("row reduction", lambda problem, machine: rows_in(problem, machine.vector_lanes()), lower_row_reduction),
+    over_rows("scan", lambda problem, machine: scanned_rows(problem), lower_scan),
 )
