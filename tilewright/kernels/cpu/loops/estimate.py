@@ -8,6 +8,7 @@ from math import ceil, prod
 
 import numpy as np
 
+from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import COMBINERS, Step, arithmetic
 from tilewright.ir.dtypes import size_of
@@ -23,14 +24,16 @@ from tilewright.kernels.cpu.loops.row_reduction import Rows, block_of, kept_func
 from tilewright.kernels.cpu.rates import reread_bandwidth
 
 
-def loop_estimate(counts: Counts, machine: Machine, threads: int) -> Estimate:
+def loop_estimate(counts: Counts, machine: Machine, threads: int, scalars: int = 0) -> Estimate:
     """Seconds of a region without tiles (map, window). Each input is read from memory and the output written once, or
-    from the threads' level 3 if it holds them, and the arithmetic runs at half the vector peak (no multiply-adds).
+    from the threads' level 3 if it holds them, and the arithmetic runs at half the vector peak (no multiply-adds). Where loops load `scalars` one by
+    one, these are operations too, and none has more than one lane.
 
     Worked example: adding two arrays of two million float32 moves 24 MB; at 100 GB/s that is 240 us, and the additions are hidden behind it."""
     supply = np.array([reread_bandwidth(machine, size, threads) for size in counts.memory_bytes])
     peak = machine.peak_flops["fp32"] / machine.processors * min(threads, machine.processors)
-    terms = {"memory": counts.memory_bytes / supply, "arithmetic": counts.flops / (peak / 2)}
+    operations = (counts.flops + scalars) * machine.vector_lanes() if scalars else counts.flops
+    terms = {"memory": counts.memory_bytes / supply, "arithmetic": operations / (peak / 2)}
     return Estimate({**terms, "dispatch": np.full(len(counts), machine.dispatch_seconds)}, overlapped=("memory", "arithmetic"))
 
 
@@ -54,9 +57,11 @@ WIDE = 2
 
 
 def row_estimate(facts: RowFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of reductions and scans over rows. memory: as of other loops, with the rest of lines that are loaded for a part. arithmetic: operations on
-    vectors, as many in a cycle as multiply-adds, lanes without a row or an element included; rows along lanes also combine the lanes of their sums.
-    level n: the lines that a cache loads from level n (`lines`), for every pass over the rows that it does not hold.
+    """Seconds of reductions and scans over rows.
+
+    memory: as of other loops, with whole lines where only parts are used. arithmetic: operations on vectors, as many in a cycle as multiply-adds,
+    lanes without a row or an element included, or the latency of few chains of them; rows along lanes also combine the lanes of their sums. level n:
+    the lines that a cache loads from level n (`lines`), for every pass over the rows that it does not hold. They overlap as transfers of products do.
 
     Worked example, a softmax of 64 channels of 56 x 56 pixels in planes, with lines of 16 elements. Row by row, each channel is a load of one element
     from a line of its own. In blocks of 64 rows, four lines of each of 64 planes, 16 KB, stay in level 1 for all three passes."""
@@ -70,7 +75,8 @@ def row_estimate(facts: RowFacts, candidates: Columns, counts: Counts, machine: 
         terms[f"level {cache.level}"] = np.array([lines[number] for _, lines in found]) * line / cache.bandwidth / per_second
     beyond = np.array([lines[min(1, len(lines) - 1)] for _, lines in found]) * line
     terms["memory"] = base.terms["memory"] * np.maximum(1.0, beyond / np.maximum(counts.memory_bytes, 1.0))
-    return Estimate(terms, overlapped=tuple(name for name in terms if name != "dispatch"))
+    exponent = cpu_calibration(machine).contraction.transfers
+    return Estimate(terms, overlapped=tuple(name for name in terms if name != "dispatch"), exponent=exponent)
 
 
 def _counted(facts: RowFacts, across: int, machine: Machine) -> tuple[float, list[float]]:
@@ -91,7 +97,8 @@ def _counted(facts: RowFacts, across: int, machine: Machine) -> tuple[float, lis
         if block is not None:
             extent = block.lane.extent or 1
             of_block = block.vectors if block.width > 1 else ceil(block.rows / (lanes // WIDE))
-            cycles += count // extent * ceil(extent / block.rows) * of_block * points * ports
+            chain = 0.0 if step.kind == "map" else machine.fma_latency_cycles
+            cycles += count // extent * ceil(extent / block.rows) * points * max(of_block * ports, chain)
         else:
             inner = (order[0].extent or 1) if order else 1
             adjacent = (

@@ -19,9 +19,10 @@ from tilewright.ir.kernel import Allocate, Buffer, Let, Statement, Store, substi
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.scalar import OPERATIONS
-from tilewright.kernels.cpu.common import halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
+from tilewright.kernels.cpu.common import SHORTEST, halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
 from tilewright.kernels.cpu.loops.across import Across, adjacent_axis, held
 from tilewright.kernels.cpu.loops.space import RowSchedule
+from tilewright.kernels.cpu.loops.window import has_vectors
 
 KEPT, MOST_KEPT = "kept", 4096
 """The array for what the last reduction computes and the map after it needs again, and its largest size: a row stays in the nearest cache."""
@@ -62,13 +63,19 @@ def accumulator(name: str) -> str:
 
 
 def rows_in(problem: Problem, lanes: int) -> Rows:
-    """The rows of a problem, for vectors of `lanes`."""
+    """The rows of a problem, for vectors of `lanes`.
+
+    Raises:
+        Unsuitable: if a window is no row: its steps share none, or it reads beyond edges; or if it gains nothing as one, since vectors of results or
+            none at all can be loaded.
+    """
     region, layouts = problem.region, problem.layouts
     steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
         steps = region.steps
     row_of_last = rows_of(steps)
-    assert row_of_last is not None
+    if row_of_last is None:
+        raise Unsuitable("its steps do not share rows")
     reduces = [step for step in steps if step.kind == "reduce"]
     last, row_axes, columns = steps[-1], reduces[0].axes, tuple[Var, ...]()
     # one set of row variables for all steps
@@ -83,6 +90,8 @@ def rows_in(problem: Problem, lanes: int) -> Rows:
     where = substitute(layouts[region.outputs[0]].offset(last.index), renamed[last.name])
     longest = max(reduces, key=lambda step: prod(axis.extent or 0 for axis in step.reduction))
     order = storage_order(row_axes, largest_offset(flat[longest.name], row_axes))
+    if region.kind == "window":
+        _check_window(problem, reduces[0], flat[reduces[0].name], lanes)
     kept_apart = _merged(steps, flat, where, order, longest, row_axes[0] if row_axes else None)
     if kept_apart.lane is None or (kept_apart.lane.extent or 0) >= lanes:
         return replace(kept_apart, columns=columns)
@@ -98,6 +107,18 @@ def _merged(
     remaining = iter(bodies)
     merged = {step.name: [next(remaining) for _ in step.bodies] for step in steps}
     return Rows(steps, merged, at, axes, (), adjacent_axis(merged[longest.name], axes))
+
+
+def _check_window(problem: Problem, reduce: Step, bodies: Sequence[Expr], lanes: int) -> None:
+    if any(isinstance(node, Apply) and node.operation == "select" for node in walk(*bodies)):
+        raise Unsuitable("its windows read beyond edges")
+    if has_vectors(problem, lanes):
+        raise Unsuitable("vectors of neighbouring results read their windows")
+    order = storage_order(reduce.reduction, largest_offset(bodies, reduce.reduction))
+    reduced, merged = merge_axes(order, bodies)
+    along = reduced and (reduced[-1].extent or 0) >= SHORTEST and all(coefficient(load.index[0], reduced[-1]) == 1 for load in loads(*merged))
+    if not (along and len(bodies) == 1) and adjacent_axis(bodies, reduce.axes) is None:
+        raise Unsuitable("neither the elements of a window nor those of neighbouring windows are adjacent")
 
 
 def lower_row_reduction(problem: Problem, rows: Rows, schedule: RowSchedule) -> Lowered:
