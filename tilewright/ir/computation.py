@@ -122,8 +122,12 @@ class Step:
         points = prod(axis.extent or 1 for axis in (*self.axes, *self.reduction))
         if any(axis.extent == 0 for axis in (*self.axes, *self.reduction)):
             return 0
-        per_point = sum(OPERATIONS[node.operation].flops for node in walk(*self.bodies) if isinstance(node, Apply) and not _is_addressing(node))
-        return points * (per_point + (len(self.bodies) if self.combiner else 0))
+        return points * (arithmetic(*self.bodies) + (len(self.bodies) if self.combiner else 0))
+
+
+def arithmetic(*bodies: Expr) -> int:
+    """Arithmetic operations of an element: those that compute values, not addresses."""
+    return sum(OPERATIONS[node.operation].flops for node in walk(*bodies) if isinstance(node, Apply) and not _is_addressing(node))
 
 
 def _is_addressing(node: Apply) -> bool:

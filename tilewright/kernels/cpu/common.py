@@ -20,8 +20,10 @@ from tilewright.ir.expr import (
     Var,
     as_lanes,
     binary,
+    cast,
     coefficient,
     compare,
+    const,
     floordiv,
     from_linear,
     index_const,
@@ -43,6 +45,8 @@ SHORTEST = 4
 """Fewest elements along an axis that are worth vectors."""
 CHAINS = 4
 """Accumulators of a reduction, so that one addition or maximum need not wait for the one before."""
+IDEMPOTENT = frozenset({"max", "min", "any", "all"})
+"""Combiners that may combine an element more than once."""
 ACCUMULATOR = "accumulated"
 
 
@@ -202,14 +206,14 @@ def reduction(
 
 def vector_reduction(step: Step, body: Expr, width: int, prefix: str, first: Statement | None = None) -> tuple[list[Statement], Expr] | None:
     """As `reduction`, in vectors of `width` neighbours along the innermost reduced axis; None if that is not possible. Elements that fill no vector
-    are the last of one that overlaps the one before, and are combined one by one."""
+    are the last of a vector that overlaps the one before, the other elements of which are identities, unless combining them again changes nothing."""
     *outer, inner = (axis for axis in step.reduction if axis.extent != 1)
     combiner, dtype, extent = COMBINERS[step.combiner or ""], body.dtype, inner.extent or 0
     wide = vectorise(body, inner, width) if combiner.components == 1 and dtype in VECTOR_TYPES else None
     if wide is None:
         return None
     wide = as_lanes(substitute(wide, {axis: ZERO for axis in step.reduction if axis.extent == 1}), width)
-    acc, last, ending, total = f"{prefix}0", f"{prefix}_last", f"{prefix}_rest", Var(f"{prefix}_total", None, dtype)
+    acc, numbers, total = f"{prefix}0", f"{prefix}_lanes", Var(f"{prefix}_total", None, dtype)
     full, rest = divmod(extent, width)
     chains = CHAINS if full >= CHAINS else 1
     (identity,), chain = combiner.identity((dtype,)), Var("chain", chains)
@@ -234,21 +238,19 @@ def vector_reduction(step: Step, body: Expr, width: int, prefix: str, first: Sta
         parts.append(swept_by(full % chains, index_const(full // chains * chains * width), Var("chain", full % chains)))
     result: list[Statement] = [Allocate(Buffer(acc, dtype, chains * width, "register", width))]
     result.append(For(chain, index_const(chains), Store(acc, chain * width, as_lanes(identity, width)), "unroll"))
-    if rest:
-        lane = Var("lane", rest)
-        result += [Allocate(Buffer(ending, dtype, 1, "register")), Store(ending, ZERO, identity)]
-        one = Load(last, (lane + (width - rest),), dtype)
-        single = Store(ending, ZERO, combiner.combine((Load(ending, (ZERO,), dtype),), (one,))[0])
-        parts += [Allocate(Buffer(last, dtype, width, "register")), at(index_const(extent - width), lambda value: Store(last, ZERO, value))]
-        parts.append(For(lane, index_const(rest), single))
+    if rest and step.combiner in IDEMPOTENT:
+        parts.append(at(index_const(extent - width), lambda value: merged(ZERO, held(ZERO), value)))
+    elif rest:
+        number = Var("number", width)
+        numbered = For(number, index_const(width), Store(numbers, number, cast(number, dtype)), "unroll")
+        result += [Allocate(Buffer(numbers, dtype, width, "register")), numbered]
+        fresh = compare("ge", Load(numbers, (ZERO,), dtype, width), as_lanes(const(width - rest, dtype), width))
+        parts.append(at(index_const(extent - width), lambda value: merged(ZERO, held(ZERO), select(fresh, value, as_lanes(identity, width)))))
     result.append(loops(outer, block(parts), False))
     result += [merged(ZERO, held(ZERO), held(index_const(number))) for number in range(1, chains)]
     for _ in range(width.bit_length() - 1):  # each round combines the halves; in the end every lane holds the total
         result.append(merged(ZERO, *(Apply(f"zip_{half}", (held(ZERO), held(ZERO)), dtype, width) for half in ("low", "high"))))
-    value: Expr = Load(acc, (ZERO,), dtype)
-    if rest:
-        (value,) = combiner.combine((value,), (Load(ending, (ZERO,), dtype),))
-    return [*result, Let(total, value)], total
+    return [*result, Let(total, Load(acc, (ZERO,), dtype))], total
 
 
 def combined(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list[Statement]:

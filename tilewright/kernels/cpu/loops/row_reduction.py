@@ -6,43 +6,78 @@ If corresponding elements of neighbouring rows are adjacent in memory, rows fill
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.graph.rows import rows_of
-from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, binary, coefficient, index_const, loads, replace_loads, rewrite, substitute, walk
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, coefficient, loads, replace_loads, rewrite, substitute, walk
 from tilewright.ir.guards import guards
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Buffer, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.scalar import OPERATIONS
-from tilewright.kernels.cpu.common import combined, halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
-from tilewright.kernels.cpu.loops.space import LoopSchedule
+from tilewright.kernels.cpu.common import SHORTEST, halves, loops, reduction, swept, vector_reduction, vector_store, vector_width
+from tilewright.kernels.cpu.loops.across import Across, adjacent_axis, held
+from tilewright.kernels.cpu.loops.space import RowSchedule
+from tilewright.kernels.cpu.loops.window import has_vectors
 
 KEPT, MOST_KEPT = "kept", 4096
 """The array for what the last reduction computes and the map after it needs again, and its largest size: a row stays in the nearest cache."""
+MOST_KEPT_ACROSS = 1 << 15
+"""The largest size of that array for a block of neighbouring rows: it stays in level 2, and reading it there costs less than the function."""
 COSTLY = 8
 """Fewest operations of a function that is worth keeping."""
-LANE_BLOCK = 64
-"""Neighbouring rows that one thread reduces together."""
 
 
-def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
-    """Reductions over whole rows and the maps between them, in one kernel."""
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A region of reductions over rows, with flat offsets and one set of row variables, `axes`, for all steps.
+
+    flat: the bodies of each step by its name, in which `held` stands for results of reductions. where: the offset of the stored element. columns: the
+    axes of the last step, if it is a map, inside of a row. lane: the axis of adjacent rows that may lie across the lanes of vectors; None if there is
+    none."""
+
+    steps: tuple[Step, ...]
+    flat: Mapping[str, Sequence[Expr]]
+    where: Expr
+    axes: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    lane: Var | None
+
+    @property
+    def reduces(self) -> list[Step]:
+        return [step for step in self.steps if step.kind == "reduce"]
+
+    @property
+    def outer(self) -> list[Var]:
+        """The axes of rows that do not lie across lanes."""
+        return [axis for axis in self.axes if axis is not self.lane]
+
+
+def accumulator(name: str) -> str:
+    """The buffer that holds the result of a reduction of that name."""
+    return f"acc_{name.replace('.', '_')}"
+
+
+def rows_in(problem: Problem, lanes: int) -> Rows:
+    """The rows of a problem, for vectors of `lanes`.
+
+    Raises:
+        Unsuitable: if a window is no row: its steps share none, or it reads beyond edges; or if it gains nothing as one, since vectors of results or
+            none at all can be loaded.
+    """
     region, layouts = problem.region, problem.layouts
     steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
         steps = region.steps
     row_of_last = rows_of(steps)
-    assert row_of_last is not None
+    if row_of_last is None:
+        raise Unsuitable("its steps do not share rows")
     reduces = [step for step in steps if step.kind == "reduce"]
-    last = steps[-1]
-    offset = layouts[region.outputs[0]].offset(last.index)
-    row_axes = reduces[0].axes
-    flat = {step.name: [flatten(b, layouts) for b in step.bodies] for step in steps}
+    last, row_axes, columns = steps[-1], reduces[0].axes, tuple[Var, ...]()
     # one set of row variables for all steps
     renamed = {step.name: dict(zip(step.axes, row_axes, strict=True)) for step in reduces}
     if last.kind == "map":
@@ -50,20 +85,61 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         plain = tuple(axis for axis in last.axes if axis not in renamed[last.name])
         columns = tuple(Var("c" + axis.name, axis.extent) for axis in plain)
         renamed[last.name] |= dict(zip(plain, columns, strict=True))
-    flat = {name: [substitute(b, renamed[name]) for b in bodies] for name, bodies in flat.items()}
-    where = substitute(offset, renamed[last.name])
+    results: dict[str, Expr] = {name: held(accumulator(name), dtype) for step in reduces for name, dtype in zip(step.names, step.dtypes, strict=True)}
+    flat = {step.name: [replace_loads(substitute(flatten(b, layouts), renamed[step.name]), results) for b in step.bodies] for step in steps}
+    where = substitute(layouts[region.outputs[0]].offset(last.index), renamed[last.name])
     longest = max(reduces, key=lambda step: prod(axis.extent or 0 for axis in step.reduction))
-    lane = _contiguous_axis(flat[longest.name], row_axes)
-    if lane is not None:
-        statements = _rows_across(region, steps, reduces, flat, where, row_axes, lane, columns if last.kind == "map" else ())
-        work = sum(step.flops() for step in steps)
-        outer = [axis for axis in row_axes if axis is not lane and axis.extent != 1]
-        blocks = Var("lane_block", -(-(lane.extent or 1) // LANE_BLOCK))
-        return single(problem, schedule, loops([*outer, blocks], statements, True, work=work))
+    order = storage_order(row_axes, largest_offset(flat[longest.name], row_axes))
+    if region.kind == "window":
+        _check_window(problem, reduces[0], flat[reduces[0].name], lanes)
+    kept_apart = _merged(steps, flat, where, order, longest, row_axes[0] if row_axes else None)
+    if kept_apart.lane is None or (kept_apart.lane.extent or 0) >= lanes:
+        return replace(kept_apart, columns=columns)
+    return replace(_merged(steps, flat, where, order, longest, None), columns=columns)
 
+
+def _merged(
+    steps: tuple[Step, ...], flat: Mapping[str, Sequence[Expr]], where: Expr, order: Sequence[Var], longest: Step, images: Var | None
+) -> Rows:
+    """The rows with contiguous axes merged. Images remain apart, so that the code for rows does not depend on their number."""
+    exprs = [*(body for step in steps for body in flat[step.name]), where]
+    axes, (*bodies, at) = merge_axes(order, exprs, lambda outer, inner: outer != images)
+    remaining = iter(bodies)
+    merged = {step.name: [next(remaining) for _ in step.bodies] for step in steps}
+    return Rows(steps, merged, at, axes, (), adjacent_axis(merged[longest.name], axes))
+
+
+def _check_window(problem: Problem, reduce: Step, bodies: Sequence[Expr], lanes: int) -> None:
+    if any(isinstance(node, Apply) and node.operation == "select" for node in walk(*bodies)):
+        raise Unsuitable("its windows read beyond edges")
+    if has_vectors(problem, lanes):
+        raise Unsuitable("vectors of neighbouring results read their windows")
+    order = storage_order(reduce.reduction, largest_offset(bodies, reduce.reduction))
+    reduced, merged = merge_axes(order, bodies)
+    along = reduced and (reduced[-1].extent or 0) >= SHORTEST and all(coefficient(load.index[0], reduced[-1]) == 1 for load in loads(*merged))
+    if not (along and len(bodies) == 1) and adjacent_axis(bodies, reduce.axes) is None:
+        raise Unsuitable("neither the elements of a window nor those of neighbouring windows are adjacent")
+
+
+def lower_row_reduction(problem: Problem, rows: Rows, schedule: RowSchedule) -> Lowered:
+    """Reductions over whole rows and the maps between them, in one kernel.
+
+    Raises:
+        Unsuitable: for a schedule with rows across lanes, if none are adjacent.
+    """
+    if schedule.across and rows.lane is None:
+        raise Unsuitable("corresponding elements of neighbouring rows are not adjacent")
+    body = _across(problem, rows, schedule) if schedule.across else _along(problem, rows, schedule)
+    return single(problem, schedule, body)
+
+
+def _along(problem: Problem, rows: Rows, schedule: RowSchedule) -> Statement:
+    """Rows one after the other, each divided among lanes."""
+    region, flat, columns, where, reduces = problem.region, dict(rows.flat), rows.columns, rows.where, rows.reduces
+    last = rows.steps[-1]
     result: list[Statement] = []
     totals: dict[str, Expr] = {}
-    kept = _kept(reduces[-1], flat[reduces[-1].name], flat[last.name], columns) if last.kind == "map" else None
+    kept = kept_function(rows, None)
     if kept is not None:
         row: dict[Var, Expr] = dict(zip(columns, reduces[-1].reduction, strict=True))
         again, place = substitute(kept, dict(zip(reduces[-1].reduction, columns, strict=True))), _position(columns)
@@ -74,7 +150,7 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         if kept is not None and step is reduces[-1]:
             kept_here = [substitute(place, row), replace_loads(kept, totals)]
             bodies = [_instead(b, kept_here[1], Load(KEPT, (kept_here[0],), kept.dtype)) for b in bodies]
-        order = storage_order(step.reduction, _largest_offset(bodies, step.reduction))
+        order = storage_order(step.reduction, largest_offset(bodies, step.reduction))
         reduced, merged = merge_axes(order, [*bodies, *kept_here])
         merged_step, name = replace(step, reduction=reduced), step.name.replace(".", "_")
         width = vector_width(reduced[-1], schedule.lanes) if reduced else 1
@@ -88,9 +164,9 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         else:
             accumulate, results = wide[0], [wide[1]]
         result += accumulate
-        totals |= dict(zip(step.names, results, strict=True))
+        totals |= dict(zip(map(accumulator, step.names), results, strict=True))
     if last.kind == "reduce":
-        result.append(Store(region.outputs[0], where, totals[last.name]))
+        result.append(Store(region.outputs[0], where, totals[accumulator(last.name)]))
     else:
         body = replace_loads(flat[last.name][0], totals)
         inner, (value, at) = merge_axes(storage_order(columns, where), [body, where])
@@ -102,17 +178,29 @@ def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
         else:
             lets, (value, at) = bind_shared([value, at])
             result.append(loops(inner, block(lets, Store(region.outputs[0], at, value)), False, simd=True))
-    work = sum(step.flops() for step in steps)
-    rows = [axis for axis in row_axes if axis.extent != 1]
-    return single(problem, schedule, loops(rows, block(result), True, work=work))
+    return loops(rows.axes, block(result), True, work=sum(step.flops() for step in rows.steps))
 
 
-def _kept(reduce: Step, bodies: Sequence[Expr], values: Sequence[Expr], columns: Sequence[Var]) -> Expr | None:
-    """The largest part of the reduction's body that computes a function which the map computes again; None if there is none or a row is too long."""
-    extents = [axis.extent or 1 for axis in columns]
-    if [axis.extent or 1 for axis in reduce.reduction] != extents or prod(extents) > MOST_KEPT:
+def block_of(rows: Rows, vectors: int, lanes: int) -> Across:
+    """Blocks of at most `vectors` vectors of adjacent rows."""
+    assert rows.lane is not None
+    names = {accumulator(name): dtype for step in rows.reduces for name, dtype in zip(step.names, step.dtypes, strict=True)}
+    return Across.of([body for step in rows.steps for body in rows.flat[step.name]], [rows.where], rows.lane, lanes, vectors, names)
+
+
+def kept_function(rows: Rows, block: Across | None) -> Expr | None:
+    """The largest part of the last reduction's body that computes a function which the map computes again; None if there is none, or if a row (or the
+    rows of a block) is too long to keep."""
+    last = rows.steps[-1]
+    if last.kind != "map":
         return None
-    row: dict[Var, Expr] = dict(zip(columns, reduce.reduction, strict=True))
+    reduce = rows.reduces[-1]
+    bodies, values = rows.flat[reduce.name], rows.flat[last.name]
+    extents = [axis.extent or 1 for axis in rows.columns]
+    most = MOST_KEPT if block is None else MOST_KEPT_ACROSS // block.rows
+    if [axis.extent or 1 for axis in reduce.reduction] != extents or prod(extents) > most:
+        return None
+    row: dict[Var, Expr] = dict(zip(rows.columns, reduce.reduction, strict=True))
     again, reached = set(walk(*(substitute(value, row) for value in values))), guards(bodies)
     costly = [
         node
@@ -134,65 +222,54 @@ def _instead(expr: Expr, part: Expr, other: Expr) -> Expr:
     return rewrite(expr, lambda node: other if node == part else node)
 
 
-def _rows_across(
-    region: Region,
-    steps: Sequence[Step],
-    reduces: Sequence[Step],
-    flat: Mapping[str, Sequence[Expr]],
-    where: Expr,
-    row_axes: Sequence[Var],
-    lane: Var,
-    columns: Sequence[Var],
-) -> Block:
-    """One block of neighbouring rows: the loop over rows is innermost in every loop over a reduction or over columns."""
-    extent = lane.extent or 1
-    blocks = Var("lane_block", -(-extent // LANE_BLOCK))
-    within = Var("lane", LANE_BLOCK)
-    at_lane: dict[Var, Expr] = {lane: blocks * LANE_BLOCK + within, **{axis: ZERO for axis in row_axes if axis.extent == 1 and axis is not lane}}
-    lanes: Expr = index_const(LANE_BLOCK)
-    if extent % LANE_BLOCK:
-        rest = extent - blocks * LANE_BLOCK
-        lanes = index_const(extent) if extent < LANE_BLOCK else binary("min", rest, index_const(LANE_BLOCK))
+def _across(problem: Problem, rows: Rows, schedule: RowSchedule) -> Statement:
+    """Blocks of neighbouring rows. What the last reduction computes and the map needs again is kept for the rows of a block."""
+    flat, last, target = rows.flat, rows.steps[-1], problem.region.outputs[0]
+    across = block_of(rows, schedule.across, schedule.lanes)
+    kept = kept_function(rows, across)
     result: list[Statement] = []
-    totals: dict[str, Expr] = {}
+    if kept is not None:
+        row: dict[Var, Expr] = dict(zip(rows.columns, rows.reduces[-1].reduction, strict=True))
+        again, place = substitute(kept, dict(zip(rows.reduces[-1].reduction, rows.columns, strict=True))), _position(rows.columns)
+        result.append(across.array(KEPT, kept.dtype, prod(axis.extent or 1 for axis in rows.columns)))
+    for step in rows.reduces:
+        accumulators = [accumulator(name) for name in step.names]
+        result += across.start(step, accumulators, step.dtypes)
+        order = storage_order(step.reduction, largest_offset(flat[step.name], step.reduction))
+        keeps = kept if step is rows.reduces[-1] else None
 
-    def over_lanes(*parts: Statement) -> For:
-        return For(within, lanes, block(*parts), "simd")
+        def combine(vector: Expr, step: Step = step, keeps: Expr | None = keeps, accumulators: Sequence[str] = accumulators) -> list[Statement]:
+            bodies, lets = [across.value(body, vector) for body in flat[step.name]], list[Statement]()
+            if keeps is not None:
+                value = across.value(keeps, vector)
+                variable = Var("keep", None, value.dtype, value.lanes)
+                at = across.entry(KEPT, keeps.dtype, vector, substitute(place, row)).index[0]
+                lets = [Let(variable, value), Store(KEPT, at, variable)]
+                bodies = [_instead(body, value, variable) for body in bodies]
+            return [*lets, *across.combine(step, accumulators, bodies, vector)]
 
-    for step in reduces:
-        combiner = COMBINERS[step.combiner or ""]
-        names = [f"acc_{step.name.replace('.', '_')}_{i}" for i in range(combiner.components)]
-        held = tuple(Load(name, (within,), dtype) for name, dtype in zip(names, step.dtypes, strict=True))
-        result += [Allocate(Buffer(name, dtype, LANE_BLOCK, "register")) for name, dtype in zip(names, step.dtypes, strict=True)]
-        result.append(over_lanes(*[Store(n, within, v) for n, v in zip(names, combiner.identity(step.dtypes), strict=True)]))
-        bodies = tuple(substitute(replace_loads(b, totals), at_lane) for b in flat[step.name])
-        inner = over_lanes(*combined(names, combiner.combine(held, bodies), within))
-        result.append(loops([r for r in step.reduction if r.extent != 1], block(inner), False) if step.reduction else inner)
-        totals |= dict(zip(step.names, held, strict=True))
-    last = steps[-1]
+        inner = across.over(combine)
+        zero: dict[Var, Expr] = {axis: ZERO for axis in step.reduction if axis.extent == 1}
+        result.append(loops([axis for axis in order if axis.extent != 1], substitute_in(inner, zero), False))
     if last.kind == "reduce":
-        result.append(over_lanes(Store(region.outputs[0], substitute(where, at_lane), totals[last.name])))
+        total = held(accumulator(last.name), last.dtypes[0])
+        result.append(across.over(lambda vector: across.store(target, rows.where, across.value(total, vector), vector)))
     else:
-        lets, (value, at) = bind_shared([substitute(replace_loads(flat[last.name][0], totals), at_lane), substitute(where, at_lane)])
-        store = over_lanes(*lets, Store(region.outputs[0], at, value))
-        kept = [c for c in columns if c.extent != 1]
-        zero: dict[Var, Expr] = {c: ZERO for c in columns if c.extent == 1}
-        result.append(loops(kept, block(substitute_in(store, zero)), False))
-    return block(result)
+        (body,) = flat[last.name]
+
+        def store(vector: Expr) -> list[Statement]:
+            value = across.value(body, vector)
+            if kept is not None:
+                value = _instead(value, across.value(again, vector), across.entry(KEPT, kept.dtype, vector, place))
+            return across.store(target, rows.where, value, vector)
+
+        inner = across.over(store)
+        zero = {axis: ZERO for axis in rows.columns if axis.extent == 1}
+        result.append(loops([axis for axis in storage_order(rows.columns, rows.where) if axis.extent != 1], substitute_in(inner, zero), False))
+    return across.blocks(rows.outer, block(result), sum(step.flops() for step in rows.steps))
 
 
-def _contiguous_axis(bodies: Sequence[Expr], axes: Sequence[Var]) -> Var | None:
-    """The first row axis of extent at least 4 along which every load is contiguous or constant and at least one is contiguous; or None."""
-    for axis in axes:
-        if (axis.extent or 0) < 4:
-            continue
-        strides = [coefficient(load.index[0], axis) for load in loads(*bodies) if len(load.index) == 1]
-        if strides and any(stride == 1 for stride in strides) and all(stride in (0, 1) for stride in strides):
-            return axis
-    return None
-
-
-def _largest_offset(bodies: Sequence[Expr], axes: Sequence[Var]) -> Expr:
+def largest_offset(bodies: Sequence[Expr], axes: Sequence[Var]) -> Expr:
     """The load offset that depends on the most axes; it decides their order."""
     best: Expr = ZERO
     most = -1
