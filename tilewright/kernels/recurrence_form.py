@@ -47,7 +47,8 @@ class Product:
 @dataclass(frozen=True)
 class RecurrenceFacts:
     """Sizes: `steps` of the loop; `rows` (sequences of a batch) by `units`; for each product its number of gates and of products summed. `flops`:
-    operations of an element of all results, without the products; `stream_bytes`: what a step reads and writes besides weights."""
+    operations of an element of all results, without the products; `stream_bytes`: what a step reads and writes besides weights. `states`: results of
+    the step before that sums read, of which each has a recurrence of its own where loops were joined."""
 
     steps: int
     rows: int
@@ -56,6 +57,7 @@ class RecurrenceFacts:
     flops: float
     stream_bytes: int
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    states: int = 1
 
     @property
     def weight_bytes(self) -> int:
@@ -65,6 +67,11 @@ class RecurrenceFacts:
     def gates(self) -> int:
         """The number of all gates."""
         return sum(gates for gates, _ in self.products)
+
+    @property
+    def dependent_flops(self) -> float:
+        """Operations of an element of all results, of which each waits for the one before: joint loops do not wait for one another."""
+        return self.flops / self.states
 
     @property
     def total_flops(self) -> float:
@@ -142,7 +149,8 @@ def recurrence_form(problem: Problem) -> RecurrenceForm:
     sizes = tuple((product.gates, product.size_r) for product in products)
     rows, units = row.extent or 0, unit.extent or 0
     stream_bytes = size_of(DEFAULT_FLOAT) * rows * (units * streams + sum(r for _, r in sizes))
-    facts = RecurrenceFacts(step.extent or 0, rows, units, sizes, expression_flops(*values), stream_bytes)
+    read = {load.buffer for product in products for load in loads(product.a)} & {one.name for one in maps}
+    facts = RecurrenceFacts(step.extent or 0, rows, units, sizes, expression_flops(*values), stream_bytes, states=max(len(read), 1))
     return RecurrenceForm(step, row, unit, tuple(products), tuple(one.name for one in maps), values, offsets, maps[0].dtypes[0], facts)
 
 

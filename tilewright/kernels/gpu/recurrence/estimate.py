@@ -71,7 +71,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     exchanged = tiles * (issued + distances * level1.latency_cycles)
     turns = ceil_divided(facts.rows * candidates["units"] * groups, candidates["threads"])
     met = 2 * level1.latency_cycles + turns * facts.gates * warps / groups
-    gates = turns * (facts.flops * machine.fma_latency_cycles + level1.latency_cycles)
+    gates = turns * (facts.dependent_flops * machine.fma_latency_cycles + level1.latency_cycles)
     through_level2 = tiles * level2.latency_cycles / clock + counts.blocks * groups * _state_bytes(facts) / l2_bandwidth(machine)
     read = facts.rows * WORD * sum(slices(r, candidates) for _, r in facts.products) * candidates["threads"] / machine.shared_bytes_per_cycle
     through_shared = (np.where(cluster > 1, CLUSTER_LATENCY, 0.0) + tiles * level1.latency_cycles + read) / clock

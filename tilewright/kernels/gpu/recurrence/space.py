@@ -82,7 +82,7 @@ def shared_bytes_of(facts: RecurrenceFacts, candidates: Columns, warp_size: int)
     tiles = ceil_divided(facts.rows, candidates["rows"])
     parts = tiles * padded(sums_of(facts, candidates)) * (candidates["threads"] // warp_size)
     weights = np.where(candidates["shared"] > 0, thread_weights(facts, candidates) * candidates["threads"], 0)
-    states = np.where(candidates["cluster"] > 0, 2 * facts.rows * facts.units, 0)
+    states = np.where(candidates["cluster"] > 0, 2 * facts.states * facts.rows * facts.units, 0)
     size: np.ndarray = WORD * (parts + weights + states)
     return size
 

@@ -64,8 +64,8 @@ def shared_form(problem: Problem) -> RecurrenceForm:
     form = recurrence_form(problem)
     if any(computed_in(problem.values[name].dtype) != FLOAT32 for name in form.outputs):
         raise Unsuitable("its states are not computed in float32")
-    if len({load.buffer for product in form.products for load in loads(product.a)} & set(form.outputs)) != 1:
-        raise Unsuitable("its sums do not read one state")
+    if any(len({load.buffer for load in loads(product.a)} & set(form.outputs)) != 1 for product in form.products):
+        raise Unsuitable("a sum does not read one state")
     readers = [(product.a, _unit_of(product)) for product in form.products] + [(value, form.unit) for value in form.values]
     for expr, unit in readers:
         for load in loads(expr):
@@ -91,10 +91,9 @@ def stored_at(form: RecurrenceForm, output: str, step: Expr, row: Expr, unit: Ex
     return substitute(form.offsets[form.outputs.index(output)], {form.step: step, form.row: row, form.unit: unit})
 
 
-def exchanged_state(form: RecurrenceForm) -> str:
-    """The state that the sums read."""
-    (name,) = {load.buffer for product in form.products for load in loads(product.a)} & set(form.outputs)
-    return name
+def exchanged_states(form: RecurrenceForm) -> tuple[str, ...]:
+    """The state that each product reads."""
+    return tuple(next(load.buffer for load in loads(product.a) if load.buffer in form.outputs) for product in form.products)
 
 
 def in_rows(problem: Problem, product: Product, number: int) -> Storage:
@@ -182,9 +181,9 @@ class Steps(ABC):
         return self.launch.block[0]
 
     @property
-    def exchanged(self) -> str:
-        """The state that the sums read."""
-        return exchanged_state(self.form)
+    def exchanged(self) -> tuple[str, ...]:
+        """The state that each product reads."""
+        return exchanged_states(self.form)
 
     @property
     def ragged(self) -> bool:

@@ -54,17 +54,17 @@ def rounds_of(facts: TensorRecurrenceFacts, candidates: Columns) -> np.ndarray:
 
 
 def matrices_of(facts: TensorRecurrenceFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Matrices of 16 sequences that are computed at a time, and of 8 gates and units of a block."""
-    return candidates["together"] // M, candidates["units"] * facts.gates // N
+    """Matrices of 16 sequences that are computed at a time, and of 8 gates of a product and units of a block."""
+    return candidates["together"] // M, candidates["units"] * facts.product_gates // N
 
 
 def registers_of(facts: TensorRecurrenceFacts, candidates: Columns) -> np.ndarray:
-    """Estimated registers per thread: weights; of the sequences computed at a time sums, and all states, as they are loaded before the first
-    product."""
+    """Estimated registers per thread: weights; of the sequences computed at a time sums of a product, and all states, as they are loaded before the
+    first product."""
     rows, columns = matrices_of(facts, candidates)
     rounds = rounds_of(facts, candidates)
     # 16 bytes of each row of a pair of fragments: four registers
-    registers: np.ndarray = OTHER_REGISTERS + rounds * (4 * columns + 8 * rows) + 4 * rows * columns
+    registers: np.ndarray = OTHER_REGISTERS + facts.products * rounds * (4 * columns + 8 * rows) + 4 * rows * columns
     return registers
 
 
@@ -85,7 +85,7 @@ def tensor_recurrence_space(facts: TensorRecurrenceFacts, machine: Machine, tf32
     return reject(
         candidates,
         [
-            ("gates and units are no whole matrices", candidates["units"] * facts.gates % N != 0),
+            ("gates and units are no whole matrices", candidates["units"] * facts.product_gates % N != 0),
             ("more blocks than processors, which could not all be resident", blocks > machine.processors),
             ("a single block has no others to meet", blocks == 1),
             ("more units than there are", (candidates["units"] >= 2 * facts.sizes.units) & (candidates["units"] > 2)),
