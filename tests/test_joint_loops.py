@@ -43,8 +43,8 @@ from tilewright.ir.region import Program
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
 from tilewright.kernels.schema import Options
-from tilewright.partition.joint_loops import JOINT, find_pairs, joint
-from tilewright.partition.merges import Memory, Policy
+from tilewright.partition.joint_loops import JOINT, decided, find_pairs, joint
+from tilewright.partition.merges import Memory
 from tilewright.partition.plan import Chooser, plan_program, without_kernels
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -72,15 +72,11 @@ def graph_of(module: nn.Module, x: Tensor) -> Graph:
         return simplify(import_module(module.eval(), (x,)).graph)[0]
 
 
-def all_joined(graph: Graph) -> Policy:
-    return Policy(frozenset((JOINT, (*first.outputs, *second.outputs)) for first, second in find_pairs(graph)))
-
-
 def joined(module: nn.Module, x: Tensor, target: Machine, threads: int = 1, chooser: Chooser = choose) -> Program:
     """The program with all pairs of loops as one each, whatever is predicted."""
     graph = graph_of(module, x)
     models = None if chooser is choose else chooser
-    return plan_program(graph, target, threads, chooser, models=models, persistent=True, policy=all_joined(graph))
+    return plan_program(graph, target, threads, chooser, models=models, persistent=True, policy=decided(graph, True))
 
 
 def interpreted(module: nn.Module, x: Tensor, program: Program) -> None:
@@ -223,7 +219,7 @@ def test_compiled_saved_and_loaded(tmp_path: Path) -> None:
     """Over several calls, from an artifact too; its results are slices of one buffer."""
     torch.manual_seed(8)
     module, x = nn.LSTM(7, 33, num_layers=2, bidirectional=True).eval(), torch.randn(6, 3, 7)
-    policy = all_joined(graph_of(module, x))
+    policy = decided(graph_of(module, x), True)
     with mock.patch.object(module_named("tilewright.compile"), "plan_program", partial(plan_program, policy=policy)):
         executable = tilewright.compile(module, (x,), threads=2)
     found = [row for row in executable.plan.rows if row.kind == "loop"]
@@ -256,7 +252,7 @@ def test_onnx(kind: str) -> None:
     both = model(slice(None), "bidirectional")
     imported = module_named("tilewright.frontend.onnx_import").import_onnx(both)
     graph = simplify(imported.graph)[0]
-    program = plan_program(graph, TARGETS[1], 2, drawn(2), models=drawn(2), policy=all_joined(graph))
+    program = plan_program(graph, TARGETS[1], 2, drawn(2), models=drawn(2), policy=decided(graph, True))
     assert len(loops(program)) == 1
     results, faults = run_program(program, {graph.inputs[0]: x})
     assert not faults
@@ -305,7 +301,7 @@ def test_joint_bodies_name_their_values_apart() -> None:
     assert len(body.nodes) == sum(len(one.attributes["body"].nodes) for one in pair)
 
 
-def decisions(program: Program) -> list[Any]:
+def about_pairs(program: Program) -> list[Any]:
     return [decision for decision in program.search if "independent loops" in decision.text]
 
 
@@ -315,7 +311,7 @@ def decisions(program: Program) -> list[Any]:
 def test_the_models_decide(target: str, threads: int, hidden: int, taken: bool) -> None:
     """One thread has no barriers to save; on GPUs the kernels of two clusters run at the same time anyway, and those of two grids do not."""
     program = plan_program(graph_of(nn.LSTM(hidden, hidden, bidirectional=True), torch.randn(64, 1, hidden)), machine(target), threads)
-    (decision,) = decisions(program)
+    (decision,) = about_pairs(program)
     assert decision.taken == taken and len(loops(program)) == (1 if taken else 2)
     assert decision.ways.kind == JOINT and (decision.ways.predicted[0] < 0.99 * decision.ways.predicted[1]) == taken
     assert "predicted as one" in decision.text and ("stay apart" in decision.text) != taken
@@ -324,23 +320,22 @@ def test_the_models_decide(target: str, threads: int, hidden: int, taken: bool) 
 
 def test_both_ways_by_policy() -> None:
     graph = graph_of(nn.LSTM(128, 128, bidirectional=True), torch.randn(20, 1, 128))
-    (key,) = all_joined(graph).taken
-    for policy, count in ((Policy(taken=frozenset([key])), 1), (Policy(refused=frozenset([key])), 2)):
+    for policy, count in ((decided(graph, True), 1), (decided(graph, False), 2)):
         for threads in (1, 8):
             program = plan_program(graph, machine("x86-avx512"), threads, policy=policy)
-            assert len(loops(program)) == count and "decided by the time of the whole network" in decisions(program)[0].text
+            assert len(loops(program)) == count and "decided by the time of the whole network" in about_pairs(program)[0].text
 
 
 def test_weights_that_do_not_fit_twice() -> None:
     program = plan_program(graph_of(nn.LSTM(1024, 1024, bidirectional=True), torch.randn(20, 1, 1024)), H200, 1)
-    (decision,) = decisions(program)
+    (decision,) = about_pairs(program)
     assert not decision.taken and "no schedule is feasible" in decision.text and decision.ways is None
     assert all("in one kernel" in lowered.schedule for lowered in loops(program)) and len(loops(program)) == 2
 
 
 def test_loops_of_kernels_for_each_step_stay_apart() -> None:
     program = plan_program(graph_of(nn.LSTM(64, 64, bidirectional=True), torch.randn(20, 1, 64)), machine("a100"), 1)
-    assert not decisions(program)[0].taken and "kernels for each step" in decisions(program)[0].text and len(loops(program)) == 2
+    assert not about_pairs(program)[0].taken and "kernels for each step" in about_pairs(program)[0].text and len(loops(program)) == 2
 
 
 def test_what_was_decided_for_another_size() -> None:
@@ -381,7 +376,7 @@ def test_layers_on_the_gpu(kind: str, hidden: int, batch: int, dtype: torch.dtyp
     """Two layers, joined whatever is predicted; the last in TF32."""
     module, x = layer(kind, hidden, batch, dtype, hidden, 24, bidirectional=True, num_layers=2)
     rounded = dtype == torch.float32 and batch > 3
-    policy = all_joined(graph_of(module, x))
+    policy = decided(graph_of(module, x), True)
     module, x = module.cuda(), x.cuda()
     with mock.patch.object(module_named("tilewright.compile"), "plan_program", partial(plan_program, persistent=True, policy=policy)):
         executable = tilewright.compile(module, (x,), "cuda", precision="tf32" if rounded else "fp32")

@@ -71,6 +71,12 @@ def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, .
     return Merged(every if len(chosen) == len(pairs) else _with(graph, chosen), MappingProxyType(decisions))
 
 
+def decided(graph: Graph, taken: bool) -> Policy:
+    """The policy that joins all pairs of the graph, or none."""
+    keys = frozenset((JOINT, _results(pair)) for pair in find_pairs(graph))
+    return Policy(taken=keys) if taken else Policy(refused=keys)
+
+
 def _apart(loops: Sequence[TimedLoop]) -> list[Timed]:
     """The loops whose seconds count: all, unless their kernels can run at the same time, when it is the longest."""
     if any(loop.alone for loop in loops):
