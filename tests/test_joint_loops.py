@@ -51,16 +51,17 @@ from tilewright.selection.ranking import Choice
 from tilewright.toolchain.binary import Binary
 from tilewright.toolchain.build import compile_kernels
 
-once = settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+once = settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
 
 
 def drawn(seed: int, keep: Callable[[Any], bool] = lambda schedule: True) -> Chooser:
-    """Each loop takes a random candidate of its space, and is predicted to take no time."""
+    """Each loop takes a random candidate of its space, of those to keep if there are any, and is predicted to take no time."""
 
     def chosen(problem: Problem, target: Machine, threads: int) -> Choice:
         if problem.region.kind != "loop":
             return choose(problem, target, threads)
-        found = [choice for choice in rank(problem, target, threads) if keep(choice.schedule)]
+        ranking = list(rank(problem, target, threads))
+        found = [choice for choice in ranking if keep(choice.schedule)] or ranking  # loops apart have no halves
         return replace(found[seed % len(found)], seconds=0.0)
 
     return chosen
@@ -137,6 +138,31 @@ def test_any_schedule_on_tensor_cores(kind: str, hidden: int, batch: int, dtype:
     program = joined(module, x, H200, 1, on_tensor_cores(seed))
     (lowered,) = loops(program)
     assert "tensor cores" in lowered.schedule and lowered.repeat == 1
+    check(module, x, program)
+
+
+@once
+@given(drawn_layer=layers(), target=st.sampled_from([FEW, H200]), seed=st.integers(0, 10_000))
+def test_half_of_the_blocks_for_each(drawn_layer: Any, target: Machine, seed: int) -> None:
+    module, x = drawn_layer
+    program = joined(module, x, target, 1, drawn(seed, lambda schedule: schedule.divided == 1))
+    for lowered in loops(program):
+        kernel = lowered.kernels[-1]
+        assert "half of the blocks for each loop" in lowered.schedule and kernel.cooperative
+        assert kernel.launch is not None and kernel.launch.grid[0] % 2 == 0
+    interpreted(module, x, program)
+
+
+@once
+@given(
+    kind=st.sampled_from(list(KINDS)), hidden=st.sampled_from([32, 64, 96]), batch=st.sampled_from([1, 5, 16, 23]),
+    dtype=st.sampled_from([torch.float16, torch.float32]), seed=st.integers(0, 10_000),
+)  # fmt: skip
+def test_half_of_the_blocks_for_each_on_tensor_cores(kind: str, hidden: int, batch: int, dtype: torch.dtype, seed: int) -> None:
+    module, x = layer(kind, hidden, batch, dtype, bidirectional=True)
+    program = joined(module, x, H200, 1, on_tensor_cores(seed, keep=lambda schedule: schedule.divided == 1))
+    (lowered,) = loops(program)
+    assert "half of the blocks for each loop" in lowered.schedule
     check(module, x, program)
 
 

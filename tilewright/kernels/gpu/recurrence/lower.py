@@ -44,13 +44,14 @@ def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: GpuRecurr
     Raises:
         Unsuitable: if the blocks cannot all be resident.
     """
-    blocks = -(-form.facts.units // (schedule.units * schedule.groups))
+    forms = form.parts if schedule.divided else (form,)
+    blocks = -(-form.facts.units // (schedule.units * schedule.groups)) * len(forms)
     fits = blocks == schedule.cluster if schedule.cluster else 1 < blocks <= machine.processors
-    if not fits or schedule.threads % (LANES * schedule.groups):
+    if not fits or len(forms) != 1 + schedule.divided or schedule.threads % (LANES * schedule.groups):
         raise Unsuitable(f"{schedule} is no schedule of {form.facts.units} units on {machine.processors} processors")
     launch = Launch((blocks, 1, 1), (schedule.threads, 1, 1))
-    make = lambda weights, stored, counter: DividedSums(form, weights, stored, launch, counter, schedule)  # noqa: E731
-    return lower_steps(problem, form, str(schedule), launch, schedule.cluster, make)
+    make = lambda form, weights, stored, counter: DividedSums(form, weights, stored, launch, counter, len(forms), schedule)  # noqa: E731
+    return lower_steps(problem, forms, str(schedule), launch, schedule.cluster, make)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class DividedSums(Steps):
 
     @property
     def first_unit(self) -> Expr:
-        return block_variable(self.launch) * self.units
+        return self.block * self.units
 
     @property
     def first_row(self) -> Expr:

@@ -27,7 +27,7 @@ from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth, latency_second
 from tilewright.kernels.gpu.tensor_cores.estimate import ROUNDING, mma_cycles
 from tilewright.kernels.gpu.tensor_recurrence.form import TensorRecurrenceFacts
 from tilewright.kernels.gpu.tensor_recurrence.lower import FRAGMENTS
-from tilewright.kernels.gpu.tensor_recurrence.space import WARP, blocks_of, matrices_of, registers_of, rounds_of, shared_bytes_of
+from tilewright.kernels.gpu.tensor_recurrence.space import WARP, blocks_of, matrices_of, products_of, registers_of, rounds_of, shared_bytes_of
 
 
 def tensor_recurrence_counts(facts: TensorRecurrenceFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
@@ -53,7 +53,7 @@ def tensor_recurrence_estimate(facts: TensorRecurrenceFacts, candidates: Columns
     one = mma_cycles(facts, machine)
     latency = TENSOR_CORES[machine.compute_capability].latency_cycles
     rounded = rounds * rows * FRAGMENTS * facts.shape.a.size * ROUNDING * scheduled if facts.kind == "tf32" else 0
-    tiles = facts.products * (candidates["rows"] // candidates["together"])
+    tiles = products_of(facts, candidates) * (candidates["rows"] // candidates["together"])
     multiplied = tiles * (FRAGMENTS * rounds * np.maximum(rows * columns * scheduled * one, latency) + rounded)
     stored = tiles * warps * rows * columns * facts.shape.sums.size * machine.warp_size * WORD / machine.shared_bytes_per_cycle
     met = 2 * level1.latency_cycles + 2 * stored
@@ -76,5 +76,5 @@ def tensor_recurrence_estimate(facts: TensorRecurrenceFacts, candidates: Columns
 
 def _state_bytes(facts: TensorRecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Bytes of the states that a block reads in a step."""
-    size: np.ndarray = candidates["rows"] * float(facts.products * facts.reduced * facts.element_bytes)
+    size: np.ndarray = candidates["rows"] * float(facts.reduced * facts.element_bytes) * products_of(facts, candidates)
     return size

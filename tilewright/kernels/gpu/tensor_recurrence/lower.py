@@ -16,7 +16,7 @@ fragments: four lanes load 64 bytes of a row, and nothing of the states passes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.barriers import shared_loads
@@ -24,12 +24,13 @@ from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, M, N, mma, round_t
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import TRUE, ZERO, Const, Expr, Load, Var, binary, compare, index_const, mod
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Place, Statement, Store, block_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Place, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.recurrence.steps import Steps, lower_steps, stored_at
 from tilewright.kernels.gpu.tensor_recurrence.form import LANES_OF_ROW, TensorRecurrenceFacts, TensorRecurrenceForm
 from tilewright.kernels.gpu.tensor_recurrence.space import PADDING, WARP, TensorRecurrenceSchedule
+from tilewright.kernels.recurrence_form import RecurrenceForm
 
 FRAGMENTS = 2
 """Fragments along what is reduced of which a lane loads its elements of a row together."""
@@ -42,13 +43,17 @@ def lower_tensor_recurrence(problem: Problem, form: TensorRecurrenceForm, schedu
         Unsuitable: if the blocks cannot all be resident, or have no whole matrices.
     """
     sizes = form.facts.sizes
-    blocks = -(-sizes.units // schedule.units) * -(-sizes.rows // schedule.rows)
+    forms = form.recurrence.parts if schedule.divided else (form.recurrence,)
+    blocks = -(-sizes.units // schedule.units) * -(-sizes.rows // schedule.rows) * len(forms)
     whole = not (schedule.units * form.facts.product_gates % N or schedule.together % M or schedule.rows % schedule.together)
-    if not 1 < blocks <= machine.processors or not whole or schedule.warps < 1:
+    if not 1 < blocks <= machine.processors or len(forms) != 1 + schedule.divided or not whole or schedule.warps < 1:
         raise Unsuitable(f"{schedule} is no schedule of {sizes.units} units and {sizes.rows} sequences on {machine.processors} processors")
     launch = Launch((blocks, 1, 1), (schedule.threads, 1, 1))
-    make = lambda weights, stored, counter: FragmentSums(form.recurrence, weights, stored, launch, counter, schedule, form.facts)  # noqa: E731
-    return lower_steps(problem, form.recurrence, str(schedule), launch, 0, make)
+
+    def make(own: RecurrenceForm, weights: tuple[str, ...], stored: Problem, counter: str) -> FragmentSums:
+        return FragmentSums(own, weights, stored, launch, counter, len(forms), schedule, replace(form.facts, sizes=own.facts))
+
+    return lower_steps(problem, forms, str(schedule), launch, 0, make)
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,11 @@ class FragmentSums(Steps):
 
     @property
     def first_unit(self) -> Expr:
-        return mod(block_variable(self.launch), -(-self.facts.sizes.units // self.units)) * self.units
+        return mod(self.block, -(-self.facts.sizes.units // self.units)) * self.units
 
     @property
     def first_row(self) -> Expr:
-        return block_variable(self.launch) // -(-self.facts.sizes.units // self.units) * self.rows
+        return self.block // -(-self.facts.sizes.units // self.units) * self.rows
 
     @property
     def lane(self) -> Expr:
