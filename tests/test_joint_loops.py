@@ -31,17 +31,21 @@ from tests.test_recurrence import KINDS, TARGETS, loops
 from tests.test_tensor_recurrence import check, layer, on_tensor_cores
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import shared_bytes
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.compile import source_files
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.graph.reference import evaluate
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import Const, Var, index_const
 from tilewright.ir.graph import Graph
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Store
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Program
+from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
+from tilewright.kernels.gpu.recurrence.steps import either
 from tilewright.kernels.schema import Options
 from tilewright.partition.joint_loops import JOINT, decided, find_pairs, joint
 from tilewright.partition.merges import Memory
@@ -164,6 +168,23 @@ def test_half_of_the_blocks_for_each_on_tensor_cores(kind: str, hidden: int, bat
     (lowered,) = loops(program)
     assert "half of the blocks for each loop" in lowered.schedule
     check(module, x, program)
+
+
+def test_what_both_halves_share() -> None:
+    """Barriers stand outside of the condition; halves that meet at different ones, or keep different values, are refused."""
+    first, zero, step = Var("first", None, "bool"), Const(0.0, "f32"), Var("step", 3)
+    stores = [Store(name, step, zero) for name in ("a", "b")]
+
+    def loop(store: Store, extent: int = 3) -> For:
+        return For(step, index_const(extent), Block((store, block_barrier())))
+
+    assert either(first, loop(stores[0]), loop(stores[0])) == loop(stores[0])
+    expected = For(step, index_const(3), Block((If(first, *stores), block_barrier())))
+    assert either(first, loop(stores[0]), loop(stores[1])) == expected
+    with pytest.raises(Unsuitable, match="meet at different barriers"):
+        either(first, loop(stores[0]), loop(stores[1], 2))
+    with pytest.raises(Unsuitable, match="keep different values"):
+        either(first, Allocate(Buffer("a", "f32", 1, "register")), Allocate(Buffer("a", "f32", 2, "register")))
 
 
 class Unlike(nn.Module):
