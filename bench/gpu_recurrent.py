@@ -3,6 +3,7 @@
     python -m bench.gpu_recurrent
     python -m bench.gpu_recurrent "LSTM 512" --name recurrent_lstm
     python -m bench.gpu_recurrent many --name gpu_recurrent_many       16 and 64 sequences in float16
+    python -m bench.gpu_recurrent both --name gpu_recurrent_both       both directions of a layer in one kernel and in two
     python -m bench.gpu_recurrent --check                 without a GPU: plans and compiles the same layers for --target
 
 Each is one layer of 64 steps, by default at batch 1 in float32 (TF32 off), whose inputs are as wide as its states, with initial states of zeros and
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 from bench.common import Contender, Run, compare, write_results
 from bench.cpu_networks import OURS, cell
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
-from bench.recurrent import BY_STEPS, Workload, layer
+from bench.recurrent import APART, BY_STEPS, DIRECTIONS, JOINED, Workload, layer
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.intrinsics.barriers import COUNTER, cluster_barrier, grid_barrier
 from tilewright.compile import build, read, source_files
@@ -47,6 +48,7 @@ from tilewright.ir.expr import ZERO, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Place
 from tilewright.ir.region import Program
 from tilewright.kernels.gpu.recurrence.space import CLUSTERS
+from tilewright.partition.joint_loops import JOINT, decided, find_pairs
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.driver import system_driver
 from tilewright.runtime.executable import executable_of
@@ -77,16 +79,29 @@ OF_MANY: Mapping[str, Callable[[], Workload]] = MappingProxyType({
     f"{name} {hidden}, {batch} sequences": in_float16(layer(kind, hidden, STEPS, batch))
     for name, kind in LAYERS for hidden in (256, 512, 1024) for batch in (16, 64)
 })  # fmt: skip
+OF_BOTH: Mapping[str, Callable[[], Workload]] = MappingProxyType({
+    **{
+        f"{name} {hidden}, {DIRECTIONS}": layer(kind, hidden, STEPS, bidirectional=True)
+        for name, kind in LAYERS for hidden in (128, 256, 512, 800)
+        if (name, hidden) != ("LSTM", 800)  # whose weights do not fit twice
+    },
+    **{
+        f"{name} {hidden}, {batch} sequences, {DIRECTIONS}": in_float16(layer(kind, hidden, STEPS, batch, bidirectional=True))
+        for name, kind in LAYERS for hidden in (256, 512) for batch in (16, 64)
+    },
+})  # fmt: skip
 TOLERANCE = 5e-3
 """Largest error of float16 relative to the largest output."""
-MANY = "many"
+MANY, BOTH = "many", "both"
+KNOWN: Mapping[str, Callable[[], Workload]] = MappingProxyType({**SHAPES, **OF_MANY, **OF_BOTH})
 CUDNN = "cuDNN"
 BARRIERS = 2000
 
 
 @dataclass(frozen=True)
 class Plans:
-    """The programs of a layer: with all steps in one kernel if that is predicted faster, and with kernels of one step."""
+    """The programs of a layer by what is compared: of one direction with all steps in one kernel if that is predicted faster, and with kernels of one
+    step; of both with one kernel for them, and with two."""
 
     machine: Machine
     imported: Imported
@@ -99,13 +114,20 @@ class Plans:
             warnings.simplefilter("ignore")
             imported = read(module.to(device).eval(), tuple(x.to(device) for x in inputs))
         graph, _ = simplify(imported.graph)
-        programs = {name: plan_program(graph, machine, 1, persistent=one) for name, one in ((OURS, True), (BY_STEPS, False))}
+        if find_pairs(graph):
+            ways = {name: decided(graph, name == JOINED) for name in (JOINED, APART)}
+            programs = {name: plan_program(graph, machine, 1, persistent=True, policy=policy) for name, policy in ways.items()}
+        else:
+            programs = {name: plan_program(graph, machine, 1, persistent=one) for name, one in ((OURS, True), (BY_STEPS, False))}
         return cls(machine, imported, programs)
 
     def predicted(self, name: str) -> dict[str, Any]:
-        """What is predicted of the loop."""
-        (loop,) = (lowered for lowered in self.programs[name].regions if lowered.region.kind == "loop")
-        return {"schedule": loop.schedule, "predicted_seconds": loop.predicted_seconds, "terms": dict(loop.terms)}
+        """What is predicted of the loop, or of the loops of both directions."""
+        program = self.programs[name]
+        loops = [lowered for lowered in program.regions if lowered.region.kind == "loop"]
+        joint = next((decision.ways.predicted for decision in program.search if decision.ways is not None and decision.ways.kind == JOINT), None)
+        seconds = loops[0].predicted_seconds if joint is None else joint[0 if len(loops) == 1 else 1]
+        return {"schedule": loops[0].schedule, "predicted_seconds": seconds, "terms": dict(loops[0].terms)}
 
     def contender(self, name: str) -> Contender:
         def prepare(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
@@ -177,18 +199,17 @@ def check(shapes: Mapping[str, Callable[[], Workload]], target: str, console: Co
     plans = {name: Plans.of(made(), machine, torch.device("cpu")) for name, made in shapes.items()}
     resources = {entry: found for binary in compile_all(plans, machine) for entry, found in binary.resources.items()}
     for name, each in plans.items():
-        own, apart = (each.predicted(way) for way in (OURS, BY_STEPS))
-        loop = next(lowered for lowered in each.programs[OURS].regions if lowered.region.kind == "loop")
+        first, other = each.programs
+        own, apart = (each.predicted(way) for way in each.programs)
+        loop = next(lowered for lowered in each.programs[first].regions if lowered.region.kind == "loop")
         for kernel in loop.kernels[-1:]:
-            console.print(f"{name}: {1e6 * own['predicted_seconds']:.4g} us, by steps {1e6 * apart['predicted_seconds']:.4g}; {loop.schedule}")
+            console.print(f"{name}: {1e6 * own['predicted_seconds']:.4g} us, {other} {1e6 * apart['predicted_seconds']:.4g}; {loop.schedule}")
             console.print(f"    {resources.get(kernel.name)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join((*SHAPES, *OF_MANY))}, or {MANY}; the first eight if none is named"
-    )
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(KNOWN)}, {MANY} or {BOTH}; the first eight if none is named")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1e-3, help="least time of one turn in one round")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error relative to the largest output")
@@ -198,11 +219,10 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     console = console if console.is_terminal else Console(width=180)
-    known = {**SHAPES, **OF_MANY}
-    named = [name for given in options.shapes or SHAPES for name in (OF_MANY if given == MANY else (given,))]
-    if unknown := [name for name in named if name not in known]:
+    named = [name for given in options.shapes or SHAPES for name in (OF_MANY if given == MANY else OF_BOTH if given == BOTH else (given,))]
+    if unknown := [name for name in named if name not in KNOWN]:
         parser.error(f"unknown: {', '.join(unknown)}")
-    shapes = {name: known[name] for name in named}
+    shapes = {name: KNOWN[name] for name in named}
     if options.check:
         check(shapes, options.target, console)
         return
@@ -218,7 +238,7 @@ def main() -> None:
         console.print(f"a barrier of a cluster of {max(CLUSTERS)} blocks: {1e6 * settings['cluster_barrier_seconds']:.3f} us")
     # longer than the host takes to enqueue a call, so that no call waits for it
     seconds_of = partial(cold_seconds, scratch=torch.empty(2 * FLUSHED_BYTES // 4, device=device))
-    columns = ("layer", OURS, "predicted", BY_STEPS, "predicted", CUDNN, "cuDNN / ours", "by steps / ours")
+    columns = ("layer", OURS, "predicted", "other way", "predicted", CUDNN, "cuDNN / ours", "other way / ours")
     table = Table(*columns, caption="ms: median ± half interquartile range")
     rows: list[dict[str, Any]] = []
     ratios: list[float] = []
@@ -228,21 +248,21 @@ def main() -> None:
         example, fresh = (tuple(x.to(device) for x in given) for given in (example, fresh))
         ways = [each.contender(way) for way in each.programs]
         peers = [Contender(CUDNN, partial(by_cudnn, captures=True)), Contender(f"{CUDNN}, no graph", partial(by_cudnn, captures=False))]
-        tolerance = TOLERANCE if name in OF_MANY else options.tolerance
+        tolerance = TOLERANCE if example[0].dtype == torch.float16 else options.tolerance
         outcomes = compare(name, module.to(device), example, fresh, [*ways, *peers], tolerance, options.rounds, options.seconds, seconds_of)
         for outcome in outcomes:
             predicted = each.predicted(outcome.contender) if outcome.contender in each.programs else {}
             rows.append({**dataclasses.asdict(outcome), **predicted})
             if outcome.status != "measured":
                 console.print(f"{name}, {outcome.contender}: {outcome.status}: {outcome.reason}")
-        found = {outcome.contender: outcome for outcome in outcomes}
         timed = [outcome for outcome in outcomes[2:] if outcome.median_seconds]
         peer = min(timed, key=lambda outcome: outcome.median_seconds or 0.0, default=outcomes[2])
-        own = found[OURS].median_seconds
-        told = [f"{other.median_seconds / own:.2f}" if own and other.median_seconds else "" for other in (peer, found[BY_STEPS])]
+        first, other = outcomes[:2]
+        own = first.median_seconds
+        told = [f"{slower.median_seconds / own:.2f}" if own and slower.median_seconds else "" for slower in (peer, other)]
         ratios += [peer.median_seconds / own] if own and peer.median_seconds else []
         times = [f"{1e3 * each.predicted(way)['predicted_seconds']:.3f}" for way in each.programs]
-        table.add_row(name, cell(found[OURS]), times[0], cell(found[BY_STEPS]), times[1], f"{peer.contender} {cell(peer)}", *told)
+        table.add_row(name, cell(first), times[0], f"{other.contender} {cell(other)}", times[1], f"{peer.contender} {cell(peer)}", *told)
         path = write_results(options.name, settings, rows)  # after every layer: a crash loses little
     console.print(table)
     if ratios:

@@ -5,7 +5,8 @@
 
 Each is checked against PyTorch in float64 before it is timed, as in `bench.cpu_networks`. A layer is timed with its initial states of zeros and all
 its results: the outputs of all steps and the final states. "tilewright by steps" has kernels of one step where Tilewright would make one kernel of
-all steps; for both, `predicted_seconds` is what the models predict for the loops.
+all steps; "tilewright joined" and "tilewright apart" have both directions of a layer in one kernel and in two, whatever is predicted. For all of
+them `predicted_seconds` is what the models predict for the loops.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
+from tilewright.partition.joint_loops import decided
+from tilewright.partition.merges import BY_MERGES
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import executable_of
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.peers import PEERS
 
-BY_STEPS = "tilewright by steps"
+BY_STEPS, JOINED, APART = "tilewright by steps", "tilewright joined", "tilewright apart"
+DIRECTIONS = "both directions"
 Workload = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]
 """A module, example inputs, and the inputs that are timed."""
 
@@ -78,6 +82,8 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
         "LSTM 512, 64 steps": layer(nn.LSTM, 512, 64),
         "LSTM 1024, 32 steps": layer(nn.LSTM, 1024, 32),
         "LSTM 256, 100 steps, both directions": layer(nn.LSTM, 256, 100, bidirectional=True),
+        "LSTM 128, 64 steps, both directions": layer(nn.LSTM, 128, 64, bidirectional=True),
+        "GRU 256, 64 steps, both directions": layer(nn.GRU, 256, 64, bidirectional=True),
         "LSTM 512, 25 steps, batch 16": layer(nn.LSTM, 512, 25, 16),
         "GRU 128, 64 steps": layer(nn.GRU, 128, 64),
         "GRU 256, 64 steps": layer(nn.GRU, 256, 64),
@@ -91,10 +97,10 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 
 
 class Planned:
-    """Tilewright's own kernels, no trials and no vendor library. With `apart`, loops have kernels of one step."""
+    """Tilewright's own kernels, no trials and no vendor library; by the name whether loops have kernels of one step, and pairs of them are joined."""
 
-    def __init__(self, name: str, threads: int, apart: bool) -> None:
-        self.name, self.threads, self.apart = name, threads, apart
+    def __init__(self, name: str, threads: int) -> None:
+        self.name, self.threads = name, threads
         self.predicted_seconds = 0.0
 
     def contender(self) -> Contender:
@@ -105,13 +111,15 @@ class Planned:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             imported = read(module.eval(), inputs)
-        program = plan_program(simplify(imported.graph)[0], target, self.threads, self.choose)
+        graph = simplify(imported.graph)[0]
+        policy = decided(graph, self.name == JOINED) if self.name in (JOINED, APART) else BY_MERGES
+        program = plan_program(graph, target, self.threads, self.choose, policy=policy)
         self.predicted_seconds = sum(lowered.predicted_seconds for lowered in program.regions if lowered.region.kind == "loop")
         program, binaries = build(program, target, lambda *_: None)
         return executable_of(program, imported, target, binaries, threads=self.threads)
 
     def choose(self, problem: Problem, target: Machine, threads: int) -> Choice:
-        if self.apart and problem.region.kind == "loop":
+        if self.name == BY_STEPS and problem.region.kind == "loop":
             raise Unsuitable("kernels of one step are measured")
         return choose(problem, target, threads)
 
@@ -122,8 +130,8 @@ def table_of(results: Sequence[tuple[int, Outcome]], names: Sequence[str]) -> Ta
     for threads, workload in dict.fromkeys((threads, outcome.network) for threads, outcome in results):
         row = [outcome for count, outcome in results if (count, outcome.network) == (threads, workload)]
         by_name = {outcome.contender: outcome for outcome in row}
-        peers = speed_up([outcome for outcome in row if outcome.contender != BY_STEPS])
-        table.add_row(workload, str(threads), *(cell(by_name[name]) for name in names), peers)
+        peers = speed_up([outcome for outcome in row if outcome.contender not in (BY_STEPS, JOINED, APART)])
+        table.add_row(workload, str(threads), *(cell(by_name[name]) if name in by_name else "" for name in names), peers)
     return table
 
 
@@ -156,7 +164,7 @@ def main() -> None:
         torch.set_num_threads(threads)
         for name in options.workloads or WORKLOADS:
             module, example, fresh = WORKLOADS[name]()
-            own = [Planned(OURS, threads, False), Planned(BY_STEPS, threads, True)]
+            own = [Planned(way, threads) for way in (OURS, BY_STEPS, *((JOINED, APART) if DIRECTIONS in name else ()))]
             contenders = [*(way.contender() for way in own), *(PEERS[peer] for peer in options.against)]
             outcomes = compare(name, module, example, fresh, contenders, options.tolerance, options.rounds, options.seconds)
             predicted = {way.name: way.predicted_seconds for way in own}
@@ -165,7 +173,7 @@ def main() -> None:
                 {**dataclasses.asdict(outcome), "threads": threads, "predicted_seconds": predicted.get(outcome.contender)} for outcome in outcomes
             ]
             path = write_results(options.name, vars(options), rows)  # after every workload: a crash loses little
-    console.print(table_of(results, [OURS, BY_STEPS, *options.against]))
+    console.print(table_of(results, [OURS, BY_STEPS, JOINED, APART, *options.against]))
     console.print(f"written to {path}")
 
 

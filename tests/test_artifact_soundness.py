@@ -147,6 +147,9 @@ LOOPS: dict[str, Change] = {
 HISTORIES: dict[str, Change] = {
     "a shorter history": lambda m: [storage(m, "lstm_scan.state0").update(value=["lstm_scan.state0", [5, 2, 6], "f32"], shape=[5, 2, 6])],
     "a loop whose body differs": lambda m: node(m, "lstm_scan")["attributes"].update(length=6),
+    "a loop without directions": lambda m: node(m, "lstm_scan")["attributes"].pop("reverse"),
+    "a direction too few": lambda m: node(m, "lstm_scan")["attributes"].update(reverse=[True]),
+    "a direction that is a number": lambda m: node(m, "lstm_scan")["attributes"].update(reverse=[True, 1]),
     "a loop without a body": lambda m: node(m, "lstm_scan")["attributes"].update(body=None),
     "a body that reads what is not there": lambda m: node(m, "lstm_scan")["attributes"]["body"]["graph"]["nodes"].pop(0),
 }

@@ -165,7 +165,7 @@ def test_shared_memory_is_as_counted() -> None:
 def cycles_of_step(hidden: int, weights: int, **schedule: int) -> tuple[int, ...]:
     """Cycles of states, products, sums, gates and barrier in one step of an LSTM whose threads hold so many weights."""
     facts = RecurrenceFacts(steps=64, rows=1, units=hidden, products=((4, hidden),), flops=114.0, stream_bytes=32 * hidden)
-    candidate = {name: np.array([value]) for name, value in schedule.items()}
+    candidate = {name: np.array([value]) for name, value in {**schedule, "divided": 0}.items()}
     assert thread_weights(facts, candidate)[0] == weights
     with mock.patch.object(estimate, "gpu_recurrence", lambda machine: GpuRecurrence(1.2e-6, 0.25e-6)):
         terms = estimate.recurrence_estimate(facts, candidate, estimate.recurrence_counts(facts, candidate, H200), H200).terms

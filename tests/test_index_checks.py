@@ -342,7 +342,7 @@ def loop() -> Graph:
     body = inner.finish([inner.pointwise("add", h, row)])
     b = GraphBuilder()
     start, indices, rows = b.input("start", (8,), "f32"), b.input("indices", (6, 1), "i64"), b.input("rows", (5, 8), "f32")
-    attributes = {"body": body, "states": 1, "sequences": 1, "length": 6}
+    attributes = {"body": body, "states": 1, "sequences": 1, "length": 6, "reverse": (False,)}
     (final,) = b.structural("scan", [start, indices, rows], [((8,), "f32")], attributes)
     return b.finish([final])
 

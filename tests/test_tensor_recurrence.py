@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,15 +50,16 @@ TF32 = USUAL.at("tf32")
 EACH_TYPE = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 
 
-def on_tensor_cores(seed: int, seen: list[Problem] | None = None) -> Chooser:
-    """Each loop takes a random candidate of the schema."""
+def on_tensor_cores(seed: int, seen: list[Problem] | None = None, keep: Callable[[TensorRecurrenceSchedule], bool] = lambda _: True) -> Chooser:
+    """Each loop takes a random candidate of the schema, of those to keep if there are any."""
 
     def chosen(problem: Problem, target: Machine, threads: int) -> Choice:
         if problem.region.kind != "loop":
             return choose(problem, target, threads)
         if seen is not None:
             seen.append(problem)
-        found = [choice for choice in rank(problem, target, threads, TF32) if isinstance(choice.schedule, TensorRecurrenceSchedule)]
+        every = [choice for choice in rank(problem, target, threads, TF32) if isinstance(choice.schedule, TensorRecurrenceSchedule)]
+        found = [choice for choice in every if keep(choice.schedule)] or every
         return replace(found[seed % len(found)], seconds=0.0)
 
     return chosen
@@ -177,7 +179,7 @@ def test_worked_example() -> None:
     """The cycles of one step that `kernels.gpu.tensor_recurrence.estimate` states."""
     sizes = RecurrenceFacts(steps=64, rows=64, units=512, products=((4, 512),), flops=114.0, stream_bytes=0)
     facts = TensorRecurrenceFacts(sizes, "f16")
-    candidate = {name: np.array([value]) for name, value in {"units": 16, "rows": 16, "together": 16, "warps": 8}.items()}
+    candidate = {name: np.array([value]) for name, value in {"units": 16, "rows": 16, "together": 16, "warps": 8, "divided": 0}.items()}
     counts = estimate.tensor_recurrence_counts(facts, candidate, H200)
     terms = estimate.tensor_recurrence_estimate(facts, candidate, counts, H200).terms
     found = tuple(round(float(terms[name][0]) / 64 * H200.clock_hz) for name in ("states", "products", "sums"))

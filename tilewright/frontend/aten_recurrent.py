@@ -104,7 +104,7 @@ def one_direction(
     captured = [w_hh, *([] if bias is None else [bias]), *others]
     length = x.shape[0]
     types = [(v.shape, v.dtype) for v in initial] + [((length, *initial[0].shape), initial[0].dtype)]
-    attributes = {"body": body, "states": len(initial), "sequences": 1, "length": length, "reverse": reverse}
+    attributes = {"body": body, "states": len(initial), "sequences": 1, "length": length, "reverse": (reverse, reverse)}
     return g.structural("scan", [*initial, part, *captured], types, attributes)
 
 

@@ -162,7 +162,7 @@ def _scan(
         if (state.shape, state.dtype) != (shape, dtype):
             raise Unsupported("a scan whose state changes its shape or type")
     types[count:] = [((length, *shape), dtype) for shape, dtype in types[count:]]
-    recipe = {"body": graph, "states": count, "sequences": scanned, "length": length, "reverse": False}
+    recipe = {"body": graph, "states": count, "sequences": scanned, "length": length, "reverse": (False,) * (scanned + results)}
     made = list(g.structural("scan", [*states, *sequences, *outer], types, recipe))
     axes, turned = (list(attributes.get(name) or [0] * results) for name in ("scan_output_axes", "scan_output_directions"))
     for k, (axis, backwards) in enumerate(zip(axes, turned, strict=True)):

@@ -91,20 +91,20 @@ def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tup
 
 
 def _evaluate_scan(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The body maps (states, an element of each sequence, other inputs) to (new states, an element of each stacked result). `reverse` says of each
+    sequence, then of each stacked result, whether step t has its element length - 1 - t instead of t."""
     attributes = node.attributes
     body, states, sequences, length = attributes["body"], attributes["states"], attributes["sequences"], attributes["length"]
+    reverse = attributes["reverse"]
     state = tuple(inputs[:states])
     collected: list[tuple[np.ndarray, ...]] = []
-    steps = range(length)
-    for t in reversed(steps) if attributes.get("reverse") else steps:
-        slices = [sequence[t] for sequence in inputs[states : states + sequences]]
+    for t in range(length):
+        pairs = zip(inputs[states : states + sequences], reverse[:sequences], strict=True)
+        slices = [sequence[length - 1 - t if backwards else t] for sequence, backwards in pairs]
         results = evaluate(body, [*state, *slices, *inputs[states + sequences :]])
         state = results[:states]
         collected.append(results[states:])
-    if attributes.get("reverse"):
-        collected.reverse()
-    count = len(node.outputs) - states
-    stacked = [np.stack([step[k] for step in collected]) for k in range(count)]
+    stacked = [np.stack([step[k] for step in collected][:: -1 if backwards else 1]) for k, backwards in enumerate(reverse[sequences:])]
     return (*state, *stacked)
 
 

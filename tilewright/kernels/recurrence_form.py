@@ -7,7 +7,7 @@ A[row, r] B_g[unit, r] (LSTM, GRU, simple recurrent networks). A reads results o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.access import flatten
@@ -16,7 +16,7 @@ from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, contraction
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.ir.expr import ZERO, Expr, Load, Var, index_const, linear, loads, rewrite, substitute, variables
+from tilewright.ir.expr import ZERO, Const, Expr, Load, Var, index_const, linear, loads, rewrite, substitute, variables
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 
@@ -47,7 +47,9 @@ class Product:
 @dataclass(frozen=True)
 class RecurrenceFacts:
     """Sizes: `steps` of the loop; `rows` (sequences of a batch) by `units`; for each product its number of gates and of products summed. `flops`:
-    operations of an element of all results, without the products; `stream_bytes`: what a step reads and writes besides weights."""
+    operations of an element of all results, without the products; `stream_bytes`: what a step reads and writes besides weights. `states`: results of
+    the step before that sums read, of which each has a recurrence of its own where loops were joined; `parts`: the number of these if they are alike,
+    otherwise 1."""
 
     steps: int
     rows: int
@@ -56,6 +58,8 @@ class RecurrenceFacts:
     flops: float
     stream_bytes: int
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    states: int = 1
+    parts: int = 1
 
     @property
     def weight_bytes(self) -> int:
@@ -65,6 +69,11 @@ class RecurrenceFacts:
     def gates(self) -> int:
         """The number of all gates."""
         return sum(gates for gates, _ in self.products)
+
+    @property
+    def dependent_flops(self) -> float:
+        """Operations of an element of all results, of which each waits for the one before: joint loops do not wait for one another."""
+        return self.flops / self.states
 
     @property
     def total_flops(self) -> float:
@@ -85,6 +94,38 @@ class RecurrenceForm:
     offsets: tuple[Expr, ...]
     dtype: str
     facts: RecurrenceFacts
+
+    @property
+    def parts(self) -> tuple[RecurrenceForm, ...]:
+        """The recurrences that joint loops consist of, alike but for names and places; the form itself if it is not of that kind."""
+        found = [self._part(product) for product in self.products]
+        alike = len({(part.facts, len(part.outputs)) for part in found}) == 1
+        whole = sum(len(part.outputs) for part in found) == len(self.outputs) and self.facts.states == len(found)
+        return tuple(found) if alike and whole else (self,)
+
+    def _part(self, product: Product) -> RecurrenceForm:
+        """What the gates of one product, and the results that they make, are by themselves; the whole form if they need others."""
+
+        def gates(value: Expr) -> set[int]:
+            return {int(load.index[0].value) for load in loads(value) if load.buffer == GATES and isinstance(load.index[0], Const)}
+
+        def own(node: Expr) -> Expr:
+            if isinstance(node, Load) and node.buffer == GATES and isinstance(node.index[0], Const):
+                return Load(GATES, (index_const(int(node.index[0].value) - product.first),), node.dtype)
+            return node
+
+        mine = set(range(product.first, product.first + product.gates))
+        kept = [number for number, value in enumerate(self.values) if gates(value) and gates(value) <= mine]
+        names = tuple(self.outputs[number] for number in kept)
+        values = tuple(rewrite(self.values[number], own) for number in kept)
+        read = {load.buffer for expr in (product.a, *values) for load in loads(expr)} & set(self.outputs)
+        if not read <= set(names):
+            return self
+        count = len(self.products)
+        flops, stream_bytes = self.facts.flops / count, self.facts.stream_bytes // count
+        facts = replace(self.facts, products=((product.gates, product.size_r),), flops=flops, stream_bytes=stream_bytes, states=1)
+        offsets = tuple(self.offsets[number] for number in kept)
+        return replace(self, products=(replace(product, first=0),), outputs=names, values=values, offsets=offsets, facts=facts)
 
 
 def recurrence_form(problem: Problem) -> RecurrenceForm:
@@ -142,8 +183,10 @@ def recurrence_form(problem: Problem) -> RecurrenceForm:
     sizes = tuple((product.gates, product.size_r) for product in products)
     rows, units = row.extent or 0, unit.extent or 0
     stream_bytes = size_of(DEFAULT_FLOAT) * rows * (units * streams + sum(r for _, r in sizes))
-    facts = RecurrenceFacts(step.extent or 0, rows, units, sizes, expression_flops(*values), stream_bytes)
-    return RecurrenceForm(step, row, unit, tuple(products), tuple(one.name for one in maps), values, offsets, maps[0].dtypes[0], facts)
+    read = {load.buffer for product in products for load in loads(product.a)} & {one.name for one in maps}
+    facts = RecurrenceFacts(step.extent or 0, rows, units, sizes, expression_flops(*values), stream_bytes, states=max(len(read), 1))
+    form = RecurrenceForm(step, row, unit, tuple(products), tuple(one.name for one in maps), values, offsets, maps[0].dtypes[0], facts)
+    return replace(form, facts=replace(facts, parts=len(form.parts)))
 
 
 def _column(load: Load, row: Var, unit: Var) -> int:

@@ -234,7 +234,7 @@ class Memory:
     """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
     strips, which are of one image; the schedule chosen last for the region with some results; by its last result the results of each region or chain
     of a path; by the results of siblings those of them that are merged; by the results of maps and of the contraction that reads them whether that
-    computes them; and by value and description whether an alternative to its layout is taken."""
+    computes them; by those of two loops whether these are one; and by value and description whether an alternative to its layout is taken."""
 
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Lowered] = field(default_factory=dict)
@@ -242,6 +242,7 @@ class Memory:
     chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    loops: dict[tuple[str, ...], bool] = field(default_factory=dict)
     layouts: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     def copied(self) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from tilewright.partition.chains import Ready, Search, with_lines
 from tilewright.partition.folded_images import fold_images
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
+from tilewright.partition.joint_loops import TimedLoop, join_loops
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layout_choice import Chosen, Decided, Judge, choose_layouts
 from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layouts, in_graph
@@ -176,6 +177,27 @@ class _Predictions:
         copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
         return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
 
+    def loops(self, precision: Precision, persistent: bool, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
+        """The graph's loops with these names, as they are best lowered."""
+        laid_out = self.laid_out(graph, precision)
+        context = replace(self.context(graph, precision), numerics=self.numerics, stages=self.stages, persistent=persistent, policy=self.policy)
+
+        def lowered(region: Region, choose: Chooser) -> Lowered:
+            made = lower_loop(region, replace(context, choose=choose), laid_out)
+            return next(one for one in made if one.region.kind == "loop")
+
+        def measured(region: Region) -> float | None:
+            return lowered(region, self.measured).measured_seconds if self.measured is not None else None
+
+        found = {}
+        for region in laid_out.regions:
+            if region.kind == "loop" and region.nodes[0].name in names:
+                best = lowered(region, self.models)
+                timed = Timed(region, best.predicted_seconds, partial(measured, region))
+                alone = not self.machine.is_gpu or any(kernel.cooperative for kernel in best.kernels)
+                found[region.nodes[0].name] = TimedLoop(timed, best.repeat == 1, "; ".join(best.region.reasons), alone)
+        return found
+
     def _measured_seconds(self, problem: Problem) -> float | None:
         """Seconds that trials measured of a canonical problem; None without them."""
         return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
@@ -275,14 +297,18 @@ def plan_program(
         by_prediction, frozenset(output for _, output in updates), earlier, persistent,
         policy=policy,
     )  # fmt: skip
+    if persistent is None:
+        persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
     stages.report("partition")
     with stages.stage("partition"):
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
-        folded = contained("the model", "no image is folded", partial(_folded, merged.graph, precision, predictions), lambda _: Merged(merged.graph))
+        joining = partial(_joint, merged.graph, precision, predictions, memory, persistent)
+        joint = contained("the model", "its loops stay apart", joining, lambda _: Merged(merged.graph))
+        folded = contained("the model", "no image is folded", partial(_folded, joint.graph, precision, predictions), lambda _: Merged(joint.graph))
         graph = folded.graph
         chosen = partial(_prologues, graph, precision, predictions, memory)
         inside = contained("the model", "contractions read what maps store", chosen, lambda _: Prologues())
-        rewritten = (merged.decisions, folded.decisions, inside.decisions)
+        rewritten = (merged.decisions, joint.decisions, folded.decisions, inside.decisions)
         fused = partial(predictions.laid_out, graph, precision, inside.values)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
         memory.layouts.update(predictions.decided.get((id(graph), inside.values), {}))
@@ -344,6 +370,12 @@ def _merged(graph: Graph, precision: Precision, predictions: _Predictions, memor
     """The graph with siblings merged where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
     kept = None if predictions.machine.is_gpu else memory.siblings
     return merge_siblings(graph, partial(predictions.of_regions, precision), kept, predictions.policy)
+
+
+def _joint(graph: Graph, precision: Precision, predictions: _Predictions, memory: Memory, persistent: bool) -> Merged:
+    """The graph with pairs of loops joined where the models predict a gain; on CPUs, where sizes share kernels, as for the size planned first."""
+    kept = None if predictions.machine.is_gpu else memory.loops
+    return join_loops(graph, partial(predictions.loops, precision, persistent), kept, predictions.policy)
 
 
 def _folded(graph: Graph, precision: Precision, predictions: _Predictions) -> Merged:

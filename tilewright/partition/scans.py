@@ -39,7 +39,12 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str], stored: Ma
     inner: Graph = node.attributes["body"]
     states, sequences, length = node.attributes["states"], node.attributes["sequences"], node.attributes["length"]
     step = Var("t", max(length, 1))
-    at: Expr = (length - 1) - step if node.attributes.get("reverse") else step
+    backwards = node.attributes["reverse"]
+
+    def at(number: int) -> Expr:
+        """Which element of a sequence, or of a stacked result, a step has."""
+        return (length - 1) - step if backwards[number] else step
+
     # the outer value of each body value: (name, leading index)
     reads: dict[str, tuple[str, Expr | None]] = {}
     histories = [f"{node.name}.state{i}" for i in range(states)]
@@ -47,7 +52,7 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str], stored: Ma
         if position < states:
             reads[name] = (histories[position], step)
         elif position < states + sequences:
-            reads[name] = (node.inputs[position], at)
+            reads[name] = (node.inputs[position], at(position - states))
         else:
             reads[name] = (node.inputs[position], None)
     values: dict[str, Value] = {}
@@ -70,13 +75,13 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str], stored: Ma
         if position < states:
             target, where = histories[position], step + 1
         else:
-            target, where = node.outputs[position], at
+            target, where = node.outputs[position], at(sequences + position - states)
             if target not in wanted:
                 continue
         if name in reads:  # a body may pass an input through
             copies.append(_copy(inner.values[name], reads[name], (target, where), {**values, **graph.values}))
         elif name in writes and writes[name][0] in histories and position >= states:
-            after.append(_stacked(values[writes[name][0]], graph.values[target], bool(node.attributes.get("reverse"))))
+            after.append(_stacked(values[writes[name][0]], graph.values[target], backwards[sequences + position - states]))
         elif name in writes:
             copies.append(_copy(inner.values[name], writes[name], (target, where), {**values, **graph.values}))
         else:

@@ -169,6 +169,9 @@ def _check_scan(graph: Graph, node: Node) -> None:
         raise ValueError(f"node {node.name} is no loop")
     assert isinstance(states, int) and isinstance(sequences, int)
     _check_graph(body)
+    reverse, results = attributes.get("reverse"), len(node.outputs) - states
+    if not isinstance(reverse, tuple) or len(reverse) != sequences + results or not all(isinstance(one, bool) for one in reverse):
+        raise ValueError(f"node {node.name} does not say in which order its loop passes over each sequence")
     numbers = (len(node.inputs), len(node.outputs))
     if numbers != (len(body.inputs), len(body.outputs)) or states + sequences > len(body.inputs) or states > len(body.outputs):
         raise ValueError(f"node {node.name} and the body of its loop have different numbers of inputs or outputs")

@@ -28,7 +28,7 @@ from tilewright.kernels.counts import counted
 from tilewright.kernels.gpu.bounds import fma_cycles
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, launch_counts
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth, latency_seconds
-from tilewright.kernels.gpu.recurrence.space import blocks_of, padded, registers_of, shared_bytes_of, slices, sums_of, thread_weights
+from tilewright.kernels.gpu.recurrence.space import blocks_of, loops_apart, padded, registers_of, shared_bytes_of, slices, sums_of, thread_weights
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 
 ADDING_INSTRUCTIONS = 3
@@ -45,7 +45,7 @@ def recurrence_counts(facts: RecurrenceFacts, candidates: Columns, machine: Mach
     """Each block reads its weights once; each group of a grid reads all states in every step."""
     blocks = blocks_of(facts, candidates)
     streams = float(facts.steps * facts.stream_bytes)
-    states = np.where(candidates["cluster"] > 0, 0.0, facts.steps * blocks * candidates["groups"] * _state_bytes(facts))
+    states = np.where(candidates["cluster"] > 0, 0.0, facts.steps * blocks * candidates["groups"] * _state_bytes(facts, candidates))
     moved = counted(length(candidates), facts.total_flops, facts.weight_bytes + streams, 0.0, facts.weight_bytes + streams + states)
     shared = shared_bytes_of(facts, candidates, machine.warp_size)
     return launch_counts(moved, blocks, candidates["threads"], registers_of(facts, candidates), shared, machine)
@@ -70,9 +70,9 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     issued = np.maximum(sums, distances) * (ADDING_INSTRUCTIONS * scheduled + warps * machine.warp_size / EXCHANGED_LANES)
     exchanged = tiles * (issued + distances * level1.latency_cycles)
     turns = ceil_divided(facts.rows * candidates["units"] * groups, candidates["threads"])
-    met = 2 * level1.latency_cycles + turns * facts.gates * warps / groups
-    gates = turns * (facts.flops * machine.fma_latency_cycles + level1.latency_cycles)
-    through_level2 = tiles * level2.latency_cycles / clock + counts.blocks * groups * _state_bytes(facts) / l2_bandwidth(machine)
+    met = 2 * level1.latency_cycles + turns * (facts.gates // loops_apart(candidates)) * warps / groups
+    gates = turns * (facts.dependent_flops * machine.fma_latency_cycles + level1.latency_cycles)
+    through_level2 = tiles * level2.latency_cycles / clock + counts.blocks * groups * _state_bytes(facts, candidates) / l2_bandwidth(machine)
     read = facts.rows * WORD * sum(slices(r, candidates) for _, r in facts.products) * candidates["threads"] / machine.shared_bytes_per_cycle
     through_shared = (np.where(cluster > 1, CLUSTER_LATENCY, 0.0) + tiles * level1.latency_cycles + read) / clock
     constants = gpu_recurrence(machine) or ASSUMED_RECURRENCE
@@ -89,6 +89,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     return Estimate(terms)
 
 
-def _state_bytes(facts: RecurrenceFacts) -> float:
+def _state_bytes(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Bytes of the states that the sums of one unit read."""
-    return float(facts.rows * WORD * sum(r for _, r in facts.products))
+    size: np.ndarray = facts.rows * WORD * sum(r for _, r in facts.products) / loops_apart(candidates)
+    return size

@@ -44,13 +44,14 @@ def lower_recurrence(problem: Problem, form: RecurrenceForm, schedule: GpuRecurr
     Raises:
         Unsuitable: if the blocks cannot all be resident.
     """
-    blocks = -(-form.facts.units // (schedule.units * schedule.groups))
+    forms = form.parts if schedule.divided else (form,)
+    blocks = -(-form.facts.units // (schedule.units * schedule.groups)) * len(forms)
     fits = blocks == schedule.cluster if schedule.cluster else 1 < blocks <= machine.processors
-    if not fits or schedule.threads % (LANES * schedule.groups):
+    if not fits or len(forms) != 1 + schedule.divided or schedule.threads % (LANES * schedule.groups):
         raise Unsuitable(f"{schedule} is no schedule of {form.facts.units} units on {machine.processors} processors")
     launch = Launch((blocks, 1, 1), (schedule.threads, 1, 1))
-    make = lambda weights, stored, counter: DividedSums(form, weights, stored, launch, counter, schedule)  # noqa: E731
-    return lower_steps(problem, form, str(schedule), launch, schedule.cluster, make)
+    make = lambda form, weights, stored, counter: DividedSums(form, weights, stored, launch, counter, len(forms), schedule)  # noqa: E731
+    return lower_steps(problem, forms, str(schedule), launch, schedule.cluster, make)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class DividedSums(Steps):
 
     @property
     def first_unit(self) -> Expr:
-        return block_variable(self.launch) * self.units
+        return self.block * self.units
 
     @property
     def first_row(self) -> Expr:
@@ -128,10 +129,15 @@ class DividedSums(Steps):
         arrive, wait = ([cluster_arrive()], cluster_wait()) if self.launch.grid[0] > 1 else ([], block_barrier())
         return [If(again, block(self._sent(turn), arrive)), stores, If(again, block(ahead, wait))]
 
-    def _copy(self, rank: Expr, step: Expr, row: Expr, unit: Expr) -> Expr:
-        """The place of a state that is read in a step, in a block's copy."""
-        rows, units = self.form.facts.rows, self.form.facts.units
-        return rank * (2 * rows * units) + mod(step, 2) * (rows * units) + row * units + unit
+    @property
+    def _copied(self) -> tuple[str, ...]:
+        """The states of which blocks have copies."""
+        return tuple(dict.fromkeys(self.exchanged))
+
+    def _copy(self, state: str, rank: Expr, step: Expr, row: Expr, unit: Expr) -> Expr:
+        """The place of an element of a state that is read in a step, in a block's copy."""
+        rows, units, count = self.form.facts.rows, self.form.facts.units, len(self._copied)
+        return (rank * 2 + mod(step, 2)) * (count * rows * units) + (row + self._copied.index(state) * rows) * units + unit
 
     def _copies(self) -> list[Statement]:
         """Copies of all states for two steps, and the states before the first step in them."""
@@ -139,22 +145,31 @@ class DividedSums(Steps):
         turn = Var("turn", -(-rows * units // self.schedule.threads))
         position = turn * self.schedule.threads + self.thread
         row, unit = position // units, mod(position, units)
-        value = Load(self.exchanged, (stored_at(self.form, self.exchanged, index_const(-1), row, unit),), FLOAT32)
-        target = self._copy(block_variable(self.launch), ZERO, row, unit)
-        fill = If(compare("lt", position, index_const(rows * units)), Store("states", target, value))
-        space = "cluster" if blocks > 1 else "shared"
-        return [Allocate(Buffer("states", FLOAT32, blocks * 2 * rows * units, space)), For(turn, index_const(turn.extent or 0), fill)]
+        stores = [
+            Store(
+                "states",
+                self._copy(state, block_variable(self.launch), ZERO, row, unit),
+                Load(state, (stored_at(self.form, state, index_const(-1), row, unit),), FLOAT32),
+            )
+            for state in self._copied
+        ]
+        fill = If(compare("lt", position, index_const(rows * units)), block(stores))
+        size, space = blocks * 2 * len(self._copied) * rows * units, "cluster" if blocks > 1 else "shared"
+        return [Allocate(Buffer("states", FLOAT32, size, space)), For(turn, index_const(turn.extent or 0), fill)]
 
     def _sent(self, turn: Var) -> Statement:
         """Stores the thread's new states in the copies of all blocks."""
         place, inside = self.place(turn)
-        rank, state = Var("rank", self.launch.grid[0]), Load(f"own_{self.form.outputs.index(self.exchanged)}", (turn,), FLOAT32)
-        target = self._copy(rank, self.form.step + 1, place[self.form.row], place[self.form.unit])
-        if rank.extent == 1:
-            send: Statement = Store("states", substitute(target, {rank: ZERO}), state)
-        else:
-            send = For(rank, index_const(rank.extent or 0), cluster_store(Place("states", target), state), "unroll")
-        return For(turn, index_const(turn.extent or 0), If(inside, send), "unroll")
+        rank = Var("rank", self.launch.grid[0])
+        sends: list[Statement] = []
+        for name in self._copied:
+            state = Load(f"own_{self.form.outputs.index(name)}", (turn,), FLOAT32)
+            target = self._copy(name, rank, self.form.step + 1, place[self.form.row], place[self.form.unit])
+            if rank.extent == 1:
+                sends.append(Store("states", substitute(target, {rank: ZERO}), state))
+            else:
+                sends.append(For(rank, index_const(rank.extent or 0), cluster_store(Place("states", target), state), "unroll"))
+        return For(turn, index_const(turn.extent or 0), If(inside, block(sends)), "unroll")
 
     # --- weights ---
 
@@ -213,19 +228,19 @@ class DividedSums(Steps):
         row = tile * rows + i
         row = binary("min", row, index_const(form.facts.rows - 1)) if form.facts.rows % rows else row
         place = {form.row: row, **decode(element, product.r)}
-        value = substitute(product.a, place)
+        value, exchanged = substitute(product.a, place), self.exchanged[number]
         statements: list[Statement] = []
         if self.schedule.cluster:
-            copied = Load("states", (self._copy(block_variable(self.launch), form.step, row, element),), FLOAT32)
+            copied = Load("states", (self._copy(exchanged, block_variable(self.launch), form.step, row, element),), FLOAT32)
         else:
             copied = Load(f"state{number}", (i * count + j,), FLOAT32)
-            stored = self.problem.values[self.exchanged].dtype
-            before = stored_at(form, self.exchanged, form.step - 1, row, element)
-            body: Statement = shared_load(Place(copied.buffer, i * count + j), Place(self.exchanged, before), stored)
+            stored = self.problem.values[exchanged].dtype
+            before = stored_at(form, exchanged, form.step - 1, row, element)
+            body: Statement = shared_load(Place(copied.buffer, i * count + j), Place(exchanged, before), stored)
             for axis in (j, i):
                 body = For(axis, index_const(axis.extent or 0), body, "unroll")
             statements = [Allocate(Buffer(copied.buffer, stored, rows * count, "register")), body]
-        value = rewrite(value, lambda node: copied if isinstance(node, Load) and node.buffer == self.exchanged else node)
+        value = rewrite(value, lambda node: copied if isinstance(node, Load) and node.buffer == exchanged else node)
         return statements, select(inside, value, NOTHING)
 
     def _multiplied(self, number: int, value: Expr) -> Statement:

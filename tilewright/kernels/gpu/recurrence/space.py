@@ -19,6 +19,8 @@ CLUSTERS = (0, 1, 2, 4, 8)
 """Blocks that exchange states through shared memory: up to eight are portable (CUDA C++ Programming Guide, thread block clusters)."""
 OTHER_REGISTERS = 56
 """Registers per thread besides weights, sums and states: addresses, and what gates are computed from."""
+HALVES_REGISTERS = 48
+"""Those that NVRTC takes in addition where each half of the blocks has buffers of its own."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class GpuRecurrenceSchedule:
     """The `threads` of a block form `groups`. A group owns `units` hidden units with all their gates; its threads divide the reduction, and each
     computes its part of the sums of `rows` sequences at a time. `shared`: the block's weights stay in shared memory instead of registers. `cluster`:
     the number of blocks, which form one cluster (or are a single block) and exchange states through shared memory; 0: blocks of a grid, which do so
-    through level 2."""
+    through level 2. `divided`: of joint loops each half of the blocks computes one, instead of every block both."""
 
     units: int
     groups: int
@@ -34,17 +36,25 @@ class GpuRecurrenceSchedule:
     rows: int
     shared: int
     cluster: int
+    divided: int = 0
 
     def __str__(self) -> str:
         place = "shared memory" if self.shared else "registers"
         units = f"{self.groups} x {self.units}" if self.groups > 1 else f"{self.units}"
         met = "" if not self.cluster else "; one block" if self.cluster == 1 else f"; a cluster of {self.cluster} blocks"
         threads = f"{self.threads // self.groups} threads divide sums of {self.rows} sequences"
-        return f"{units} units per block, weights in {place}; {threads}{met}"
+        return f"{units} units per block, weights in {place}; {threads}{met}{'; half of the blocks for each loop' if self.divided else ''}"
 
 
 def blocks_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
-    return ceil_divided(facts.units, candidates["units"] * candidates["groups"])
+    blocks: np.ndarray = ceil_divided(facts.units, candidates["units"] * candidates["groups"]) * loops_apart(candidates)
+    return blocks
+
+
+def loops_apart(candidates: Columns) -> np.ndarray:
+    """The number of joint loops among which the blocks are divided, 1 if each computes all."""
+    loops: np.ndarray = 1 + candidates["divided"]
+    return loops
 
 
 def slices(r: int, candidates: Columns) -> np.ndarray:
@@ -54,7 +64,7 @@ def slices(r: int, candidates: Columns) -> np.ndarray:
 
 def sums_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Sums of a tile of rows: each thread of a group holds a part of all of them."""
-    sums: np.ndarray = facts.gates * candidates["units"] * candidates["rows"]
+    sums: np.ndarray = facts.gates // loops_apart(candidates) * candidates["units"] * candidates["rows"]
     return sums
 
 
@@ -66,14 +76,22 @@ def padded(sums: np.ndarray) -> np.ndarray:
 
 def thread_weights(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Weights that a thread multiplies with in every step."""
-    return sum((gates * slices(r, candidates) for gates, r in facts.products), np.zeros(1, np.int64)) * candidates["units"]
+    each = sum((gates * slices(r, candidates) for gates, r in facts.products), np.zeros(1, np.int64))
+    weights: np.ndarray = each // loops_apart(candidates) * candidates["units"]
+    return weights
 
 
 def registers_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Estimated registers per thread. States in level 2 are all loaded before the first is used, those in shared memory one after another."""
-    states = candidates["rows"] * sum(slices(r, candidates) for _, r in facts.products)
+    states = candidates["rows"] * sum(slices(r, candidates) for _, r in facts.products) // loops_apart(candidates)
     kept = np.where(candidates["shared"] > 0, 0, thread_weights(facts, candidates))
-    registers: np.ndarray = OTHER_REGISTERS + kept + sums_of(facts, candidates) + np.where(candidates["cluster"] > 0, 0, states)
+    registers: np.ndarray = (
+        OTHER_REGISTERS
+        + HALVES_REGISTERS * candidates["divided"]
+        + kept
+        + sums_of(facts, candidates)
+        + np.where(candidates["cluster"] > 0, 0, states)
+    )
     return registers
 
 
@@ -82,7 +100,7 @@ def shared_bytes_of(facts: RecurrenceFacts, candidates: Columns, warp_size: int)
     tiles = ceil_divided(facts.rows, candidates["rows"])
     parts = tiles * padded(sums_of(facts, candidates)) * (candidates["threads"] // warp_size)
     weights = np.where(candidates["shared"] > 0, thread_weights(facts, candidates) * candidates["threads"], 0)
-    states = np.where(candidates["cluster"] > 0, 2 * facts.rows * facts.units, 0)
+    states = np.where(candidates["cluster"] > 0, 2 * facts.states * facts.rows * facts.units, 0)
     size: np.ndarray = WORD * (parts + weights + states)
     return size
 
@@ -91,7 +109,7 @@ def recurrence_space(facts: RecurrenceFacts, machine: Machine) -> tuple[dict[str
     """Candidates with the fields of the schedule as columns; and the number rejected for each reason."""
     clusters = CLUSTERS if machine.compute_capability >= (9, 0) else (0, 1)
     ways = {"units": UNITS, "groups": GROUPS, "threads": THREADS, "rows": ROWS, "shared": (0, 1), "cluster": clusters}
-    candidates = product_of(ways)
+    candidates = product_of({**ways, "divided": (0, 1) if facts.parts == 2 else (0,)})
     groups, threads, rows, cluster = candidates["groups"], candidates["threads"], candidates["rows"], candidates["cluster"]
     blocks, units, each = blocks_of(facts, candidates), candidates["units"] * groups, threads // groups
     longest = max(r for _, r in facts.products)
@@ -102,6 +120,7 @@ def recurrence_space(facts: RecurrenceFacts, machine: Machine) -> tuple[dict[str
             ("groups are no whole warps", each % machine.warp_size != 0),
             ("more blocks than processors, which could not all be resident", blocks > machine.processors),
             ("other blocks than those of the cluster", np.where(cluster > 0, blocks != cluster, blocks == 1)),
+            ("joint loops of one cluster", (cluster > 0) & (candidates["divided"] > 0)),
             ("more units than there are", (units > 1) & (units >= 2 * facts.units)),
             ("more rows than sequences", (rows > 1) & (rows >= 2 * facts.rows)),
             ("more threads than reduced elements", (each > machine.warp_size) & (each >= 2 * longest)),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tilewright.codegen.access import bind_shared
@@ -46,7 +46,23 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Place, Statement, Store, thread_variable
+from tilewright.ir.kernel import (
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Invoke,
+    Kernel,
+    Launch,
+    Let,
+    Place,
+    Statement,
+    Store,
+    block_variable,
+    statements,
+    thread_variable,
+)  # fmt: skip
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
@@ -64,8 +80,8 @@ def shared_form(problem: Problem) -> RecurrenceForm:
     form = recurrence_form(problem)
     if any(computed_in(problem.values[name].dtype) != FLOAT32 for name in form.outputs):
         raise Unsuitable("its states are not computed in float32")
-    if len({load.buffer for product in form.products for load in loads(product.a)} & set(form.outputs)) != 1:
-        raise Unsuitable("its sums do not read one state")
+    if any(len({load.buffer for load in loads(product.a)} & set(form.outputs)) != 1 for product in form.products):
+        raise Unsuitable("a sum does not read one state")
     readers = [(product.a, _unit_of(product)) for product in form.products] + [(value, form.unit) for value in form.values]
     for expr, unit in readers:
         for load in loads(expr):
@@ -91,10 +107,9 @@ def stored_at(form: RecurrenceForm, output: str, step: Expr, row: Expr, unit: Ex
     return substitute(form.offsets[form.outputs.index(output)], {form.step: step, form.row: row, form.unit: unit})
 
 
-def exchanged_state(form: RecurrenceForm) -> str:
-    """The state that the sums read."""
-    (name,) = {load.buffer for product in form.products for load in loads(product.a)} & set(form.outputs)
-    return name
+def exchanged_states(form: RecurrenceForm) -> tuple[str, ...]:
+    """The state that each product reads."""
+    return tuple(next(load.buffer for load in loads(product.a) if load.buffer in form.outputs) for product in form.products)
 
 
 def in_rows(problem: Problem, product: Product, number: int) -> Storage:
@@ -118,13 +133,15 @@ def without_division(node: Expr) -> Expr:
 @dataclass(frozen=True)
 class Steps(ABC):
     """Emits the program of a thread. `weights`: the names of the products' weights; `launch`: that of the kernel; `counter`: where blocks of a grid
-    count their arrivals. A block has `units` units from `first_unit` on and `rows` sequences from `first_row` on."""
+    count their arrivals; `sharing`: the number of forms among which the blocks are divided. A block has `units` units from `first_unit` on and `rows`
+    sequences from `first_row` on."""
 
     form: RecurrenceForm
     weights: tuple[str, ...]
     problem: Problem
     launch: Launch
     counter: str
+    sharing: int
 
     @property
     @abstractmethod
@@ -173,6 +190,12 @@ class Steps(ABC):
         return block(*self.kept(), early, *self.begin(), For(step, index_const(facts.steps), each))
 
     @property
+    def block(self) -> Expr:
+        """The number of the block among those of the form."""
+        number = block_variable(self.launch)
+        return number if self.sharing == 1 else mod(number, self.launch.grid[0] // self.sharing)
+
+    @property
     def thread(self) -> Var:
         return thread_variable(self.launch)
 
@@ -182,9 +205,9 @@ class Steps(ABC):
         return self.launch.block[0]
 
     @property
-    def exchanged(self) -> str:
-        """The state that the sums read."""
-        return exchanged_state(self.form)
+    def exchanged(self) -> tuple[str, ...]:
+        """The state that each product reads."""
+        return exchanged_states(self.form)
 
     @property
     def ragged(self) -> bool:
@@ -270,13 +293,40 @@ class Steps(ABC):
         return For(turn, extent, If(inside, block(lets, shared, new, kept)), "unroll"), For(turn, extent, If(inside, block(stores)), "unroll")
 
 
+def either(condition: Expr, one: Statement, other: Statement) -> Statement:
+    """One statement or the other: what they share stands outside of the condition, barriers in any case.
+
+    Raises:
+        Unsuitable: if they allocate different buffers.
+    """
+    if one == other:
+        return one
+    if isinstance(one, Block) and isinstance(other, Block) and len(one.statements) == len(other.statements):
+        return Block(tuple(either(condition, *pair) for pair in zip(one.statements, other.statements, strict=True)))
+    if any(isinstance(inner, Invoke) and inner.intrinsic.order == "barrier" for inner in statements(one)):
+        if isinstance(one, For) and isinstance(other, For) and replace(one, body=other.body) == other:
+            return replace(one, body=either(condition, one.body, other.body))
+        if isinstance(one, If) and isinstance(other, If) and (one.condition, one.otherwise) == (other.condition, other.otherwise):
+            return replace(one, then=either(condition, one.then, other.then))
+        raise Unsuitable("its parts meet at different barriers")
+    if isinstance(one, Allocate) or isinstance(other, Allocate):
+        raise Unsuitable("its parts keep different values")
+    return If(condition, one, other)
+
+
 def lower_steps(
-    problem: Problem, form: RecurrenceForm, said: str, launch: Launch, cluster: int, make: Callable[[tuple[str, ...], Problem, str], Steps]
+    problem: Problem,
+    forms: Sequence[RecurrenceForm],
+    said: str,
+    launch: Launch,
+    cluster: int,
+    make: Callable[[RecurrenceForm, tuple[str, ...], Problem, str], Steps],
 ) -> Lowered:
-    """The kernel of all steps, whose thread's program `make` gives for the names of the weights, the problem with their storage, and the counter;
-    that of a grid (`cluster` 0) behind one that sets its counter to zero."""
+    """The kernel of all steps, whose thread's program `make` gives for a form, the names of its weights, the problem with their storage, and the
+    counter; that of a grid (`cluster` 0) behind one that sets its counter to zero. Of two forms each half of the blocks computes one."""
     region = problem.region
-    weights = [in_rows(problem, product, number) for number, product in enumerate(form.products)]
+    products = [product for form in forms for product in form.products]
+    weights = [in_rows(problem, product, number) for number, product in enumerate(products)]
     storage = {entry.value.name: entry for entry in weights}
     counter = f"{region.name}#arrivals"
     written = region.outputs
@@ -297,6 +347,10 @@ def lower_steps(
 
     if not cluster:
         add("arrivals", Store(counter, ZERO, const(0, COUNTER)), (counter,), Launch((1, 1, 1), (1, 1, 1)), "no block has arrived at the barrier")
-    body = make(tuple(entry.value.name for entry in weights), stored, counter).emit()
+    names = iter([entry.value.name for entry in weights])
+    first, *others = (make(form, tuple(next(names) for _ in form.products), stored, counter).emit() for form in forms)
+    body: Statement = first
+    for other in others:
+        body = either(compare("lt", block_variable(launch), index_const(launch.grid[0] // 2)), body, other)
     add("recurrence", body, written, launch, f"{described(problem)}\n{said}", 1, max(cluster, 1))
     return Lowered(region, said, tuple(kernels), tuple(calls), MappingProxyType(storage))

@@ -27,7 +27,7 @@ from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth, latency_second
 from tilewright.kernels.gpu.tensor_cores.estimate import ROUNDING, mma_cycles
 from tilewright.kernels.gpu.tensor_recurrence.form import TensorRecurrenceFacts
 from tilewright.kernels.gpu.tensor_recurrence.lower import FRAGMENTS
-from tilewright.kernels.gpu.tensor_recurrence.space import WARP, blocks_of, matrices_of, registers_of, rounds_of, shared_bytes_of
+from tilewright.kernels.gpu.tensor_recurrence.space import WARP, blocks_of, matrices_of, products_of, registers_of, rounds_of, shared_bytes_of
 
 
 def tensor_recurrence_counts(facts: TensorRecurrenceFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
@@ -53,14 +53,15 @@ def tensor_recurrence_estimate(facts: TensorRecurrenceFacts, candidates: Columns
     one = mma_cycles(facts, machine)
     latency = TENSOR_CORES[machine.compute_capability].latency_cycles
     rounded = rounds * rows * FRAGMENTS * facts.shape.a.size * ROUNDING * scheduled if facts.kind == "tf32" else 0
-    tiles = candidates["rows"] // candidates["together"]
+    tiles = products_of(facts, candidates) * (candidates["rows"] // candidates["together"])
     multiplied = tiles * (FRAGMENTS * rounds * np.maximum(rows * columns * scheduled * one, latency) + rounded)
     stored = tiles * warps * rows * columns * facts.shape.sums.size * machine.warp_size * WORD / machine.shared_bytes_per_cycle
     met = 2 * level1.latency_cycles + 2 * stored
     turns = ceil_divided(candidates["rows"] * candidates["units"], WARP * warps)
-    gates = turns * (sizes.flops * machine.fma_latency_cycles + level1.latency_cycles)
+    gates = turns * (sizes.dependent_flops * machine.fma_latency_cycles + level1.latency_cycles)
     constants = gpu_recurrence(machine) or ASSUMED_RECURRENCE
-    states = tiles * level2.latency_cycles / clock + counts.blocks * _state_bytes(facts, candidates) / l2_bandwidth(machine)
+    waits = candidates["rows"] // candidates["together"]
+    states = waits * level2.latency_cycles / clock + counts.blocks * _state_bytes(facts, candidates) / l2_bandwidth(machine)
     terms = {
         "launch": np.full(len(warps), 2.0 * machine.launch_seconds),
         "weights": np.full(len(warps), latency_seconds(machine) + facts.weight_bytes / bandwidth(machine)),
@@ -75,5 +76,5 @@ def tensor_recurrence_estimate(facts: TensorRecurrenceFacts, candidates: Columns
 
 def _state_bytes(facts: TensorRecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Bytes of the states that a block reads in a step."""
-    size: np.ndarray = candidates["rows"] * float(facts.reduced * facts.element_bytes)
+    size: np.ndarray = candidates["rows"] * float(facts.reduced * facts.element_bytes) * products_of(facts, candidates)
     return size

@@ -1,5 +1,5 @@
-"""Recurrences whose sums tensor cores can compute: one product of a stored state with weights, both of one type, 16-bit floats or float32 rounded to
-TF32."""
+"""Recurrences whose sums tensor cores can compute: products of stored states with weights, all of one type, 16-bit floats or float32 rounded to TF32;
+one product, or of joint loops one for each, of equal sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Load, Var, linear
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.gpu.recurrence.steps import exchanged_state, shared_form, stored_at
+from tilewright.kernels.gpu.recurrence.steps import exchanged_states, shared_form, stored_at
 from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.recurrence_form import RecurrenceFacts, RecurrenceForm
 from tilewright.kernels.schema import Form
@@ -40,8 +40,17 @@ class TensorRecurrenceFacts(Factors):
 
     @property
     def reduced(self) -> int:
-        ((_, size),) = self.sizes.products
-        return size
+        """Products that are summed for each gate."""
+        return self.sizes.products[0][1]
+
+    @property
+    def products(self) -> int:
+        """The number of products, each of a state and the weights of `product_gates` gates."""
+        return len(self.sizes.products)
+
+    @property
+    def product_gates(self) -> int:
+        return self.sizes.products[0][0]
 
     @property
     def gates(self) -> int:
@@ -64,22 +73,23 @@ def tensor_recurrence_form(problem: Problem, machine: Machine) -> Form[TensorRec
     """The form of a loop.
 
     Raises:
-        Unsuitable: as `shared_form`, and if the machine lacks the instructions, or the sums are no single product of states as they are stored.
+        Unsuitable: as `shared_form`, and if the machine lacks the instructions, or the sums are no products of equal sizes of states as they are
+            stored.
     """
     form = shared_form(problem)
     if not machine.has("sm_80"):
         raise Unsuitable(f"{machine.name} has no mma.sync with float32 sums of these shapes, which needs sm_80")
-    if len(form.products) != 1:
-        raise Unsuitable("its gates are sums of several products")
-    (product,), state = form.products, exchanged_state(form)
-    stored = {problem.values[state].dtype, problem.values[product.b].dtype}
+    if len(set(form.facts.products)) != 1:
+        raise Unsuitable("its gates are sums of several products of different sizes")
+    states = exchanged_states(form)
+    stored = {problem.values[name].dtype for name in (*states, *(product.b for product in form.products))}
     kind = next((kind for kind, shape in SHAPES.items() if {shape.stored} == stored), None)
-    if kind is None or not _is_plain(product.a):
+    if kind is None or not all(_is_plain(product.a) for product in form.products):
         raise Unsuitable("states and weights are not of one type, float32 or of 16 bits")
     facts = TensorRecurrenceFacts(form.facts, kind)
     if facts.reduced != form.facts.units or facts.reduced % facts.deep:
         raise Unsuitable(f"{facts.reduced} elements of a state are no multiple of {facts.deep}")
-    if not _is_aligned(form, state, facts.vector):
+    if not all(_is_aligned(form, state, facts.vector) for state in states):
         raise Unsuitable("states of a sequence are not adjacent, or vectors of them not aligned")
     return Form(facts, TensorRecurrenceForm(form, facts))
 

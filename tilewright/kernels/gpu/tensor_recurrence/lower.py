@@ -16,7 +16,7 @@ fragments: four lanes load 64 bytes of a row, and nothing of the states passes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.barriers import shared_loads
@@ -24,12 +24,13 @@ from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, M, N, mma, round_t
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import TRUE, ZERO, Const, Expr, Load, Var, binary, compare, index_const, mod
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Place, Statement, Store, block_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Place, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.recurrence.steps import Steps, lower_steps, stored_at
 from tilewright.kernels.gpu.tensor_recurrence.form import LANES_OF_ROW, TensorRecurrenceFacts, TensorRecurrenceForm
 from tilewright.kernels.gpu.tensor_recurrence.space import PADDING, WARP, TensorRecurrenceSchedule
+from tilewright.kernels.recurrence_form import RecurrenceForm
 
 FRAGMENTS = 2
 """Fragments along what is reduced of which a lane loads its elements of a row together."""
@@ -42,13 +43,17 @@ def lower_tensor_recurrence(problem: Problem, form: TensorRecurrenceForm, schedu
         Unsuitable: if the blocks cannot all be resident, or have no whole matrices.
     """
     sizes = form.facts.sizes
-    blocks = -(-sizes.units // schedule.units) * -(-sizes.rows // schedule.rows)
-    whole = not (schedule.units * sizes.gates % N or schedule.together % M or schedule.rows % schedule.together)
-    if not 1 < blocks <= machine.processors or not whole or schedule.warps < 1:
+    forms = form.recurrence.parts if schedule.divided else (form.recurrence,)
+    blocks = -(-sizes.units // schedule.units) * -(-sizes.rows // schedule.rows) * len(forms)
+    whole = not (schedule.units * form.facts.product_gates % N or schedule.together % M or schedule.rows % schedule.together)
+    if not 1 < blocks <= machine.processors or len(forms) != 1 + schedule.divided or not whole or schedule.warps < 1:
         raise Unsuitable(f"{schedule} is no schedule of {sizes.units} units and {sizes.rows} sequences on {machine.processors} processors")
     launch = Launch((blocks, 1, 1), (schedule.threads, 1, 1))
-    make = lambda weights, stored, counter: FragmentSums(form.recurrence, weights, stored, launch, counter, schedule, form.facts)  # noqa: E731
-    return lower_steps(problem, form.recurrence, str(schedule), launch, 0, make)
+
+    def make(own: RecurrenceForm, weights: tuple[str, ...], stored: Problem, counter: str) -> FragmentSums:
+        return FragmentSums(own, weights, stored, launch, counter, len(forms), schedule, replace(form.facts, sizes=own.facts))
+
+    return lower_steps(problem, forms, str(schedule), launch, 0, make)
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,11 @@ class FragmentSums(Steps):
 
     @property
     def first_unit(self) -> Expr:
-        return mod(block_variable(self.launch), -(-self.facts.sizes.units // self.units)) * self.units
+        return mod(self.block, -(-self.facts.sizes.units // self.units)) * self.units
 
     @property
     def first_row(self) -> Expr:
-        return block_variable(self.launch) // -(-self.facts.sizes.units // self.units) * self.rows
+        return self.block // -(-self.facts.sizes.units // self.units) * self.rows
 
     @property
     def lane(self) -> Expr:
@@ -89,8 +94,8 @@ class FragmentSums(Steps):
 
     @property
     def matrices(self) -> tuple[int, int]:
-        """Matrices of 16 sequences that are computed at a time, and of 8 gates and units."""
-        return self.schedule.together // M, self.columns // N
+        """Matrices of 16 sequences that are computed at a time, and of 8 gates of a product and units."""
+        return self.schedule.together // M, self.facts.product_gates * self.units // N
 
     @property
     def in_all(self) -> int:
@@ -126,6 +131,14 @@ class FragmentSums(Steps):
 
     def kept(self) -> list[Statement]:
         _, columns = self.matrices
+        loops = [self._weights(number) for number in range(self.facts.products)]
+        parts = self.schedule.warps * self.rows * (self.columns + PADDING)
+        count = self.facts.products * self.rounds * columns * FRAGMENTS * self.facts.shape.b.size
+        return [self._fragments("weights", count), *loops, Allocate(Buffer("parts", FLOAT32, parts, "shared"))]
+
+    def _weights(self, number: int) -> Statement:
+        """Loads the warp's part of the weights of a product."""
+        _, columns = self.matrices
         size = FRAGMENTS * self.facts.shape.b.size
         turn, j = Var("turn", self.rounds), Var("j", columns)
         column = j * N + self.lane // LANES_OF_ROW
@@ -134,13 +147,10 @@ class FragmentSums(Steps):
             unit = binary("min", unit, index_const(self.facts.sizes.units - 1))
         pair, _ = self._pair(turn)
         source = (gate * self.facts.sizes.units + unit) * self.facts.reduced + self._element(pair)
-        first = (turn * columns + j) * size
-        load = block(
-            shared_loads(Place("weights", first), [Place(self.weights[0], source)], self.facts.shape.stored), self._rounded("weights", first, size)
-        )
-        loops = For(turn, index_const(self.rounds), For(j, index_const(columns), load, "unroll"), "unroll")
-        parts = self.schedule.warps * self.rows * (self.columns + PADDING)
-        return [self._fragments("weights", self.rounds * columns * size), loops, Allocate(Buffer("parts", FLOAT32, parts, "shared"))]
+        first = ((turn + number * self.rounds) * columns + j) * size
+        stored = self.facts.shape.stored
+        load = block(shared_loads(Place("weights", first), [Place(self.weights[number], source)], stored), self._rounded("weights", first, size))
+        return For(turn, index_const(self.rounds), For(j, index_const(columns), load, "unroll"), "unroll")
 
     def sums(self) -> Block:
         rows, columns = self.matrices
@@ -150,17 +160,15 @@ class FragmentSums(Steps):
         size = FRAGMENTS * self.facts.shape.a.size
         first = tile * self.schedule.together if tile.extent != 1 else ZERO
         body = block(
-            self._fragments("states", self.rounds * rows * size),
-            self._states(first),
+            self._fragments("states", self.facts.products * self.rounds * rows * size),
+            [self._states(number, first) for number in range(self.facts.products)],
             Allocate(Buffer("acc", FLOAT32, count, "register")),
-            clear,
-            self._products(),
-            self._stored(first),
+            *([clear, self._products(number), self._stored(number, first)] for number in range(self.facts.products)),
         )
         return body if tile.extent == 1 else block(For(tile, index_const(tile.extent or 0), body))
 
-    def _states(self, first_row: Expr) -> Statement:
-        """Loads what the warp's rows of states from `first_row` of the block on have of its pairs of fragments."""
+    def _states(self, number: int, first_row: Expr) -> Statement:
+        """Loads what the warp's rows of a product's states from `first_row` of the block on have of its pairs of fragments."""
         sizes, form = self.facts.sizes, self.form
         rows, _ = self.matrices
         size = FRAGMENTS * self.facts.shape.a.size
@@ -170,19 +178,19 @@ class FragmentSums(Steps):
         def source(half: int) -> Place:
             row = self.first_row + first_row + i * M + half * (M // 2) + self.lane // LANES_OF_ROW
             row = binary("min", row, index_const(sizes.rows - 1)) if sizes.rows % self.rows else row
-            return Place(self.exchanged, stored_at(form, self.exchanged, form.step - 1, row, self._element(pair)))
+            return Place(self.exchanged[number], stored_at(form, self.exchanged[number], form.step - 1, row, self._element(pair)))
 
-        first = (turn * rows + i) * size
+        first = ((turn + number * self.rounds) * rows + i) * size
         load = block(shared_loads(Place("states", first), [source(0), source(1)], self.facts.shape.stored), self._rounded("states", first, size))
         return For(turn, index_const(self.rounds), For(i, index_const(rows), load, "unroll"), "unroll")
 
-    def _products(self) -> Statement:
-        """sums += states weights, for all pairs of fragments that the warp has."""
+    def _products(self, number: int) -> Statement:
+        """sums += states weights, for all pairs of fragments that the warp has of a product."""
         rows, columns = self.matrices
         shape = self.facts.shape
         turn, half, i, j = Var("turn", self.rounds), Var("half", FRAGMENTS), Var("i", rows), Var("j", columns)
-        a = ((turn * rows + i) * FRAGMENTS + half) * shape.a.size
-        b = ((turn * columns + j) * FRAGMENTS + half) * shape.b.size
+        a = (((turn + number * self.rounds) * rows + i) * FRAGMENTS + half) * shape.a.size
+        b = (((turn + number * self.rounds) * columns + j) * FRAGMENTS + half) * shape.b.size
         sums = Place("acc", (i * columns + j) * shape.sums.size)
         product: Statement = mma(self.facts.kind, sums, Place("states", a), Place("weights", b))
         for axis in (j, i, half):
@@ -190,14 +198,15 @@ class FragmentSums(Steps):
         _, exists = self._pair(turn)
         return For(turn, index_const(self.rounds), product if exists == TRUE else If(exists, product), "unroll")
 
-    def _stored(self, first_row: Expr) -> Statement:
-        """The warp's parts of the sums, in shared memory: lanes have the rows lane / 4 and 8 + lane / 4 of a fragment, and two adjacent columns."""
+    def _stored(self, number: int, first_row: Expr) -> Statement:
+        """The warp's parts of the sums of a product, in shared memory: lanes have the rows lane / 4 and 8 + lane / 4 of a fragment, and two adjacent
+        columns."""
         rows, columns = self.matrices
         size = self.facts.shape.sums.size
         i, j, half = Var("i", rows), Var("j", columns), Var("half", 2)
         row = first_row + i * M + half * (M // 2) + self.lane // LANES_OF_ROW
         pair = Load("acc", ((i * columns + j) * size + half * 2,), FLOAT32, 2)
-        store: Statement = Store("parts", self._part(self.warp, row, j * N + mod(self.lane, LANES_OF_ROW) * 2), pair)
+        store: Statement = Store("parts", self._part(self.warp, row, (j + number * columns) * N + mod(self.lane, LANES_OF_ROW) * 2), pair)
         for axis in (half, j, i):
             store = For(axis, index_const(axis.extent or 0), store, "unroll")
         return store
