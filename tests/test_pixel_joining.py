@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.compiled import Case, check_native
+from tests.gpu_cases import make_case, random, tensor
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Applied, after, randomised
 from tests.stand_ins import merges_of
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
+from tilewright.ir.computation import StepBuilder
 from tilewright.ir.region import Program, Region
+from tilewright.kernels.cpu.loops.space import LoopSchedule
+from tilewright.kernels.registry import lower
 from tilewright.partition.plan import plan_program
 
 
@@ -150,6 +154,9 @@ def test_long_chains_of_scalar_maxima_stay_loops() -> None:
     """A compiler takes many seconds for the 49 maxima here if they are unrolled."""
     (kernel,) = [kernel for name, kernel in planned(APART["greatest"]).kernels().items() if name.startswith("window")]
     assert "simd" in repr(kernel) and "unroll" not in repr(kernel)
-    windows = Case("windows", Applied(after(lambda y: F.avg_pool2d(y, 2)), nn.Conv2d(4, 16, 3)), (normal(1, 4, 9, 9),))
-    (kernel,) = [kernel for name, kernel in planned(windows).kernels().items() if name.startswith("window")]
+    x = random(0, 16, 16)
+    builder, image = StepBuilder("out"), tensor("x", x)
+    (result,) = builder.reduce("sum", (8, 8), (2, 2), lambda y, z, a, b: image(y * 2 + a, z * 2 + b))
+    windows = make_case("window", builder, result, {"x": x}, x.reshape(8, 2, 8, 2).sum((1, 3)))
+    (kernel,) = lower(windows.problem, LoopSchedule(16), machine("x86-avx512")).kernels
     assert "unroll" in repr(kernel)
