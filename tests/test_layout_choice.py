@@ -34,7 +34,7 @@ from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import MergeDecision, Program, Region
 from tilewright.partition import layout_choice, merges
-from tilewright.partition.layout_choice import Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
+from tilewright.partition.layout_choice import Alternative, Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, assign_layouts
 from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import plan_program, regions_of, through_torch
@@ -371,7 +371,7 @@ def test_predictions_decide_about_layouts_where_a_policy_says_so(monkeypatch: py
 def test_a_gpu_has_layouts_by_rule_where_no_measured_time_decides(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Judge, "believes", property(lambda self: not self.gpu))
     region = Region("r", "contraction", (), (), (), ("r",))
-    group = Group((), (region,), (region,))
+    group = Group((Alternative("v", BY_RULE, "another way"),), (region,), (region,))
     before, after = laying(graph_of(unpadded(), torch.randn(1, 6, 9, 8)))(BY_RULE), laying(graph_of(unpadded(), torch.randn(1, 6, 9, 8)))(BY_RULE)
     for by_prediction in (False, True):
         one = Judge(
