@@ -47,9 +47,11 @@ from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
 from tilewright.kernels.gpu.recurrence.steps import either
 from tilewright.kernels.schema import Options
+from tilewright.partition.context import Chooser
 from tilewright.partition.joint_loops import JOINT, decided, find_pairs, joint
 from tilewright.partition.merges import Memory
-from tilewright.partition.plan import Chooser, plan_program, without_kernels
+from tilewright.partition.plan import plan_program
+from tilewright.partition.without_kernels import without_kernels
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.toolchain.binary import Binary

@@ -37,7 +37,9 @@ from tilewright.partition import layout_choice, merges
 from tilewright.partition.layout_choice import Alternative, Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, assign_layouts
 from tilewright.partition.merges import Memory, Policy, Timed
-from tilewright.partition.plan import plan_program, regions_of, through_torch
+from tilewright.partition.plan import plan_program
+from tilewright.partition.regions import regions_of
+from tilewright.partition.without_kernels import through_torch
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 

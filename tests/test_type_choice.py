@@ -29,9 +29,11 @@ from tilewright.kernels.schema import USUAL
 from tilewright.partition.layout_choice import Judge
 from tilewright.partition.layouts import LaidOut, Storing, assign_layouts
 from tilewright.partition.merges import Timed
-from tilewright.partition.plan import plan_program, regions_of, through_torch
+from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import precision_of
+from tilewright.partition.regions import regions_of
 from tilewright.partition.type_choice import Types, choose_types
+from tilewright.partition.without_kernels import through_torch
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.selection.choice import choose
 from tilewright.toolchain.binary import Binary
