@@ -40,11 +40,12 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL
-from tilewright.partition import chains, plan
+from tilewright.partition import chains, plan, regions
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.paths import Uses, lines
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
+from tilewright.partition.predictions import Predictions
 from tilewright.partition.prologues import Prologues
 from tilewright.partition.siblings import Merged
 from tilewright.partition.strip_judge import between_kernels
@@ -69,7 +70,7 @@ def fusing(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(plan, "choose_prologues", lambda *_: Prologues()))
         stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
-            stack.enter_context(mock.patch.object(plan, "partition", _apart))
+            stack.enter_context(mock.patch.object(regions, "partition", _apart))
             stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, *_: Merged(graph)))
         yield
 
@@ -100,7 +101,7 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     """Predicted seconds of a network's regions, and the most that chains of `chains.LONGEST` regions could save of them."""
     native = machine("native")
     graph = simplify(read(*zoo.build(network, batch)).graph)[0]
-    predictions = plan._Predictions(choose, native, threads, USUAL, Stages())
+    predictions = Predictions(choose, native, threads, USUAL, Stages())
     laid_out, context = predictions.laid_out(graph, AS_COMPUTED), predictions.context(graph, AS_COMPUTED)
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains

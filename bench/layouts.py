@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import tilewright
 from bench.common import Contender, compare, write_results
 from tilewright.ir.graph import Graph
-from tilewright.partition import plan
+from tilewright.partition import predictions
 from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives
 from tilewright.partition.layouts import BY_RULE
 
@@ -76,7 +76,7 @@ def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None) -> 
         known[:] = find_alternatives(graph, plain, replace(judge, measuring=True))
         return Chosen(plain if number is None else laid(known[number].storing))
 
-    with mock.patch.object(plan, "choose_layouts", chosen):
+    with mock.patch.object(predictions, "choose_layouts", chosen):
         return tilewright.compile(module, (x,), "native", threads=threads), known
 
 

@@ -16,7 +16,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import JoinDecision
-from tilewright.partition.plan import lay_out
+from tilewright.partition.regions import lay_out
 
 
 class Function(nn.Module):

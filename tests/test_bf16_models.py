@@ -21,8 +21,9 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import host_cpu, machine
 from tilewright.ir.graph import Value
 from tilewright.ir.region import Region
-from tilewright.partition.plan import lay_out, plan_program
+from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import BFLOAT16_ISA, Precision
+from tilewright.partition.regions import lay_out
 from tilewright.runtime import artifact, cpu
 from tilewright.runtime.loadable import LoadableKernel
 

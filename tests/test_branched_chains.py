@@ -34,9 +34,11 @@ from tilewright.partition.canonical import canonical
 from tilewright.partition.canonical import key_of as canonical_key
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
 from tilewright.partition.paths import Uses, connected, joined, lines, sorted_regions
-from tilewright.partition.plan import lay_out, plan_program, without_kernels
+from tilewright.partition.plan import plan_program
+from tilewright.partition.regions import lay_out
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.strips import dims_of, is_path
+from tilewright.partition.without_kernels import without_kernels
 from tilewright.report.explanation import stage_lines
 from tilewright.runtime import artifact
 from tilewright.selection.choice import choose

@@ -34,7 +34,8 @@ from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
 from tilewright.partition.merges import Merge
 from tilewright.partition.paths import joined
-from tilewright.partition.plan import lay_out, plan_program
+from tilewright.partition.plan import plan_program
+from tilewright.partition.regions import lay_out
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.strips import Rows, dims_of
 from tilewright.report.explanation import explanation
@@ -321,7 +322,7 @@ def test_a_constant_that_strips_pack_in_two_ways_is_saved(tmp_path: Any) -> None
 
 
 def test_a_chain_that_does_not_compile_runs_through_pytorch() -> None:
-    from tilewright.partition.plan import without_kernels
+    from tilewright.partition.without_kernels import without_kernels
 
     module, x = inverted(16, 32).eval(), torch.randn(1, 16, 12, 12)
     with always(4):

@@ -29,7 +29,9 @@ from tilewright.ir.region import Program
 from tilewright.partition.canonical import canonical
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.plan import lay_out, plan_program, through_torch
+from tilewright.partition.plan import plan_program
+from tilewright.partition.regions import lay_out
+from tilewright.partition.without_kernels import through_torch
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.gpu import _Segment
 from tilewright.runtime.loadable import loadable

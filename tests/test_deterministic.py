@@ -27,7 +27,8 @@ from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.schema import AnySchema, Numerics
-from tilewright.partition.plan import IN_NO_ORDER, plan_program
+from tilewright.partition.lowering import IN_NO_ORDER
+from tilewright.partition.plan import plan_program
 from tilewright.report.explanation import explanation
 from tilewright.runtime.artifact import read as read_artifact
 from tilewright.selection.choice import choose, rank

@@ -33,7 +33,8 @@ from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.registry import lower
 from tilewright.partition.canonical import canonical
-from tilewright.partition.plan import Chooser, plan_program
+from tilewright.partition.context import Chooser
+from tilewright.partition.plan import plan_program
 from tilewright.partition.tile_judge import shared_processor
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice

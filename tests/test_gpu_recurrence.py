@@ -41,7 +41,8 @@ from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of, thread_weights
 from tilewright.kernels.gpu.recurrence.steps import without_division
 from tilewright.kernels.recurrence_form import RecurrenceFacts
-from tilewright.partition.plan import Chooser, plan_program
+from tilewright.partition.context import Chooser
+from tilewright.partition.plan import plan_program
 from tilewright.runtime.driver import LAUNCH_COOPERATIVE
 from tilewright.runtime.loadable import LoadableProgram, loadable, loadable_kernel
 from tilewright.selection.choice import choose, rank

@@ -28,7 +28,7 @@ from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.plan import Chooser
+from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.toolchain.binary import SourceFile

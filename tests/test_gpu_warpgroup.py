@@ -32,7 +32,7 @@ from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
-from tilewright.partition.plan import Chooser
+from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.problems import convolution_problem

@@ -21,7 +21,7 @@ from tilewright.errors import CacheError, InternalFault
 from tilewright.frontend import torch_export, torch_import
 from tilewright.hardware import machine
 from tilewright.kernels import registry
-from tilewright.partition import fusion, joining, plan
+from tilewright.partition import fusion, joining, loops, lowering, predictions, regions
 from tilewright.runtime.executable import Executable
 from tilewright.selection import choice
 from tilewright.tuning.problems import key_of
@@ -86,13 +86,13 @@ def breaks_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "partition": (plan, "partition"),
-    "layouts": (plan, "assign_layouts"),
-    "pitch": (plan, "with_cache_padding"),
+    "partition": (regions, "partition"),
+    "layouts": (predictions, "assign_layouts"),
+    "pitch": (predictions, "with_cache_padding"),
     "judging a join": (joining.RowJudge, "__call__"),
-    "choosing": (plan, "choose"),
-    "lowering": (plan, "lower_for_images"),
-    "unfolding a loop": (plan, "unfold"),
+    "choosing": (predictions, "choose"),
+    "lowering": (lowering, "lower_for_images"),
+    "unfolding a loop": (loops, "unfold"),
     "printing": (pipeline, "kernel_source"),
     "simplifying": (pipeline, "simplify"),
     "compiling": (pipeline, "compile_kernels"),
@@ -118,9 +118,9 @@ def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, T
 def test_each_region_on_its_own(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each region in turn fails to lower: the warning names its nodes, the plan gives the reason, and the others keep their kernels."""
     subjects: list[str] = []
-    lower = plan._lower
+    lower = lowering._lower
     for number in range(30):
-        monkeypatch.setattr(plan, "_lower", breaks_at(number, lower))  # that of chains too, whose kernels come from their judge
+        monkeypatch.setattr(lowering, "_lower", breaks_at(number, lower))  # that of chains too, whose kernels come from their judge
         executable, said = compiled(*model)
         regions = executable.image.program.regions
         assert len(said) <= 1 and sum(region.kind != "torch" for region in regions) > 3
@@ -139,7 +139,7 @@ def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [random_case(seed) for seed in range(60, 72)]
     module, inputs = together(cases)
     calls, lower = itertools.count(), registry.lower
-    monkeypatch.setattr(plan, "lower_for_images", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
+    monkeypatch.setattr(lowering, "lower_for_images", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
     executable, said = warned(lambda: tilewright.compile(module, inputs, target="native", threads=1))
     assert len(said) > 5
     with executable:
@@ -157,17 +157,17 @@ def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Mod
 def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline.simplify(pipeline.read(model[0], (model[1],)).graph)[0]
     everything = {key_of(problem) for problem in distinct_problems(graph, machine("native"), 1)}
-    monkeypatch.setattr(plan, "lower_for_images", breaks_at(1, registry.lower))
+    monkeypatch.setattr(lowering, "lower_for_images", breaks_at(1, registry.lower))
     _, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert len(said) == 1
-    monkeypatch.setattr(plan, "lower_for_images", broken)
+    monkeypatch.setattr(lowering, "lower_for_images", broken)
     problems, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert said and {key_of(problem) for problem in problems} <= everything
 
 
 def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = model
-    monkeypatch.setattr(plan, "_lower", breaks_at(1, plan._lower))
+    monkeypatch.setattr(lowering, "_lower", breaks_at(1, lowering._lower))
     monkeypatch.setattr(dynamo, "_reason_to_discard", lambda _: None)  # the graph is so small that it would be left to PyTorch without the region
     torch._dynamo.reset()
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.Monk
 
 def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     module, x = model
-    monkeypatch.setattr(plan, "lower_for_images", breaks_at(1, registry.lower))
+    monkeypatch.setattr(lowering, "lower_for_images", breaks_at(1, registry.lower))
     executable, said = warned(lambda: tilewright.compile(module, (x,), target="native", threads=1))
     assert said
     executable.save(tmp_path / "a.zip")
@@ -205,7 +205,7 @@ def test_what_is_meant_for_the_user_passes(
 
 def test_faults_fail_tests(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """As configured in pyproject.toml: if these warnings are errors, the first one ends the compilation, whatever encloses it."""
-    monkeypatch.setattr(plan, "lower_for_images", broken)
+    monkeypatch.setattr(lowering, "lower_for_images", broken)
     with pytest.raises(InternalFault, match="ZeroDivisionError"):
         tilewright.compile(model[0], (model[1],), target="native", threads=1)
     monkeypatch.setattr(fusion, "rows_of", broken)

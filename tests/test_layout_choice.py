@@ -37,7 +37,9 @@ from tilewright.partition import layout_choice, merges
 from tilewright.partition.layout_choice import Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, assign_layouts
 from tilewright.partition.merges import Memory, Policy, Timed
-from tilewright.partition.plan import plan_program, regions_of, through_torch
+from tilewright.partition.plan import plan_program
+from tilewright.partition.regions import regions_of
+from tilewright.partition.without_kernels import through_torch
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 
@@ -322,7 +324,7 @@ def test_a_cpu_copies_an_image_of_many_channels_that_is_not_padded() -> None:
 def by_rule(graph: Graph, target: Machine) -> float:
     """Predicted seconds without alternatives."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilewright.partition.plan.choose_layouts", lambda graph, laid, *_: Chosen(laid(BY_RULE)))
+        patch.setattr("tilewright.partition.predictions.choose_layouts", lambda graph, laid, *_: Chosen(laid(BY_RULE)))
         return sum(part.predicted_seconds for part in plan_program(graph, target, 1).regions)
 
 

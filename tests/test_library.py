@@ -29,7 +29,7 @@ from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
-from tilewright.partition import plan
+from tilewright.partition import loops
 from tilewright.partition.precision import BFLOAT16_ISA
 from tilewright.report.explanation import explanation
 from tilewright.runtime.executable import Executable
@@ -315,7 +315,7 @@ def test_loops_use_no_library(tmp_path: Path) -> None:
     """Even if records choose one: products before and after the loop are computed by a library."""
     (choice,) = rank(SIMPLE, NATIVE, THREADS, VENDOR).library
     context = SimpleNamespace(choose=lambda *_: choice)
-    assert plan._with_kernels(context)(SIMPLE, NATIVE, THREADS).schedule == rank(SIMPLE, NATIVE, THREADS).first().schedule  # type: ignore[arg-type]
+    assert loops._with_kernels(context)(SIMPLE, NATIVE, THREADS).schedule == rank(SIMPLE, NATIVE, THREADS).first().schedule  # type: ignore[arg-type]
     module, inputs = Recurrence(), (torch.randn(5, 3, 8),)
     executable = compiled(module, inputs, tmp_path / "records")
     (loop,) = (region for region in executable.plan.rows if region.kind == "loop")

@@ -21,7 +21,8 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Region
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.plan import lay_out, plan_program
+from tilewright.partition.plan import plan_program
+from tilewright.partition.regions import lay_out
 
 
 def laid_out(model: nn.Module | Callable[..., Any], *inputs: Tensor) -> tuple[Graph, LaidOut]:

@@ -19,7 +19,7 @@ from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.partition.canonical import canonical
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.plan import lay_out
+from tilewright.partition.regions import lay_out
 
 
 class HeadsInRows(nn.Module):

@@ -20,7 +20,7 @@ from tilewright.graph.table import OPERATORS
 from tilewright.hardware import machine
 from tilewright.ir.expr import Load
 from tilewright.partition.pieces import as_one_load
-from tilewright.partition.plan import lay_out
+from tilewright.partition.regions import lay_out
 
 
 def phases(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.partition.cache_padding import with_cache_padding
-from tilewright.partition.plan import lay_out
+from tilewright.partition.regions import lay_out
 
 
 def pitches(channels: int, target: str) -> set[int]:

@@ -33,8 +33,9 @@ from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition import prologues
 from tilewright.partition.merges import Memory, Policy, Timed
-from tilewright.partition.plan import lay_out, plan_program
+from tilewright.partition.plan import plan_program
 from tilewright.partition.prologues import PROLOGUE, choose_prologues, find_prologues
+from tilewright.partition.regions import lay_out
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
 

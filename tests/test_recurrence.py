@@ -31,7 +31,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.kernel import For, Kernel
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program
-from tilewright.partition.plan import Chooser, plan_program
+from tilewright.partition.context import Chooser
+from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 

@@ -19,7 +19,8 @@ from tilewright.ir.region import REGISTERS, TILE
 from tilewright.ir.stage import MEMORY, Edge, Flow, Stage, flow_of
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.plan import operators_apart, plan_program
+from tilewright.partition.plan import plan_program
+from tilewright.partition.predictions import operators_apart
 from tilewright.report.explanation import stage_lines
 from tilewright.runtime import artifact
 from tilewright.runtime.plan import PlanRow

@@ -38,7 +38,7 @@ from tilewright.kernels.gpu.tensor_recurrence.schema import TENSOR_RECURRENCE
 from tilewright.kernels.gpu.tensor_recurrence.space import TensorRecurrenceSchedule, shared_bytes_of
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 from tilewright.kernels.schema import USUAL, Options
-from tilewright.partition.plan import Chooser
+from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.toolchain.binary import Binary

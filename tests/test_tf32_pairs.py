@@ -34,7 +34,7 @@ from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.plan import Chooser
+from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.trials import Job, Trials

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import tilewright
 from tilewright.errors import IndexOutOfRange, InvalidInput
 from tilewright.ir.region import Program
-from tilewright.partition.plan import through_torch
+from tilewright.partition.without_kernels import through_torch
 from tilewright.runtime.executable import Executable
 
 Update = Callable[..., Any]

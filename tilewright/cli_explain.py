@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     width = console.width if console.is_terminal else None
     if options.fusion:
-        from tilewright.partition.plan import operators_apart
+        from tilewright.partition.predictions import operators_apart
 
         image, apart = subject.image, None
         if image.kernels:  # an artifact, which has none, does not know for which precision it was planned

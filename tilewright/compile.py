@@ -40,8 +40,9 @@ from tilewright.ir.region import Program
 from tilewright.kernels.schema import Numerics
 from tilewright.models import inputs_of, resolve
 from tilewright.partition.merges import Memory
-from tilewright.partition.plan import plan_program, through_torch, without_kernels
+from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import check_precision
+from tilewright.partition.without_kernels import through_torch, without_kernels
 from tilewright.runtime.buffers import SharedConstants
 from tilewright.runtime.dynamic import MOST_PROGRAMS, WAIT_SECONDS, Built, DynamicExecutable, Served
 from tilewright.runtime.executable import Executable, Image, check_threads, executable_of, image_of

@@ -27,7 +27,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.ir.space import Candidate, Comparison
 from tilewright.kernels.registry import has_registered, schema_of
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition.plan import Chooser
+from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.learned import cpu
 from tilewright.selection.ranking import Choice

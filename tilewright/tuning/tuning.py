@@ -25,9 +25,10 @@ from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.registry import library
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.apart import Apart, parts_of
+from tilewright.partition.context import Chooser, Recorded, deciding_once
 from tilewright.partition.judges import SCHEDULES, lower, ways_of
 from tilewright.partition.merges import Measured
-from tilewright.partition.plan import Chooser, Recorded, deciding_once, plan_program
+from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.stages import Stages

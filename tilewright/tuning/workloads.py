@@ -24,8 +24,8 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.canonical import canonical
-from tilewright.partition.plan import lay_out
 from tilewright.partition.precision import NARROW, PRECISIONS
+from tilewright.partition.regions import lay_out
 
 FOLLOWS = ("nothing", "bias", "relu", "silu", "gelu", "residual")
 """What follows a convolution or a linear layer in its region: nothing, a bias, a bias and that function, or a bias, an addition and ReLU."""

@@ -1,0 +1,157 @@
+"""Predicted seconds of a graph's regions, with layouts by prediction, when it is decided what runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+from tilewright.errors import contained
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Graph
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Region
+from tilewright.kernels.registry import schemas
+from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.partition.cache_padding import with_cache_padding
+from tilewright.partition.chains import Search, with_lines
+from tilewright.partition.context import Chooser, Context, canonical_problem
+from tilewright.partition.joining import RowJudge
+from tilewright.partition.judges import judge_of
+from tilewright.partition.layout_choice import Chosen, Decided, Judge, choose_layouts
+from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layouts, in_graph
+from tilewright.partition.merges import BY_MERGES, Memory, Policy, Timed
+from tilewright.partition.narrow_results import with_narrow_functions
+from tilewright.partition.precision import Precision, precision_of
+from tilewright.partition.regions import lay_out, regions_of
+from tilewright.partition.strip_judge import StripJudge
+from tilewright.partition.tile_judge import TileJudge
+from tilewright.selection.choice import choose
+from tilewright.stages import Stages
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predicted seconds of regions when it is decided what runs together. Each problem is ranked once: merged siblings and chains concern the same
+    regions."""
+
+    models: Chooser
+    machine: Machine
+    threads: int
+    numerics: Numerics
+    stages: Stages
+    measured: Chooser | None = None
+    """Chooses what trials measured, where that decides: between ways whose predictions are close."""
+    chains: bool = False
+    """Whether predictions decide about chains."""
+    replaced: frozenset[int] = frozenset()
+    """Numbers of the graph's outputs that replace inputs after a call."""
+    layouts: Decided | None = None
+    """What was decided about layouts for another size of the model."""
+    known: dict[object, float] = field(default_factory=dict)
+    graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
+    rows: dict[object, float] = field(default_factory=dict)
+    policy: Policy = BY_MERGES
+    decided: dict[tuple[int, frozenset[str]], Decided] = field(default_factory=dict)
+
+    def laid_out(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> LaidOut:
+        """The graph's regions, where contractions compute these results of maps, with layouts by prediction; those of a graph that was predicted are
+        planned."""
+        key = id(graph), prologues
+        if key not in self.graphs:
+            judge = RowJudge(
+                self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds,
+                self.policy,
+            )  # fmt: skip
+            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, prologues=prologues)
+            gpu = self.machine.is_gpu
+
+            def laid(storing: Storing) -> LaidOut:
+                found = assign_layouts(graph, parts, precision, storing=storing)
+                return with_narrow_functions(found) if gpu else with_cache_padding(graph, found, self.machine)
+
+            pinned = frozenset(graph.outputs[number] for number in self.replaced)
+            deciding = Judge(
+                partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None,
+                self.numerics.vendor, self.policy.predicted,
+            )  # fmt: skip
+            choosing = partial(choose_layouts, graph, laid, deciding, pinned, self.layouts)
+            chosen = contained("the model", "its layouts follow rules", choosing, lambda _: Chosen(laid(BY_RULE)))
+            self.graphs[key], self.decided[key] = (graph, chosen.laid_out), chosen.decided
+        return self.graphs[key][1]
+
+    def _timed(self, graph: Graph, laid_out: LaidOut, regions: Sequence[Region]) -> list[Timed]:
+        """The regions that kernels compute, with their seconds."""
+        context = Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+        return [
+            Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
+            for region in regions
+            if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
+        ]
+
+    def _chained_seconds(self, graph: Graph, before: LaidOut, after: LaidOut, names: frozenset[str]) -> tuple[float, float]:
+        """Predicted seconds in two partitions of all regions that named ones may be chained with, as chains where these are faster."""
+        names = with_lines(graph, (before, after), names)
+
+        def seconds(laid_out: LaidOut) -> float:
+            context = Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+
+            def predict(region: Region, winograd: bool) -> float:
+                return self.seconds(region, context, winograd)
+
+            return Search(graph, laid_out, predict, self.judge, lambda _: None, lambda _: None, Memory()).seconds(names)
+
+        return seconds(before), seconds(after)
+
+    @cached_property
+    def judge(self) -> StripJudge | TileJudge:
+        """Predicts chains."""
+        return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked)
+
+    def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> Context:
+        """The context of the graph's regions."""
+        laid_out = self.laid_out(graph, precision, prologues)
+        return Context(graph, laid_out.values, laid_out.layouts, self.machine, self.threads)
+
+    def of_regions(
+        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
+    ) -> list[Timed]:
+        """The graph's regions for which the function says true, with their seconds and those of the copies of their results (`Storing.apart`)."""
+        laid_out = self.laid_out(graph, precision, prologues)
+        copies = [region for region in laid_out.regions if region.inputs and region.outputs == (in_graph(region.inputs[0]),)]
+        names = {region.name for region in copies}
+        concerned = self._timed(graph, laid_out, [region for region in laid_out.regions if region.name not in names and concerns(region)])
+        copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
+        return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
+
+    def _measured_seconds(self, problem: Problem) -> float | None:
+        """Seconds that trials measured of a canonical problem; None without them."""
+        return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
+
+    def _measured_by_itself(self, region: Region, context: Context) -> float | None:
+        return self._measured_seconds(canonical_problem(region, context)[0])
+
+    def seconds(self, region: Region, context: Context, winograd: bool = True) -> float:
+        """Predicted seconds of the region by itself, with or without Winograd's algorithm."""
+        problem, key, _ = canonical_problem(region, context)
+        transforms = self.numerics.winograd and any(schema.transforms for schema in schemas(self.machine, region.kind))
+        winograd = winograd or not transforms  # the same ranking where no schema transforms
+        if (key, winograd) not in self.known:
+            chosen = self.models if winograd else partial(choose, numerics=replace(self.numerics, winograd=False))
+            choice = chosen(problem, self.machine, self.threads)
+            self.stages.ranked(choice.space.generated)
+            self.known[key, winograd] = choice.seconds
+        return self.known[key, winograd]
+
+
+def operators_apart(graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL) -> dict[str, float]:
+    """Predicted seconds of operators if each had kernels of its own, by the names of their nodes. Views and what PyTorch runs have none."""
+    laid_out = lay_out(graph, None, precision_of(precision, graph, machine), fused=False)
+    context = Context(graph, laid_out.values, laid_out.layouts, machine, threads)
+    predictions = Predictions(partial(choose, numerics=numerics), machine, threads, numerics, Stages())
+    seconds: dict[str, float] = {}
+    for region in laid_out.regions:
+        if region.nodes and region.kind not in ("torch", "loop") and all(laid_out.values[name].elements for name in region.outputs):
+            name = region.nodes[-1].name
+            seconds[name] = seconds.get(name, 0.0) + predictions.seconds(region, context)
+    return seconds
