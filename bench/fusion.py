@@ -45,6 +45,7 @@ from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.paths import Uses, lines
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
+from tilewright.partition.predictions import Predictions
 from tilewright.partition.prologues import Prologues
 from tilewright.partition.siblings import Merged
 from tilewright.partition.strip_judge import between_kernels

@@ -77,7 +77,7 @@ STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "importing the command line": ("tilewright.cli_tune:", COMPILE),
     "importing PyTorch": ("torch:", COMPILE),
     "exporting": ("torch.export:export", COMPILE),
-    "planning": ("tilewright.partition.plan:regions_of", COMPILE),
+    "planning": ("tilewright.partition.predictions:regions_of", COMPILE),
     "building": ("tilewright.toolchain.cache:KernelCache.get_or_build", COMPILE),
     "saving": ("zipfile:ZipFile.writestr", COMPILE),
     "explaining": ("tilewright.report.explanation:explanation", ("explain", "small_models:linear", "--html", "out/page.html")),

@@ -324,7 +324,7 @@ def test_a_cpu_copies_an_image_of_many_channels_that_is_not_padded() -> None:
 def by_rule(graph: Graph, target: Machine) -> float:
     """Predicted seconds without alternatives."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilewright.partition.plan.choose_layouts", lambda graph, laid, *_: Chosen(laid(BY_RULE)))
+        patch.setattr("tilewright.partition.predictions.choose_layouts", lambda graph, laid, *_: Chosen(laid(BY_RULE)))
         return sum(part.predicted_seconds for part in plan_program(graph, target, 1).regions)
 
 

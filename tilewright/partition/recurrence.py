@@ -1,7 +1,7 @@
 """A loop's body as one region: sums of products, then a map for each result, so that all steps of the loop can be one kernel.
 
 Everything between the products is inlined. Whether a kernel can be made of the region is decided by the schemas for regions of kind `loop`; whether
-it is faster than kernels of one step, by their predictions (`partition.plan.lower_loop`).
+it is faster than kernels of one step, by their predictions (`partition.loops.lower_loop`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
 def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None, width: int | None = None) -> Iterator[str]:
     """The merges of regions and the layouts that were considered, in order, with the predicted times of both ways; the partitions that trials
     compared; then the regions of several operators, with their times and those of kernels for each operator. `apart`: the latter's seconds by node
-    (`partition.plan.operators_apart`); None: not known. Lines that would be longer than `width` are continued."""
+    (`partition.predictions.operators_apart`); None: not known. Lines that would be longer than `width` are continued."""
     for line in _search_lines(image, name, apart):
         yield from folded(line, width, 9)
 
