@@ -40,7 +40,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL
-from tilewright.partition import chains, plan, predictions, regions
+from tilewright.partition import chains, plan, regions
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.paths import Uses, lines
 from tilewright.partition.plan import plan_program
@@ -71,7 +71,8 @@ def fusing(way: str) -> Iterator[None]:
         stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
             stack.enter_context(mock.patch.object(regions, "partition", _apart))
-            stack.enter_context(mock.patch.object(plan, "merge_siblings", lambda graph, *_: Merged(graph)))
+            for merging in ("merge_siblings", "join_loops"):
+                stack.enter_context(mock.patch.object(plan, merging, lambda graph, *_: Merged(graph)))
         yield
 
 
@@ -101,7 +102,7 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     """Predicted seconds of a network's regions, and the most that chains of `chains.LONGEST` regions could save of them."""
     native = machine("native")
     graph = simplify(read(*zoo.build(network, batch)).graph)[0]
-    predicted = predictions.Predictions(choose, native, threads, USUAL, Stages())
+    predictions = Predictions(choose, native, threads, USUAL, Stages())
     laid_out, context = predictions.laid_out(graph, AS_COMPUTED), predictions.context(graph, AS_COMPUTED)
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains
