@@ -9,7 +9,7 @@ from tilewright.analysis.cpu.assembly import parse
 from tilewright.analysis.cpu.instructions import CLASSES
 from tilewright.hardware import machine
 
-DATA = ("largest pooling", "softmax")
+DATA = ("largest pooling",)
 """Kernels without a guaranteed count because of data-dependent branches: a maximum, or the underflow of an exponential."""
 
 
