@@ -210,6 +210,21 @@ def test_a_loop_of_the_tail_is_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_loop_that_ends_by_data_is_refused() -> None:
+    """Its condition is computed from a tensor whose shape depends on data: in how many iterations it becomes false is not known."""
+    body = helper.make_graph(
+        [helper.make_node("Sub", ["v", "one"], ["w"]), helper.make_node("NonZero", ["w"], ["n"]), helper.make_node("Size", ["n"], ["s"]),
+         helper.make_node("Cast", ["s"], ["on"], to=TensorProto.BOOL)], "body",
+        [helper.make_tensor_value_info("k", TensorProto.INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("v", TensorProto.FLOAT, [4, 3])],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 3])],
+    )  # fmt: skip
+    nodes = [helper.make_node("Loop", ["times", "", "x"], ["y"], body=body)]
+    model = model_of(nodes, {"y": "float"}, {"times": np.array(3), "one": np.array(1, np.float32)}, [4, 3])
+    with pytest.raises(UnsupportedOperator, match="its condition is computed from a tensor whose shape depends on data"):
+        tilewright.compile(model, torch.ones(4, 3), "native")
+
+
 def changed(change: Any) -> Any:
     """A change of an artifact's manifest: of its tail's model."""
 
