@@ -40,7 +40,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Const, Var, index_const
 from tilewright.ir.graph import Graph
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
@@ -187,6 +187,8 @@ def test_what_both_halves_share() -> None:
         either(first, loop(stores[0]), loop(stores[1], 2))
     with pytest.raises(Unsuitable, match="keep different values"):
         either(first, Allocate(Buffer("a", "f32", 1, "register")), Allocate(Buffer("a", "f32", 2, "register")))
+    with pytest.raises(Unsuitable, match="keep different values"):
+        either(first, Block((Let(step, index_const(1)), stores[0])), Block((Let(step, index_const(2)), stores[0])))
 
 
 class Unlike(nn.Module):
