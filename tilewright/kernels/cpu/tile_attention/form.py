@@ -42,8 +42,9 @@ class TileAttentionFacts:
 
 @dataclass(frozen=True)
 class TileAttentionForm:
-    """`attention`: with queries as they are loaded; its logits are to be multiplied by `scale`, and `bare` if they are scores (`scale_apart`). `places`: what the address of a value depends on
-    besides the key and the element, each an axis or an axis divided by the heads that share values; `copies`: an axis for each."""
+    """`attention`: with queries as they are loaded; its logits are to be multiplied by `scale`, and are `bare` if they are scores (`scale_apart`).
+    `places`: what the address of a value depends on besides the key and the element, each an axis or an axis divided by the heads that share values;
+    `copies`: an axis for each."""
 
     attention: AttentionForm
     facts: TileAttentionFacts
