@@ -343,6 +343,30 @@ def test_which_loops_are_pairs() -> None:
     assert count(Two(nn.GRU(6, 6, bidirectional=True), nn.GRU(6, 6))) == 1
 
 
+class Crossing(nn.Module):
+    """The loops of a size are independent, but one of each reads one of the other size: at most one pair can be one loop."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.GRU(6, 8), nn.GRU(8, 4), nn.GRU(6, 4), nn.GRU(4, 8)
+        self.first = first
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.first:
+            found = self.b(self.a(x)[0])[0]
+            return found, self.d(self.c(x)[0])[0]
+        both = self.a(x)[0], self.c(x)[0]
+        return self.b(both[0])[0], self.d(both[1])[0]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_pairs_that_would_wait_for_one_another(first: bool) -> None:
+    module, x = Crossing(first), torch.randn(3, 2, 6)
+    program = joined(module, x, machine("x86-avx512"), 8)
+    assert len(loops(program)) == 3
+    check(module, x, program)
+
+
 def test_joint_bodies_name_their_values_apart() -> None:
     (pair,) = find_pairs(graph_of(nn.GRU(6, 6, bidirectional=True), torch.randn(4, 2, 6)))
     node = joint(*pair)

@@ -85,22 +85,25 @@ def _apart(loops: Sequence[TimedLoop]) -> list[Timed]:
 
 
 def find_pairs(graph: Graph) -> list[tuple[Node, Node]]:
-    """Pairs of independent loops of the same number of steps, with states and results of one shape and type: each loop with the next that fits."""
+    """Pairs of independent loops of the same number of steps, with states and results of one shape and type: each loop with the next that fits, and
+    that is independent of it where the pairs before are one loop each."""
     loops = [node for node in graph.nodes if node.operator == "scan" and node.attributes["length"] > 1]
     found: list[tuple[Node, Node]] = []
     paired: set[str] = set()
+    joined = graph
     for number, first in enumerate(loops):
         if first.name in paired or len(shapes := _shapes(first)) != 1:
             continue
-        later = _depending(graph, first)
+        later = _depending(joined, first)
         for second in loops[number + 1 :]:
-            free = second.name not in paired and second.name not in later
+            free = second.name not in paired and second.name not in later and first.name not in _depending(joined, second)
             if not free or second.attributes["length"] != first.attributes["length"] or _shapes(second) != shapes:
                 continue
             if any(name.startswith(_name((first, second))) for name in graph.values):  # names of ONNX files may be any
                 continue
             found.append((first, second))
             paired |= {first.name, second.name}
+            joined = _with(joined, [found[-1]])
             break
     return found
 
@@ -131,12 +134,11 @@ def _results(pair: tuple[Node, Node]) -> tuple[str, ...]:
 
 
 def _with(graph: Graph, pairs: Sequence[tuple[Node, Node]]) -> Graph:
-    """The graph with each pair as one loop in the place of its second one; readers of the first come after that."""
+    """The graph with each pair as one loop in the place of the later one; readers of the earlier one come after that."""
     nodes = list(graph.nodes)
     for pair in pairs:
-        first, second = pair
-        later = _depending(replace(graph, nodes=tuple(nodes)), first)
-        start, end = nodes.index(first), nodes.index(second)
+        start, end = sorted(map(nodes.index, pair))
+        later = _depending(replace(graph, nodes=tuple(nodes)), nodes[start])
         between = nodes[start + 1 : end]
         waiting = [node for node in between if node.name in later]
         nodes[start : end + 1] = [*(node for node in between if node.name not in later), joint(*pair), *waiting]
