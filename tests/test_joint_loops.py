@@ -42,14 +42,14 @@ from tilewright.ir.expr import Const, Var, index_const
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Store
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Program, Unsuitable
+from tilewright.ir.region import Program, Region, Unsuitable
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
 from tilewright.kernels.gpu.recurrence.steps import either
 from tilewright.kernels.schema import Options
 from tilewright.partition.context import Chooser
-from tilewright.partition.joint_loops import JOINT, decided, find_pairs, joint
-from tilewright.partition.merges import Memory
+from tilewright.partition.joint_loops import JOINT, TimedLoop, decided, find_pairs, join_loops, joint
+from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.without_kernels import without_kernels
 from tilewright.selection.choice import choose, rank
@@ -420,6 +420,23 @@ def test_what_was_decided_for_another_size() -> None:
     assert len(loops(plan_program(graph_of(module, torch.randn(20, 1, 128)), target, 8, memory=memory))) == 1
     assert set(memory.loops.values()) == {True}
     assert len(loops(plan_program(graph_of(module, torch.randn(21, 1, 128)), target, 1, memory=memory))) == 1
+
+
+def test_policies_leave_other_pairs_as_for_another_size() -> None:
+    """A policy about other merges has no pair predicted again, and one about a pair only that."""
+    graph = graph_of(nn.LSTM(6, 6, num_layers=2, bidirectional=True), torch.randn(3, 1, 6))
+    first, second = ((*one.outputs, *other.outputs) for one, other in find_pairs(graph))
+    asked: list[str] = []
+
+    def predict(graph: Graph, names: Any) -> dict[str, TimedLoop]:
+        asked.extend(names)
+        timed = Timed(Region("r", "loop", (), (), (), ()), 1.0)
+        return {name: TimedLoop(timed, False, "unknown", True) for name in names}
+
+    for policy, count in ((Policy(refused=frozenset({("other", first)})), 2), (Policy(refused=frozenset({(JOINT, first)})), 3)):
+        merged = join_loops(graph, predict, {first: True, second: True}, policy)
+        assert sum(node.operator == "scan" for node in merged.graph.nodes) == count
+    assert asked == [name for pair in find_pairs(graph)[:1] for name in (*(node.name for node in pair), joint(*pair).name)]
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------------

@@ -41,20 +41,22 @@ Predict = Callable[[Graph, Collection[str]], Mapping[str, TimedLoop]]
 
 def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, ...], bool] | None = None, policy: Policy = BY_MERGES) -> Merged:
     """Joins pairs of loops where one kernel for both is predicted, or was measured, to be faster. Graphs without such pairs cost nothing. `kept`: by
-    the results of each pair whether it was joined for another size of the model, which decides without a prediction if it is about all pairs, and
-    there is no other `policy`; otherwise what is decided here is added."""
+    the results of each pair whether it was joined for another size of the model, which decides without a prediction if it is about all pairs about
+    which the `policy` says nothing; otherwise what is decided here is added."""
     pairs = find_pairs(graph)
     if not pairs:
         return Merged(graph)
     kept = {} if kept is None else kept
-    if policy == BY_MERGES and all(_results(pair) in kept for pair in pairs):
-        return Merged(_with(graph, [pair for pair in pairs if kept[_results(pair)]]))
-    every = _with(graph, pairs)
-    before = predict(graph, [node.name for pair in pairs for node in pair])
-    after = predict(every, [_name(pair) for pair in pairs])
-    chosen = []
+    following = policy.as_kept(JOINT, map(_results, pairs), kept)
+    chosen = [pair for pair in pairs if _results(pair) in following and kept[_results(pair)]]
+    asked = [pair for pair in pairs if _results(pair) not in following]
+    if not asked:
+        return Merged(_with(graph, chosen))
+    every = _with(graph, asked)
+    before = predict(graph, [node.name for pair in asked for node in pair])
+    after = predict(every, [_name(pair) for pair in asked])
     decisions: dict[str, MergeDecision] = {}
-    for pair in pairs:
+    for pair in asked:
         results, told = _results(pair), f"{pair[0].name} and {pair[1].name} are independent loops"
         joint = after[_name(pair)]
         kept[results] = False
@@ -68,7 +70,7 @@ def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, .
         decisions[_name(pair) if both.taken else pair[0].name] = MergeDecision(results, both.taken, text, both.ways(JOINT))
         if both.taken:
             chosen.append(pair)
-    return Merged(every if len(chosen) == len(pairs) else _with(graph, chosen), MappingProxyType(decisions))
+    return Merged(_with(graph, chosen), MappingProxyType(decisions))
 
 
 def decided(graph: Graph, taken: bool) -> Policy:
