@@ -40,16 +40,16 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Const, Var, index_const
 from tilewright.ir.graph import Graph
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Store
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Program, Unsuitable
+from tilewright.ir.region import Program, Region, Unsuitable
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
 from tilewright.kernels.gpu.recurrence.space import shared_bytes_of
 from tilewright.kernels.gpu.recurrence.steps import either
 from tilewright.kernels.schema import Options
 from tilewright.partition.context import Chooser
-from tilewright.partition.joint_loops import JOINT, decided, find_pairs, joint
-from tilewright.partition.merges import Memory
+from tilewright.partition.joint_loops import JOINT, TimedLoop, decided, find_pairs, join_loops, joint
+from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.without_kernels import without_kernels
 from tilewright.selection.choice import choose, rank
@@ -187,6 +187,8 @@ def test_what_both_halves_share() -> None:
         either(first, loop(stores[0]), loop(stores[1], 2))
     with pytest.raises(Unsuitable, match="keep different values"):
         either(first, Allocate(Buffer("a", "f32", 1, "register")), Allocate(Buffer("a", "f32", 2, "register")))
+    with pytest.raises(Unsuitable, match="keep different values"):
+        either(first, Block((Let(step, index_const(1)), stores[0])), Block((Let(step, index_const(2)), stores[0])))
 
 
 class Unlike(nn.Module):
@@ -341,6 +343,30 @@ def test_which_loops_are_pairs() -> None:
     assert count(Two(nn.GRU(6, 6, bidirectional=True), nn.GRU(6, 6))) == 1
 
 
+class Crossing(nn.Module):
+    """The loops of a size are independent, but one of each reads one of the other size: at most one pair can be one loop."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.GRU(6, 8), nn.GRU(8, 4), nn.GRU(6, 4), nn.GRU(4, 8)
+        self.first = first
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.first:
+            found = self.b(self.a(x)[0])[0]
+            return found, self.d(self.c(x)[0])[0]
+        both = self.a(x)[0], self.c(x)[0]
+        return self.b(both[0])[0], self.d(both[1])[0]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_pairs_that_would_wait_for_one_another(first: bool) -> None:
+    module, x = Crossing(first), torch.randn(3, 2, 6)
+    program = joined(module, x, machine("x86-avx512"), 8)
+    assert len(loops(program)) == 3
+    check(module, x, program)
+
+
 def test_joint_bodies_name_their_values_apart() -> None:
     (pair,) = find_pairs(graph_of(nn.GRU(6, 6, bidirectional=True), torch.randn(4, 2, 6)))
     node = joint(*pair)
@@ -394,6 +420,23 @@ def test_what_was_decided_for_another_size() -> None:
     assert len(loops(plan_program(graph_of(module, torch.randn(20, 1, 128)), target, 8, memory=memory))) == 1
     assert set(memory.loops.values()) == {True}
     assert len(loops(plan_program(graph_of(module, torch.randn(21, 1, 128)), target, 1, memory=memory))) == 1
+
+
+def test_policies_leave_other_pairs_as_for_another_size() -> None:
+    """A policy about other merges has no pair predicted again, and one about a pair only that."""
+    graph = graph_of(nn.LSTM(6, 6, num_layers=2, bidirectional=True), torch.randn(3, 1, 6))
+    first, second = ((*one.outputs, *other.outputs) for one, other in find_pairs(graph))
+    asked: list[str] = []
+
+    def predict(graph: Graph, names: Any) -> dict[str, TimedLoop]:
+        asked.extend(names)
+        timed = Timed(Region("r", "loop", (), (), (), ()), 1.0)
+        return {name: TimedLoop(timed, False, "unknown", True) for name in names}
+
+    for policy, count in ((Policy(refused=frozenset({("other", first)})), 2), (Policy(refused=frozenset({(JOINT, first)})), 3)):
+        merged = join_loops(graph, predict, {first: True, second: True}, policy)
+        assert sum(node.operator == "scan" for node in merged.graph.nodes) == count
+    assert asked == [name for pair in find_pairs(graph)[:1] for name in (*(node.name for node in pair), joint(*pair).name)]
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------------

@@ -210,6 +210,21 @@ def test_a_loop_of_the_tail_is_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_loop_that_ends_by_data_is_refused() -> None:
+    """Its condition is computed from a tensor whose shape depends on data: in how many iterations it becomes false is not known."""
+    body = helper.make_graph(
+        [helper.make_node("Sub", ["v", "one"], ["w"]), helper.make_node("NonZero", ["w"], ["n"]), helper.make_node("Size", ["n"], ["s"]),
+         helper.make_node("Cast", ["s"], ["on"], to=TensorProto.BOOL)], "body",
+        [helper.make_tensor_value_info("k", TensorProto.INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("v", TensorProto.FLOAT, [4, 3])],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 3])],
+    )  # fmt: skip
+    nodes = [helper.make_node("Loop", ["times", "", "x"], ["y"], body=body)]
+    model = model_of(nodes, {"y": "float"}, {"times": np.array(3), "one": np.array(1, np.float32)}, [4, 3])
+    with pytest.raises(UnsupportedOperator, match="its condition is computed from a tensor whose shape depends on data"):
+        tilewright.compile(model, torch.ones(4, 3), "native")
+
+
 def changed(change: Any) -> Any:
     """A change of an artifact's manifest: of its tail's model."""
 
@@ -222,20 +237,38 @@ def changed(change: Any) -> Any:
     return of
 
 
-def external(model: Any, tail: Any) -> None:
-    tensor = model.graph.initializer.add()
+SECRET = "secret.bin"
+
+
+def outside(tensor: Any) -> None:
+    """Makes a tensor one whose elements are in a file of the working directory."""
     tensor.CopyFrom(numpy_helper.from_array(np.zeros(2, np.float32), "secret"))
     tensor.data_location = TensorProto.EXTERNAL
     entry = tensor.external_data.add()
-    entry.key, entry.value = "location", "../../etc/passwd"
+    entry.key, entry.value = "location", SECRET
     tensor.ClearField("raw_data")
+
+
+def sparse(tensor: Any) -> None:
+    """Makes a sparse tensor one whose values are in another file."""
+    tensor.dims.append(2)
+    outside(tensor.values)
+    tensor.indices.CopyFrom(numpy_helper.from_array(np.arange(2)))
+
+
+def constant(model: Any, tail: Any) -> None:
+    """Adds a constant whose sparse values are in another file."""
+    node = model.graph.node.add(op_type="Constant", output=["secret"])
+    sparse(node.attribute.add(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR).sparse_tensor)
 
 
 BAD = {
     "a loop": changed(lambda model, tail: model.graph.node.append(helper.make_node("Loop", [], []))),
     "text": changed(lambda model, tail: setattr(model.graph.node[0], "op_type", "TfIdfVectorizer")),
     "another domain": changed(lambda model, tail: setattr(model.graph.node[0], "domain", "com.microsoft")),
-    "another file": changed(external),
+    "another file": changed(lambda model, tail: outside(model.graph.initializer.add())),
+    "sparse weights in another file": changed(lambda model, tail: sparse(model.graph.sparse_initializer.add())),
+    "a sparse constant in another file": changed(constant),
     "fewer inputs": changed(lambda model, tail: tail["inputs"].pop()),
     "an output that is not there": changed(lambda model, tail: tail["inputs"].__setitem__(0, 99)),
     "no model": lambda manifest: manifest["signature"]["tail"].update(model="?"),
@@ -245,7 +278,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_an_artifact_with_another_tail_is_refused(what: str, tmp_path: Path) -> None:
+def test_an_artifact_with_another_tail_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SECRET).write_bytes(bytes(8))
     tilewright.compile(detector(), torch.ones(1, 3, 8, 8), "native").save(tmp_path / "m")
     rewrite_manifest(tmp_path / "m", BAD[what])
     with pytest.raises(InvalidArtifact) as caught:

@@ -21,7 +21,7 @@ from tests.gpu_cases import Case, execute
 from tests.instruction_values import assert_bits
 from tests.operator_cases import Applied
 from tests.test_attention import CASES as FLOAT32_CASES
-from tests.test_attention import attend, operands, softmax
+from tests.test_attention import attend, holes, masked, operands, softmax
 from tests.test_half_modules import assert_as_good_as_eager, in_type
 from tests.test_tensor_attention import CASES as TENSOR_CASES
 from tests.test_tensor_attention import ERRORS, case_of
@@ -125,6 +125,7 @@ def test_instructions_are_those_of_the_machine(tmp_path: Path) -> None:
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     **{name: case for name, case in TENSOR_CASES.items() if name != "odd sizes"},
     **{name: case for name, case in FLOAT32_CASES.items() if name.startswith(("not finite", "bias", "large"))},
+    "rows of least numbers": (masked, (*operands(), torch.where(holes(1, 1, 20, 37), 0.5, torch.finfo(torch.bfloat16).min))),
     "sixteen keys": (attend, operands(5, 16, 32)),
     "more columns than a vector": (attend, operands(40, 70, 40, columns=72)),
     "values across": (lambda q, k, v: softmax(q, k, v.transpose(-1, -2), lambda s: s), (*operands()[:2], torch.randn(1, 2, 24, 37))),

@@ -15,12 +15,14 @@ import onnx
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import axis_of
 from tilewright.frontend.onnx_proto import attributes_of
+from tilewright.frontend.onnx_tail import Later
 from tilewright.frontend.reading import check_computed
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Graph, Value
 
 Environment = MutableMapping[str, Any]
-"""Tensors by name: a Value, an array of known elements, None where an optional one is absent, or a mark for results of unsupported nodes."""
+"""Tensors by name: a Value, an array of known elements, None where an optional one is absent, a tensor of the tail, or a mark for results of
+unsupported nodes."""
 
 
 class Reader(Protocol):
@@ -61,6 +63,8 @@ def _branch(
 def _known(reader: Reader, operand: Any, what: str) -> np.ndarray:
     if isinstance(operand, Value):
         raise reader.specialise(operand, what)
+    if isinstance(operand, Later):
+        raise Unsupported(f"{what} is computed from a tensor whose shape depends on data")
     return np.asarray(operand)
 
 

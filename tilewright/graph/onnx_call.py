@@ -79,7 +79,9 @@ def may_run(node: Any) -> bool:
 
 def _names_files(graph: Any) -> bool:
     attributes = [attribute for node in graph.node for attribute in node.attribute]
+    sparse = [*graph.sparse_initializer, *(tensor for a in attributes for tensor in (a.sparse_tensor, *a.sparse_tensors))]
     tensors = [*graph.initializer, *(tensor for a in attributes for tensor in (a.t, *a.tensors))]
+    tensors += [part for tensor in sparse for part in (tensor.values, tensor.indices)]
     return any(tensor.data_location == tensor.EXTERNAL for tensor in tensors) or any(_names_files(a.g) for a in attributes if a.HasField("g"))
 
 

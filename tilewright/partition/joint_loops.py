@@ -41,20 +41,22 @@ Predict = Callable[[Graph, Collection[str]], Mapping[str, TimedLoop]]
 
 def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, ...], bool] | None = None, policy: Policy = BY_MERGES) -> Merged:
     """Joins pairs of loops where one kernel for both is predicted, or was measured, to be faster. Graphs without such pairs cost nothing. `kept`: by
-    the results of each pair whether it was joined for another size of the model, which decides without a prediction if it is about all pairs, and
-    there is no other `policy`; otherwise what is decided here is added."""
+    the results of each pair whether it was joined for another size of the model, which decides without a prediction if it is about all pairs about
+    which the `policy` says nothing; otherwise what is decided here is added."""
     pairs = find_pairs(graph)
     if not pairs:
         return Merged(graph)
     kept = {} if kept is None else kept
-    if policy == BY_MERGES and all(_results(pair) in kept for pair in pairs):
-        return Merged(_with(graph, [pair for pair in pairs if kept[_results(pair)]]))
-    every = _with(graph, pairs)
-    before = predict(graph, [node.name for pair in pairs for node in pair])
-    after = predict(every, [_name(pair) for pair in pairs])
-    chosen = []
+    following = policy.as_kept(JOINT, map(_results, pairs), kept)
+    chosen = [pair for pair in pairs if _results(pair) in following and kept[_results(pair)]]
+    asked = [pair for pair in pairs if _results(pair) not in following]
+    if not asked:
+        return Merged(_with(graph, chosen))
+    every = _with(graph, asked)
+    before = predict(graph, [node.name for pair in asked for node in pair])
+    after = predict(every, [_name(pair) for pair in asked])
     decisions: dict[str, MergeDecision] = {}
-    for pair in pairs:
+    for pair in asked:
         results, told = _results(pair), f"{pair[0].name} and {pair[1].name} are independent loops"
         joint = after[_name(pair)]
         kept[results] = False
@@ -68,7 +70,7 @@ def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, .
         decisions[_name(pair) if both.taken else pair[0].name] = MergeDecision(results, both.taken, text, both.ways(JOINT))
         if both.taken:
             chosen.append(pair)
-    return Merged(every if len(chosen) == len(pairs) else _with(graph, chosen), MappingProxyType(decisions))
+    return Merged(_with(graph, chosen), MappingProxyType(decisions))
 
 
 def decided(graph: Graph, taken: bool) -> Policy:
@@ -85,22 +87,25 @@ def _apart(loops: Sequence[TimedLoop]) -> list[Timed]:
 
 
 def find_pairs(graph: Graph) -> list[tuple[Node, Node]]:
-    """Pairs of independent loops of the same number of steps, with states and results of one shape and type: each loop with the next that fits."""
+    """Pairs of independent loops of the same number of steps, with states and results of one shape and type: each loop with the next that fits, and
+    that is independent of it where the pairs before are one loop each."""
     loops = [node for node in graph.nodes if node.operator == "scan" and node.attributes["length"] > 1]
     found: list[tuple[Node, Node]] = []
     paired: set[str] = set()
+    joined = graph
     for number, first in enumerate(loops):
         if first.name in paired or len(shapes := _shapes(first)) != 1:
             continue
-        later = _depending(graph, first)
+        later = _depending(joined, first)
         for second in loops[number + 1 :]:
-            free = second.name not in paired and second.name not in later
+            free = second.name not in paired and second.name not in later and first.name not in _depending(joined, second)
             if not free or second.attributes["length"] != first.attributes["length"] or _shapes(second) != shapes:
                 continue
             if any(name.startswith(_name((first, second))) for name in graph.values):  # names of ONNX files may be any
                 continue
             found.append((first, second))
             paired |= {first.name, second.name}
+            joined = _with(joined, [found[-1]])
             break
     return found
 
@@ -131,12 +136,11 @@ def _results(pair: tuple[Node, Node]) -> tuple[str, ...]:
 
 
 def _with(graph: Graph, pairs: Sequence[tuple[Node, Node]]) -> Graph:
-    """The graph with each pair as one loop in the place of its second one; readers of the first come after that."""
+    """The graph with each pair as one loop in the place of the later one; readers of the earlier one come after that."""
     nodes = list(graph.nodes)
     for pair in pairs:
-        first, second = pair
-        later = _depending(replace(graph, nodes=tuple(nodes)), first)
-        start, end = nodes.index(first), nodes.index(second)
+        start, end = sorted(map(nodes.index, pair))
+        later = _depending(replace(graph, nodes=tuple(nodes)), nodes[start])
         between = nodes[start + 1 : end]
         waiting = [node for node in between if node.name in later]
         nodes[start : end + 1] = [*(node for node in between if node.name not in later), joint(*pair), *waiting]

@@ -42,12 +42,14 @@ class TileAttentionFacts:
 
 @dataclass(frozen=True)
 class TileAttentionForm:
-    """`attention`: with queries as they are loaded; its logits are to be multiplied by `scale`. `places`: what the address of a value depends on
-    besides the key and the element, each an axis or an axis divided by the heads that share values; `copies`: an axis for each."""
+    """`attention`: with queries as they are loaded; its logits are to be multiplied by `scale`, and are `bare` if they are scores (`scale_apart`).
+    `places`: what the address of a value depends on besides the key and the element, each an axis or an axis divided by the heads that share values;
+    `copies`: an axis for each."""
 
     attention: AttentionForm
     facts: TileAttentionFacts
     scale: float
+    bare: bool
     places: tuple[Expr, ...]
     copies: tuple[Var, ...]
 
@@ -79,7 +81,7 @@ def tile_attention_form(problem: Problem, machine: Machine) -> Form[TileAttentio
     form: AttentionForm = found.parts
     if {*form.stored, problem.values[form.output].dtype} != {FACTOR} or form.dtype != FLOAT32:
         raise Unsuitable("keys, values and results are not all stored in bfloat16")
-    form, scale, _ = scale_apart(form)
+    form, scale, bare = scale_apart(form)
     chunk = chunk_of(form.facts.r)
     if len(form.r) != 1 or not chunk or coefficient(form.k.index[0], form.r[0]) != 1 or not (coefficient(form.k.index[0], form.n) or 0):
         raise Unsuitable("keys are no even number of adjacent elements at a distance")
@@ -95,7 +97,7 @@ def tile_attention_form(problem: Problem, machine: Machine) -> Form[TileAttentio
     adjacent = coefficient(form.v.index[0], form.d[0]) == 1 and form.facts.d >= vectors.LANES
     copied = prod(axis.extent or 0 for axis in copies) * form.facts.n * form.facts.d
     facts = TileAttentionFacts(replace(form.facts, element_bytes=size_of(FLOAT32)), chunk, copied, adjacent)
-    return Form(facts, TileAttentionForm(form, facts, scale, places, copies))
+    return Form(facts, TileAttentionForm(form, facts, scale, bare, places, copies))
 
 
 assert vectors.LANES == TILE_CHANNELS

@@ -147,7 +147,7 @@ class _Tiles(QueryTiles):
     def __init__(self, form: TileAttentionForm, schedule: TileAttentionSchedule, values: str) -> None:
         super().__init__(form.attention, schedule.vectors, LANES, schedule.keys, form.facts.columns)
         self.chunk, self.values = form.facts.chunk, values
-        self.scale = Const(form.scale * log2(e), self.dtype)
+        self.scale, self.bare = Const(form.scale * log2(e), self.dtype), form.bare
         blocks = form.facts.key_blocks
         extents = [axis.extent or 1 for axis in form.copies]
         self.first_value = _flat([*zip(form.places, extents, strict=True)]) * (blocks * self.columns * CHUNK)
@@ -255,13 +255,13 @@ class _Tiles(QueryTiles):
     # -- blocks of keys --
 
     def tile_of_keys(self, start: Expr, count: int, logit: Expr) -> Block:
-        """As in the module's docstring. `best` is the greatest logit, then times the scale, as in the exponents."""
+        """As in the module's docstring. `best` is the greatest logit, then as it is in the exponents."""
         lanes, fresh = self.lanes, Var("fresh", None, self.dtype, self.lanes)
         line, d = self.v * lanes, Var("d", self.columns)
         rescaled = self.each(
             Let(fresh, Apply("max", (self.held("greatest"), self.held("best")), self.dtype, lanes)),
-            Store("best", line, finite(fresh) * self.scale),
-            Store("factor", line, self.held("greatest") * self.scale - self.held("best")),
+            Store("best", line, finite(fresh) * self.scale if self.bare else finite(fresh)),
+            Store("factor", line, self._exponent(self.held("greatest"))),
             power_of_two(Place("factor", line)),
             Store("greatest", line, fresh),
             Store("total", line, self.held("total") * self.held("factor")),
@@ -276,6 +276,11 @@ class _Tiles(QueryTiles):
             self._weights(count),
             self._sums(start, count),
         )
+
+    def _exponent(self, logit: Expr) -> Expr:
+        """The power of two that a logit's weight is, relative to that of the greatest. A bare score takes one multiply-add; other logits are
+        subtracted first, since a mask may have added numbers that must not grow."""
+        return logit * self.scale - self.held("best") if self.bare else (logit - self.held("best")) * self.scale
 
     def greater(self, value: Expr) -> Statement:
         held = Buffer("logit", self.dtype, self.lanes, "register", self.lanes)
@@ -313,7 +318,7 @@ class _Tiles(QueryTiles):
             logit = self.held(SCORES, number * 2 + which)
             power = Load(POWERS, (place,), self.dtype, self.lanes)
             if which < keys:
-                powers += [Store(POWERS, place, logit * self.scale - self.held("best")), power_of_two(Place(POWERS, place))]
+                powers += [Store(POWERS, place, self._exponent(logit)), power_of_two(Place(POWERS, place))]
                 powers.append(Store("total", self.v * self.lanes, self.held("total") + power))
             else:
                 powers.append(Store(POWERS, place, self.zero))

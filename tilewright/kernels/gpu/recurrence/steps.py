@@ -297,7 +297,7 @@ def either(condition: Expr, one: Statement, other: Statement) -> Statement:
     """One statement or the other: what they share stands outside of the condition, barriers in any case.
 
     Raises:
-        Unsuitable: if they allocate different buffers.
+        Unsuitable: if they allocate different buffers, or name different values that later statements may read.
     """
     if one == other:
         return one
@@ -309,7 +309,7 @@ def either(condition: Expr, one: Statement, other: Statement) -> Statement:
         if isinstance(one, If) and isinstance(other, If) and (one.condition, one.otherwise) == (other.condition, other.otherwise):
             return replace(one, then=either(condition, one.then, other.then))
         raise Unsuitable("its parts meet at different barriers")
-    if isinstance(one, Allocate) or isinstance(other, Allocate):
+    if isinstance(one, Allocate | Let) or isinstance(other, Allocate | Let):
         raise Unsuitable("its parts keep different values")
     return If(condition, one, other)
 
