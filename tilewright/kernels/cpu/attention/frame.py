@@ -190,10 +190,7 @@ class QueryTiles(ABC):
 
     def position(self, axes: Sequence[Var]) -> Expr:
         """The flat position of axes."""
-        position: Expr = ZERO
-        for axis in axes:
-            position = position * (axis.extent or 1) + axis
-        return position
+        return flat_position([(axis, axis.extent or 1) for axis in axes])
 
     # -- tiles of keys --
 
@@ -226,6 +223,14 @@ class QueryTiles(ABC):
             return None
         return vectorise(logit, form.m[0] if form.m else Var("m", 1), self.lanes, lambda load: load.buffer == SCORE)
 
+    def stored_logits(self, wide: Expr, key: Expr, scores: Expr, place: Expr, name: str) -> list[Statement]:
+        """Stores the logits of a vector of queries (`vector`) with a key, made of their scores, at a place, and takes the greatest; `name`: that of
+        the variable that holds them."""
+        value, m = Var(name, None, self.dtype, self.lanes), self.first + self.v * self.lanes
+        placed = substitute(wide, {self.form.n: key, **({self.form.m[0]: m} if self.form.m else {})})
+        shared, (placed,) = bind_shared([replace_loads(placed, {SCORE: scores})])
+        return [*shared, Let(value, self.wide(placed)), Store(SCORES, place, value), self.greater(value)]
+
     def apart(self, start: Expr, count: int, logit: Expr) -> list[Statement]:
         """Logits of a tile of keys in place of their scores, computed for one query at a time."""
         n, row = Var("n_inner", count), Var("row", self.queries)
@@ -243,6 +248,14 @@ class QueryTiles(ABC):
             self.each(Store(SCORES, n * self.queries + self.v * self.lanes, line), self.greater(line)),
         )
         return [For(n, index_const(count), body)]
+
+
+def flat_position(positions: Sequence[tuple[Expr, int]]) -> Expr:
+    """The flat position of (position, extent) pairs, outermost first."""
+    flat: Expr = ZERO
+    for position, extent in positions:
+        flat = flat * extent + position
+    return flat
 
 
 def roles_of(form: AttentionForm) -> dict[str, str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import decode
 from tilewright.codegen.describe import described
@@ -28,13 +27,12 @@ from tilewright.ir.expr import (
     Load,
     Var,
     index_const,
-    replace_loads,
     substitute,
 )
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered
-from tilewright.kernels.attention_form import SCORE, AttentionForm, finite
+from tilewright.kernels.attention_form import AttentionForm, finite
 from tilewright.kernels.cpu.attention.frame import QUERIES, SCORES, SUMS, QueryTiles, roles_of
 from tilewright.kernels.cpu.attention.space import CpuAttentionSchedule
 from tilewright.kernels.cpu.common import common_origin, loops
@@ -131,11 +129,7 @@ class _Tiles(QueryTiles):
         if logit is None:
             store: list[Statement] = [Store(SCORES, place, held)]
         else:
-            value = Var("logit", None, self.dtype, self.lanes)
-            m = self.first + self.v * self.lanes
-            placed = substitute(logit, {form.n: start + first + t, **({form.m[0]: m} if form.m else {})})
-            shared, (placed,) = bind_shared([replace_loads(placed, {SCORE: held})])
-            store = [*shared, Let(value, self.wide(placed)), Store(SCORES, place, value), self.greater(value)]
+            store = self.stored_logits(logit, start + first + t, held, place, "logit")
         return block(self._accumulators(rows, lambda at: self.zero), inner, For(t, index_const(rows), self.each(store), "unroll"))
 
     def _accumulators(self, rows: int, start: Callable[[Expr], Expr]) -> list[Statement]:

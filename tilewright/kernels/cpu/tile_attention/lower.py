@@ -41,7 +41,6 @@ from tilewright.ir.expr import (
     from_linear,
     index_const,
     linear,
-    replace_loads,
     select,
     substitute,
 )
@@ -52,7 +51,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage
 from tilewright.kernels.attention_form import SCORE, finite
 from tilewright.kernels.cpu.amx.space import CHUNK
-from tilewright.kernels.cpu.attention.frame import QUERIES, SCORES, SUMS, QueryTiles, roles_of
+from tilewright.kernels.cpu.attention.frame import QUERIES, SCORES, SUMS, QueryTiles, flat_position, roles_of
 from tilewright.kernels.cpu.common import loops
 from tilewright.kernels.cpu.tile_attention.form import TileAttentionForm
 from tilewright.kernels.cpu.tile_attention.space import TileAttentionSchedule
@@ -86,20 +85,12 @@ def lower_tile_attention(problem: Problem, form: TileAttentionForm, schedule: Ti
     return Lowered(problem.region, str(schedule), tuple(kernel for kernel, _ in made), calls, storage)
 
 
-def _flat(positions: Sequence[tuple[Expr, int]]) -> Expr:
-    """The flat position of (position, extent) pairs, outermost first."""
-    flat: Expr = ZERO
-    for position, extent in positions:
-        flat = flat * extent + position
-    return flat
-
-
 def _copy(form: TileAttentionForm, target: str) -> Statement:
     """The loops that copy values: blocks of CHUNK keys, transposed."""
     attention, facts, (d,) = form.attention, form.facts, form.attention.d
     extents = [axis.extent or 1 for axis in form.copies]
     key_block, element = Var("key_block", facts.key_blocks), Var("d", d.extent)
-    first = _flat([*zip(form.copies, extents, strict=True), (key_block, facts.key_blocks)]) * (facts.columns * CHUNK)
+    first = flat_position([*zip(form.copies, extents, strict=True), (key_block, facts.key_blocks)]) * (facts.columns * CHUNK)
     n, whole = attention.facts.n, attention.facts.n % CHUNK == 0
     places = dict(zip(form.places, form.copies, strict=True))
 
@@ -150,7 +141,7 @@ class _Tiles(QueryTiles):
         self.scale, self.bare = Const(form.scale * log2(e), self.dtype), form.bare
         blocks = form.facts.key_blocks
         extents = [axis.extent or 1 for axis in form.copies]
-        self.first_value = _flat([*zip(form.places, extents, strict=True)]) * (blocks * self.columns * CHUNK)
+        self.first_value = flat_position([*zip(form.places, extents, strict=True)]) * (blocks * self.columns * CHUNK)
         self.accumulators = [[tiles.tile(f"tile{i}{j}", TILE_PIXELS, TILE_CHANNELS, tiles.SUM) for j in range(ACROSS)] for i in range(ACROSS)]
         self.key_tile = tiles.tile("key_tile", TILE_PIXELS, self.chunk, tiles.FACTOR)
         self.query_tile = tiles.tile("query_tile", self.chunk // 2, PAIR, tiles.FACTOR)
@@ -294,11 +285,8 @@ class _Tiles(QueryTiles):
         wide = self.vector(logit)
         if wide is None:
             return [clear, *self.apart(start, count, logit)]
-        value, m = Var("value", None, self.dtype, self.lanes), self.first + self.v * self.lanes
-        placed = substitute(wide, {self.form.n: start + n, **({self.form.m[0]: m} if self.form.m else {})})
-        shared, (placed,) = bind_shared([replace_loads(placed, {SCORE: self.held(SCORES, n)})])
-        each = self.each(*shared, Let(value, self.wide(placed)), Store(SCORES, n * self.queries + self.v * self.lanes, value), self.greater(value))
-        return [clear, For(n, index_const(count), each)]
+        stored = self.stored_logits(wide, start + n, self.held(SCORES, n), n * self.queries + self.v * self.lanes, "value")
+        return [clear, For(n, index_const(count), self.each(stored))]
 
     def _weights(self, count: int) -> list[Statement]:
         """The weights of pairs of keys; zeros after the last key."""
