@@ -13,7 +13,6 @@ from bench.onnx_node_tests import Prepared
 from tilewright.frontend.handlers import torch_dtype
 from tilewright.frontend.imported import unsupported
 from tilewright.frontend.onnx_import import import_onnx
-from tilewright.graph import onnx_call
 from tilewright.graph.reference import evaluate
 
 
@@ -25,7 +24,7 @@ def evaluated(model: onnx.ModelProto | Path, inputs: Sequence[torch.Tensor]) -> 
         graph = imported.graph
         values = evaluate(graph, [x for x, leaf in zip(tensors, imported.leaves, strict=True) if leaf is not None])
         made = [torch.from_numpy(np.array(value)).to(torch_dtype(graph.values[n].dtype)) for n, value in zip(graph.outputs, values, strict=True)]
-        later = onnx_call.run_model([made[number] for number in tail.inputs], tail.model) if tail is not None else []
+        later = tail.results(made.__getitem__) if tail is not None else []
         return [later[output.index] if output.kind == "tail" else made[output.index] for output in imported.outputs]
 
     tail = imported.tail

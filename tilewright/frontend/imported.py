@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedOperator, warn_not_compiled
@@ -81,6 +82,10 @@ class Tail:
     model: str
     inputs: tuple[int, ...]
     nodes: tuple[UnsupportedNode, ...] = ()
+
+    def results(self, output: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+        """What it makes of the graph outputs, which are given by their numbers."""
+        return onnx_call.run_model([output(number) for number in self.inputs], self.model)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from tilewright.frontend.torch_operators import replayed
-from tilewright.graph.onnx_call import run_model
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.signature import OutputLeaf, Signature, unflatten
@@ -52,7 +51,7 @@ class Results:
         numbers = dict.fromkeys(leaf.index for leaf in self.signature.outputs if leaf.kind == "value")
         produced = {number: self._produced(number, inputs, outputs, taken) for number in numbers}
         tail = self.signature.tail
-        later = run_model([self._output(number, inputs, outputs) for number in tail.inputs], tail.model) if tail is not None else ()
+        later = tail.results(lambda number: self._output(number, inputs, outputs)) if tail is not None else ()
         self._update(leaves, inputs, outputs, produced)
         parameters = {leaf.value: self._parameter(leaf.value) for leaf in self.signature.outputs if leaf.kind == "parameter"}
         tensors: Mapping[str, Any] = {"value": produced, "input": leaves, "state": self.states, "parameter": parameters, "tail": later}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from tilewright.errors import InvalidArtifact, InvalidInput
-from tilewright.frontend.imported import Imported, Output
+from tilewright.frontend.imported import Imported, Output, Tail
 from tilewright.frontend.tensor_memory import is_nowhere
 from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.runtime.fields import Field
@@ -205,14 +205,6 @@ class StateLeaf:
 
 
 @dataclass(frozen=True)
-class TailModel:
-    """An ONNX model as text (`graph.onnx_call`) that runs after the program, on the graph outputs of these numbers."""
-
-    model: str
-    inputs: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Signature:
     """How an executable is called.
 
@@ -230,7 +222,7 @@ class Signature:
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Parameters that were omitted at compilation, by name, with the default values for which the model was compiled; a caller may pass these values
     too."""
-    tail: TailModel | None = None
+    tail: Tail | None = None
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments, in order.
@@ -332,7 +324,7 @@ def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: M
     output_tree = tree_of(imported.out_spec)
     given = {*parameters[: len(input_tree.children[0].children)], *input_tree.children[1].keys}
     absent = MappingProxyType({name: value for name, value in (defaults or {}).items() if name not in given})
-    tail = None if imported.tail is None else TailModel(imported.tail.model, imported.tail.inputs)
+    tail = None if imported.tail is None else replace(imported.tail, nodes=())
     return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters), absent, tail)
 
 
@@ -460,9 +452,9 @@ def decode_signature(data: Field) -> Signature:
     )
 
 
-def _decode_tail(data: Field) -> TailModel:
+def _decode_tail(data: Field) -> Tail:
     data.only("model", "inputs")
-    return TailModel(data["model"].text(), data["inputs"].integers(0, 1 << 20))
+    return Tail(data["model"].text(), data["inputs"].integers(0, 1 << 20))
 
 
 def _pair(data: Field) -> tuple[int, int]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tilewright.frontend.handlers import torch_dtype
 from tilewright.frontend.onnx_import import import_onnx
-from tilewright.graph.onnx_call import run_model
 from tilewright.runtime.verify import reference_values
 
 
@@ -43,5 +42,5 @@ class OnnxModule(nn.Module):
         given = [x.cpu() for x, number in zip(inputs, imported.leaves, strict=True) if number is not None]
         found = reference_values(imported.graph, given, frozenset(imported.graph.outputs))
         made = [torch.as_tensor(found[name]) for name in imported.graph.outputs]
-        later = [] if imported.tail is None else run_model([made[number] for number in imported.tail.inputs], imported.tail.model)
+        later = [] if imported.tail is None else imported.tail.results(made.__getitem__)
         return tuple(later[output.index] if output.kind == "tail" else made[output.index] for output in imported.outputs)
