@@ -6,9 +6,12 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tilewright.runtime.builds import wait_for_all
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +40,14 @@ def no_better_programs(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """Programs for new sizes keep the schedules of others, except in tests that are about the better ones: these are made on threads, at any time."""
     if request.node.get_closest_marker("better_programs") is None:
         monkeypatch.setattr("tilewright.runtime.dynamic.DynamicExecutable._make_better", lambda executable, served: None)
+        monkeypatch.setattr("tilewright.runtime.dynamic.REST_SECONDS", 0.0)  # nothing rests before nothing is made
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_the_background() -> Iterator[None]:
+    """Programs that a test has built in the background are done before the next test, which may watch or replace what builds them."""
+    yield
+    wait_for_all()
 
 
 @pytest.fixture
