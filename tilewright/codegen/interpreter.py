@@ -145,17 +145,37 @@ def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...], tuple[Intrinsi
     return printer.checked(kernel), tuple(printer.buffers), tuple(printer.intrinsics)
 
 
-def _apply(intrinsic: Intrinsic, addresses: Sequence[int], lanes: int) -> None:
-    """Applies the meaning of an instruction to its operands, [lanes][elements] each."""
-    arrays = []
-    for operand, address in zip(intrinsic.operands, addresses, strict=True):
-        kind = np.dtype(_array_type(operand.dtype))
-        count = operand.lanes or lanes
-        memory = (ctypes.c_uint8 * (count * operand.size * kind.itemsize)).from_address(address)
-        arrays.append(np.ctypeslib.as_array(memory).view(kind).reshape(count, *operand.shape))
-    assert intrinsic.meaning is not None
-    result = intrinsic.meaning(*(array.copy() for operand, array in zip(intrinsic.operands, arrays, strict=True) if operand.reads))
-    next(array for operand, array in zip(intrinsic.operands, arrays, strict=True) if operand.writes)[...] = result
+@dataclass(frozen=True)
+class _Held:
+    """How an operand lies in memory: the type of its bytes, of its elements, and its shape [lanes][elements]."""
+
+    memory: Any
+    kind: np.dtype[Any]
+    shape: tuple[int, ...]
+    reads: bool
+    writes: bool
+
+
+def _held(intrinsic: Intrinsic) -> tuple[_Held, ...]:
+    held = []
+    for operand in intrinsic.operands:
+        kind, lanes = np.dtype(_array_type(operand.dtype)), operand.lanes or LANES[intrinsic.scope]
+        memory = ctypes.c_uint8 * (lanes * operand.size * kind.itemsize)
+        held.append(_Held(memory, kind, (lanes, *operand.shape), operand.reads, operand.writes))
+    return tuple(held)
+
+
+def _apply(intrinsic: Intrinsic, operands: Sequence[_Held], addresses: Any) -> None:
+    """Applies the meaning of an instruction to its operands."""
+    read, written = [], None
+    for held, address in zip(operands, addresses[: len(operands)], strict=True):
+        array = np.frombuffer(held.memory.from_address(address), held.kind).reshape(held.shape)
+        if held.reads:
+            read.append(array.copy())
+        if held.writes and written is None:
+            written = array
+    assert intrinsic.meaning is not None and written is not None
+    written[...] = intrinsic.meaning(*read)
 
 
 def _array_type(dtype: str) -> str:
@@ -180,6 +200,7 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
         flags.append(np.zeros(max(buffer.size, 1), np.uint8) if buffer.writable and buffer.name != FAULTS else None)
     known = [None if b.name in initialised else f for b, f in zip(kernel.parameters, flags, strict=True)]
     source, buffers, intrinsics = _translated(kernel)
+    operands = [_held(intrinsic) for intrinsic in intrinsics]
     faults, count = np.zeros((_FAULTS, 8), np.int64), np.zeros(1, np.int64)
     library = _library(source)
     errors: list[BaseException] = []
@@ -187,8 +208,7 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
     def meaning(number: int, addresses: Any) -> None:
         """Keeps an exception for later, as it cannot pass through C."""
         try:
-            intrinsic = intrinsics[number]
-            _apply(intrinsic, addresses[: len(intrinsic.operands)], LANES[intrinsic.scope])
+            _apply(intrinsics[number], operands[number], addresses)
         except BaseException as error:
             errors.append(error)
 

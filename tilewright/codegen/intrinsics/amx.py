@@ -169,6 +169,10 @@ def widened(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+_LEAST = np.finfo(np.float32).tiny
+
+
 def flushed(values: Array) -> Array:
     """Replaces subnormal float32 by zero of the same sign."""
-    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)
+    small = np.abs(values) < _LEAST
+    return np.where(small, np.copysign(np.float32(0), values), values) if small.any() else values
