@@ -18,7 +18,7 @@ import tilewright
 from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import returned, run_program
 from tests.on_device import cuda_binary
-from tests.test_gpu_chains import CHUNKED, any_tiles
+from tests.test_gpu_chains import CHUNKED, EXCHANGED, any_tiles
 from tests.test_half_modules import CASES, EACH_TYPE, TYPES, Rows, array_of, assert_as_good_as_eager, in_type
 from tilewright import zoo
 from tilewright.codegen.cuda import print_cuda
@@ -28,6 +28,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.tensor_cores import mma_flops
+from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
@@ -243,6 +244,25 @@ def test_chunks_of_channels(name: str, seed: int) -> None:
     assert chains and all("chunks of" in lowered.schedule for lowered in chains)
     if name == "inverted, stride 2":
         assert "tensor cores" in chains[0].schedule.split("; ")[-1], chains[0].schedule
+    check(module, inputs, program)
+    compiles(program, H200)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_blocks_of_a_cluster_exchange_rows(name: str, dtype: torch.dtype) -> None:
+    """Rows of 16-bit values pass between blocks as they are stored, eight elements at a time where rows are whole vectors."""
+    seed = list(EXCHANGED).index(name)
+    torch.manual_seed(seed)
+    module, inputs = copy.deepcopy(EXCHANGED[name][0]).to(dtype).eval(), tuple(torch.randn(shape).to(dtype) for shape in EXCHANGED[name][1])
+    with any_tiles(seed, exchanged=True):
+        program = planned(module, inputs, H200, chains=True)
+    (chain,) = (lowered for lowered in program.regions if lowered.region.kind == "chain")
+    (kernel,) = chain.kernels
+    offered = [found.buffer for found in statements(kernel.body) if isinstance(found, Allocate) and found.buffer.space == "cluster"]
+    assert offered and {buffer.dtype for buffer in offered} == {"bf16" if dtype is torch.bfloat16 else "f16"}
+    lanes = {"two exchanges": 8, "maximum pooling": 1}.get(name)
+    assert lanes is None or f"tw_cluster_load{lanes}_b16(" in print_cuda([kernel])
     check(module, inputs, program)
     compiles(program, H200)
 

@@ -140,22 +140,30 @@ def _atomic_add(lanes: int) -> Helper:
     )
 
 
-def _cluster_load(lanes: int) -> Helper:
-    """Reads the shared memory of another block in the cluster, given its rank."""
-    kind = "float" if lanes == 1 else f"float{lanes}"
-    fields = ["value"] if lanes == 1 else [f"value.{component}" for component in _COMPONENTS[:lanes]]
-    targets = ", ".join(f"%{i}" for i in range(lanes))
-    outputs = ", ".join(f'"=f"({field})' for field in fields)
-    shape, target = (".f32", targets) if lanes == 1 else (f".v{lanes}.f32", f"{{{targets}}}")
+def _cluster_load(own: str, kind: str, count: int, constraint: str, word: str, name: str) -> Helper:
+    """Reads the shared memory of another block in the cluster, given its rank: a value of type `kind`, of `count` words, where the block itself has
+    elements of type `own`. `word`: the type of a word in PTX, for registers of `constraint`."""
+    fields = ["value"] if count == 1 else [f"value.{component}" for component in _COMPONENTS[:count]]
+    targets = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"={constraint}"({field})' for field in fields)
+    shape, target = (f".{word}", targets) if count == 1 else (f".v{count}.{word}", f"{{{targets}}}")
     return Helper(
-        f"""static __device__ __forceinline__ {kind} tw_cluster_load{lanes}(const float *own, int rank) {{
+        f"""static __device__ __forceinline__ {kind} {name}(const {own} *own, int rank) {{
     unsigned address;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
     {kind} value;
-    asm volatile("ld.shared::cluster{shape} {target}, [%{lanes}];" : {outputs} : "r"(address) : "memory");
+    asm volatile("ld.shared::cluster{shape} {target}, [%{count}];" : {outputs} : "r"(address) : "memory");
     return value;
 }}"""
     )
+
+
+def _cluster_loads() -> dict[str, Helper]:
+    """By name the loads of float32 and, as bits, of 16-bit floats: a single one, or eight in four words."""
+    known = {f"tw_cluster_load{lanes}": ("float", "float" if lanes == 1 else f"float{lanes}", lanes, "f", "f32") for lanes in (1, 2, 4)}
+    known["tw_cluster_load1_b16"] = ("unsigned short", "unsigned short", 1, "h", "b16")
+    known["tw_cluster_load8_b16"] = ("unsigned short", "uint4", 4, "r", "b32")
+    return {name: _cluster_load(*of, name) for name, of in known.items()}
 
 
 def _checking(inside: str, dtype: str) -> Helper:
@@ -220,7 +228,7 @@ _BUILTIN: Mapping[str, Helper] = {
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
-    **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
+    **_cluster_loads(),
     "tw_cluster_address": Helper(
         """static __device__ __forceinline__ float *tw_cluster_address(float *own, int rank) {
     float *other;
@@ -326,10 +334,11 @@ class CudaPrinter(Printer):
         if buffer.space == "cluster":
             rank, within = self.in_cluster(buffer, node.index[0])
             if is_own_part(buffer, node.index[0], self.cluster):
-                return Code(self.place(node.buffer, within)) if node.lanes == 1 else self.vector_place(node.buffer, within, node.lanes, False)
-            function = self.need(f"tw_cluster_load{node.lanes}")
-            return Code(f"{function}({text} + {self.text(within, SUM)}, {self.text(rank)})")
-        if node.lanes == 1:
+                code = Code(self.place(node.buffer, within)) if node.lanes == 1 else self.vector_place(node.buffer, within, node.lanes, False)
+            else:
+                function = self.need(f"tw_cluster_load{node.lanes}{'_b16' if buffer.dtype in NARROW_FLOATS else ''}")
+                code = Code(f"{function}({text} + {self.text(within, SUM)}, {self.text(rank)})")
+        elif node.lanes == 1:
             code = Code(self.place(node.buffer, node.index[0]))
         elif self.in_pieces(buffer, node.lanes):
             code = self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], buffer.dtype)

@@ -16,7 +16,7 @@ from math import prod
 
 from tilewright.codegen.access import divide_linear
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, NARROW_FLOATS, size_of
 from tilewright.ir.expr import ZERO, Expr, Load, Var, compare, index_const
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Statement, Store, thread_variable
 from tilewright.ir.region import Unsuitable
@@ -24,16 +24,19 @@ from tilewright.ir.stage import tile_of
 from tilewright.partition.tiles import Tiling
 
 EXCHANGED = "chain_exchanged"
-LANES = 4
+EXCHANGEABLE = frozenset({FLOAT32}) | NARROW_FLOATS
+"""Types of elements that blocks exchange, 16 bytes at a time where rows allow it. They are moved as they are stored."""
+VECTOR_BYTES = 16
 
 
 def offers(tiling: Tiling) -> list[Statement]:
     """The buffers of what blocks offer to others."""
     found: list[Statement] = []
     for number in tiling.exchanges:
-        if tiling.problem.values[tiling.cuts[number].result].dtype != FLOAT32:
+        dtype = _type(tiling, number)
+        if dtype not in EXCHANGEABLE:
             raise Unsuitable("blocks exchange floats only")
-        found.append(Allocate(Buffer(_offered(tiling, number), FLOAT32, tiling.cluster * _part(tiling, number), "cluster")))
+        found.append(Allocate(Buffer(_offered(tiling, number), dtype, tiling.cluster * _part(tiling, number), "cluster")))
     return found
 
 
@@ -46,7 +49,7 @@ def exchange(tiling: Tiling, number: int, rank: Expr, launch: Launch) -> list[St
     assert tiling.exchanged is not None
     window = tiling.windows[number][tiling.exchanged]
     assert window is not None
-    name, offered, part = tile_of(tiling.cuts[number].result), _offered(tiling, number), _part(tiling, number)
+    name, offered, part, dtype = tile_of(tiling.cuts[number].result), _offered(tiling, number), _part(tiling, number), _type(tiling, number)
     sending: list[Statement] = []
     receiving: list[Statement] = []
     # what the next block has before its rows are the last rows here, and what the one before has after its rows the first
@@ -60,9 +63,9 @@ def exchange(tiling: Tiling, number: int, rank: Expr, launch: Launch) -> list[St
             element, place, at, lanes, inside = _element(tiling, number, count, row, launch)
             place_there = begin * tiling.slab(number) + place
             if statements is sending:
-                copy: Statement = Store(offered, rank * part + place_there, Load(name, (at,), FLOAT32, lanes))
+                copy: Statement = Store(offered, rank * part + place_there, Load(name, (at,), dtype, lanes))
             else:
-                copy = Store(name, at, Load(offered, (other * part + place_there,), FLOAT32, lanes))
+                copy = Store(name, at, Load(offered, (other * part + place_there,), dtype, lanes))
             loop: Statement = For(element, index_const(element.extent or 1), If(inside, copy))
             statements.append(loop if statements is sending else If(exists, loop))
     return [Block((*sending, cluster_barrier(), *receiving, block_barrier()))]
@@ -72,9 +75,20 @@ def _offered(tiling: Tiling, number: int) -> str:
     return f"{tiling.cuts[number].result}.offered"
 
 
+def _type(tiling: Tiling, number: int) -> str:
+    """The type in which a region's result is stored."""
+    return tiling.problem.values[tiling.cuts[number].result].dtype
+
+
+def _vector(tiling: Tiling, number: int) -> int:
+    """Elements of a region's result in a vector."""
+    return VECTOR_BYTES // size_of(_type(tiling, number))
+
+
 def _part(tiling: Tiling, number: int) -> int:
     """Elements that a block offers of a region's result, in whole vectors."""
-    return -(-sum(tiling.borders(number)) * tiling.slab(number) // LANES) * LANES
+    most = _vector(tiling, number)
+    return -(-sum(tiling.borders(number)) * tiling.slab(number) // most) * most
 
 
 def _element(tiling: Tiling, number: int, count: int, first: int, launch: Launch) -> tuple[Var, Expr, Expr, int, Expr]:
@@ -88,7 +102,8 @@ def _element(tiling: Tiling, number: int, count: int, first: int, launch: Launch
         raise Unsuitable(f"{result} is stored in blocks")
     extents = [layout.shape[dim] + sum(halo) for dim, halo in enumerate(layout.halo)]
     order = [dim for dim, _ in layout.order if dim != rows.dim and extents[dim] > 1]
-    lanes = LANES if order and strides[order[-1]] == 1 and extents[order[-1]] % LANES == 0 else 1
+    most = _vector(tiling, number)
+    lanes = most if order and strides[order[-1]] == 1 and extents[order[-1]] % most == 0 else 1
     sizes = [count, *(extents[dim] for dim in order)]
     if lanes > 1:
         sizes[-1] //= lanes

@@ -28,10 +28,10 @@ import numpy as np
 from tilewright.errors import contained
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.counts import WORD, LaunchCounts, TileCounts
+from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
 from tilewright.kernels.gpu.early import beginning_early
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
@@ -40,6 +40,7 @@ from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import MEASURED_LOSS, Merge
 from tilewright.partition.strips import Cut, cuts_of, dims_of, is_path
 from tilewright.partition.tile_bounds import tile_bounds
+from tilewright.partition.tile_exchange import EXCHANGEABLE
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling, windows_along
@@ -317,7 +318,7 @@ class TileJudge:
         for number in tiling.exchanges:
             repeats = tiling.repeats[number]
             met += repeats * (2 if repeats > 1 else 1)  # another after each chunk
-            size += repeats * sum(tiling.borders(number)) * tiling.slab(number) * WORD
+            size += repeats * sum(tiling.borders(number)) * tiling.slab(number) * size_of(tiling.problem.values[tiling.cuts[number].result].dtype)
         return met * barrier + 4 * size * share / (self.machine.shared_bytes_per_cycle * self.machine.clock_hz)
 
     def _ranking(self, tiling: Tiling, number: int, share: int) -> Ranking:
@@ -407,8 +408,8 @@ def _overlapping(problem: Problem, cuts: Sequence[Cut]) -> int | None:
         return None
     for axis in range(len(_dims(cuts))):
         for producer, consumer in pairwise(cuts):
-            rows = consumer.span(producer.result, axis)
-            if problem.values[producer.result].dtype == FLOAT32 and rows is not None and (rows.first < 0 or rows.first + rows.span > rows.stride):
+            rows, dtype = consumer.span(producer.result, axis), problem.values[producer.result].dtype
+            if dtype in EXCHANGEABLE and rows is not None and (rows.first < 0 or rows.first + rows.span > rows.stride):
                 return axis
     return None
 
