@@ -60,6 +60,21 @@ class Layers(nn.Module):
         return torch.softmax(self.head(x.mean((2, 3))), 1)
 
 
+class Heads(nn.Module):
+    """Attention of a sequence to itself, after which its heads are joined again."""
+
+    def __init__(self, heads: int, causal: bool = False, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.bias: torch.Tensor | None
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(x, x.flip(-1), 2 * x, attn_mask=self.bias, is_causal=self.causal)
+        return y.transpose(1, 2).flatten(2)
+
+
 def sized(module: nn.Module, x: torch.Tensor, threads: int = 1) -> DynamicExecutable:
     return tilewright.compile(module.eval(), (x,), dynamic=[{0: "batch"}], wait=True, threads=threads)
 
@@ -75,6 +90,22 @@ def test_every_batch_is_right(seed: int, threads: int) -> None:
     programs = []
     for batch in batches:
         x = torch.randn(batch, module.channels, size, size)
+        check(module, executable, x)
+        programs.append(executable.program(x).image.program)
+    for one in programs:
+        for other in programs:
+            check_accesses(one, other)
+
+
+@settings(once, max_examples=6)
+@given(heads=st.integers(1, 3), length=st.integers(2, 40), width=st.integers(1, 24), kind=st.sampled_from(("plain", "causal", "bias")))
+def test_attention_of_every_batch_is_right(heads: int, length: int, width: int, kind: str) -> None:
+    bias = torch.randn(heads, length, length) if kind == "bias" else None
+    module = Heads(heads, kind == "causal", bias).eval()
+    programs = []
+    executable = sized(module, torch.randn(1, length, heads * width), 2)
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, length, heads * width)
         check(module, executable, x)
         programs.append(executable.program(x).image.program)
     for one in programs:
@@ -162,6 +193,16 @@ def test_kernels_of_one_image_are_those_of_several(layers: tuple[nn.Module, ...]
         texts = [kernel.header for kernel in program.kernels().values()]
         assert all(re.search(rf"\b{images} x ", text) for text in texts)
         assert images > 1 or not any(re.search(r"\b2 x ", text) for text in texts)
+
+
+@pytest.mark.parametrize("layer", [Heads(4), Heads(4, causal=True), Heads(4, bias=torch.ones(4, 50, 50).tril())], ids=["plain", "causal", "bias"])
+def test_attention_of_one_image_is_that_of_several(layer: nn.Module, by_formulas: None) -> None:
+    """Fusion leaves the axis of a single image out of its logits."""
+    cpu, memory = machine("x86-avx512"), Memory()
+    model = ModuleModel(layer, (torch.randn(2, 50, 128),), None, [{0: "batch"}])
+    programs = [plan_program(simplify(model.bind((batch,)).graph)[0], cpu, 2, memory=memory, as_before=batch > 1) for batch in (1, 2, 6)]
+    attention = [[name for name in program.kernels() if name.startswith("attention")] for program in programs]
+    assert len(attention[0]) == 1 and attention == [attention[0]] * 3
 
 
 def test_panels_of_weights_are_prefetched_for_any_number_of_images(by_formulas: None) -> None:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import ZERO, Expr, Load, Var, rewrite, substitute
+from tilewright.ir.expr import ZERO, Expr, Load, Var, rewrite, substitute, variables
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
+
+_AXIS = "i0"
+"""The name of the axis of images where a step has none: that which operators give to the first dimension of their results."""
 
 
 def lowered_for_images(problem: Problem, lower: Callable[[Problem], Lowered]) -> Lowered:
@@ -53,30 +56,44 @@ def _is_outermost(layout: Layout) -> bool:
 
 
 def _of_two(region: Region, images: Collection[str]) -> Region:
-    steps, known = [], set(images)
+    steps: list[Step] = []
+    known, widened = set(images), set[str]()
     for step in region.steps:
-        steps.append(_step(step, known))
-        known.update(step.names)
+        twice = _step(step, known, widened)
+        steps.append(twice)
+        (known if len(twice.shape) == len(step.shape) else widened).update(step.names)
     numbers = iter(steps)
     stages = tuple(replace(stage, steps=tuple(next(numbers) for _ in stage.steps)) for stage in region.stages)
     return replace(region, steps=tuple(steps), stages=stages)
 
 
-def _step(step: Step, images: Collection[str]) -> Step:
-    """The step for two images."""
-    old = step.axes[0] if step.axes and step.index[:1] == (ZERO,) else step.index[0] if step.index else None
+def _step(step: Step, images: Collection[str], widened: Collection[str]) -> Step:
+    """The step for two images. `images`: values with a dimension of images; `widened`: results of earlier steps that have none for one image, and got
+    one. Attention's logits are such results: the axis of a single image is left out of what stays inside of its kernel."""
+    outer = step.index[:1] == (ZERO,)
+    old = step.axes[0] if step.axes and outer else step.index[0] if step.index else None
     if not isinstance(old, Var) or old.extent != 1 or old not in step.axes:
+        old = None
+    if old is None and not outer and step.name in images:
         raise Unsuitable(f"{step.name} has no axis of images")
-    image = Var(old.name, 2)
+    image = Var(_AXIS if old is None else old.name, 2)
+    if old is None and any(axis.name == _AXIS for axis in {*step.axes, *step.reduction, *variables(*step.bodies, *step.index)}):
+        raise Unsuitable(f"{step.name} has an axis with the name of that of images")
 
     def moved(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer in widened:
+            return replace(node, index=(image, *node.index))
         if not isinstance(node, Load) or node.buffer not in images:
             return node
         if node.index[0] != ZERO:
             raise Unsuitable(f"{step.name} does not read {node.buffer} image by image")
         return replace(node, index=(image, *node.index[1:]))
 
-    bodies = tuple(rewrite(substitute(body, {old: ZERO}), moved) for body in step.bodies)
-    index = (image, *(substitute(position, {old: ZERO}) for position in step.index[1:]))
-    axes = tuple(image if axis == old else axis for axis in step.axes)
-    return replace(step, shape=(2, *step.shape[1:]), axes=axes, bodies=bodies, index=index)
+    def twice(expr: Expr) -> Expr:
+        return rewrite(expr if old is None else substitute(expr, {old: ZERO}), moved)
+
+    within = old is None and not outer  # the result gets a dimension
+    index = (image, *map(twice, step.index if within else step.index[1:]))
+    shape = (2, *(step.shape if within else step.shape[1:]))
+    axes = (image, *step.axes) if old is None else tuple(image if axis == old else axis for axis in step.axes)
+    return replace(step, shape=shape, axes=axes, bodies=tuple(map(twice, step.bodies)), index=index)
