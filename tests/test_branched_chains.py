@@ -34,6 +34,7 @@ from tilewright.partition.canonical import canonical
 from tilewright.partition.canonical import key_of as canonical_key
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
 from tilewright.partition.divisions import Place, can_run
+from tilewright.partition.merges import CHAIN, Policy
 from tilewright.partition.paths import Section, Uses, connected, joined, sections, sorted_regions
 from tilewright.partition.plan import plan_program
 from tilewright.partition.regions import lay_out
@@ -110,6 +111,20 @@ class Bottleneck(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.c(self.b(self.a(x))) + self.projection(x))
         return torch.relu(self.f(self.e(self.d(y))) + y)
+
+
+class PooledShortcut(nn.Module):
+    """A block whose shortcut is pooled before the other branch is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.pool = conv(3, 16), nn.MaxPool2d(3, 1, 1)
+        self.a, self.b, self.c = conv(16, 8), conv(8, 8, 3, 1, 1), nn.Conv2d(8, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        shortcut = self.pool(x)
+        return torch.relu(self.c(self.b(self.a(x))) + shortcut)
 
 
 class Dense(nn.Module):
@@ -202,6 +217,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "basic blocks of pointwise layers": (Basic(16, 1), (2, 3, 9, 8)),
     "bottleneck": (Bottleneck(16, 32, 1), (2, 16, 9, 8)),
     "bottleneck, stride 2": (Bottleneck(16, 32, 2), (1, 16, 12, 10)),
+    "pooled shortcut": (PooledShortcut(), (1, 3, 12, 10)),
     "dense block": (Dense(16, 16, 3), (1, 3, 9, 8)),
     "concatenated results": (Elan(), (2, 8, 10, 9)),
     "two windows": (Fans(depthwise(3), depthwise(5)), (2, 8, 13, 9)),
@@ -342,6 +358,29 @@ def test_paths_stay_together() -> None:
 
     _, (section, *_) = ordered(Between(), torch.randn(1, 8, 8, 8), torch.randn(1, 8, 8, 8))
     assert [region.nodes[0].name for region in section.regions][:2] == ["conv2d", "conv2d_1"]
+
+
+@pytest.mark.parametrize("target", [X86, "h200"])
+@pytest.mark.parametrize("name", ["pooled shortcut", "inception"])
+def test_regions_that_are_not_successive_in_the_order(name: str, target: str) -> None:
+    """Such as a shortcut and the last layer of the branch beside it, or a branch that others interleave."""
+    torch.manual_seed(0)
+    module, shape = CASES[name]
+    graph, x = graph_of(module.eval(), torch.randn(shape)), torch.randn(shape)
+    expected = copy.deepcopy(module).double()(x.double()).detach()
+    _, found = ordered(module, x)
+    apart = [section.of(place) for section in found for place in section.segments if place[-1] - place[0] >= len(place)]
+    assert apart
+    made = 0
+    for segment in apart[:6]:
+        results = tuple(region.outputs[0] for region in segment)
+        program = plan_program(graph, machine(target), 1, chains=True, policy=Policy(taken=frozenset({(CHAIN, results)})))
+        chains = [lowered.region for lowered in program.regions if lowered.region.kind == "chain"]
+        made += any(tuple(stage.outputs[0] for stage in region.stages) == results for region in chains)
+        values, faults = run_program(program, {program.graph.inputs[0]: x.numpy()})
+        assert not faults
+        assert (torch.from_numpy(values[program.graph.outputs[0]]).double() - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert made
 
 
 def test_values_that_readers_pad_differently_have_no_tile() -> None:

@@ -1,7 +1,7 @@
 """Which regions may be chained, and the chain of some of them.
 
 A segment is a few regions that may become one: they are joined by what they read of each other, and convex, which means that what one needs of
-another comes through none outside of them. Its regions need not be successive in one order of all regions: the shortcut of a residual block may be
+another comes through none outside of them. Its regions need not be successive in one order of all regions: the pooled shortcut of a block may be
 chained with the last layer of the other branch, wherever that stands. Which disjoint segments can become one region each, without waiting for one
 another, is decided by `partition.divisions`, in sections of one order that no segment crosses.
 """
