@@ -44,7 +44,7 @@ from tilewright.ir.region import Region
 from tilewright.partition import chains
 from tilewright.partition.chains import Search
 from tilewright.partition.merges import LEAST_GAIN
-from tilewright.partition.paths import lines
+from tilewright.partition.paths import Section, sections
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
 from tilewright.partition.tile_judge import TileJudge, Tiles
@@ -174,12 +174,13 @@ def merging(
     """Inside the context the layers after the first, `count` of them, are one kernel, or all separate, whatever was measured. `seen` gets what the
     models predict, of strips of `rows` rows if that is given."""
 
-    def middle(*given: Any) -> list[list[Region]]:
-        return [line[1 : 1 + count] for line in lines(*given) if len(line) == count + 2]
+    whole = tuple(range(count))
+
+    def middle(*given: Any) -> list[Section]:
+        paths = (section.regions for section in sections(*given) if len(section.regions) == count + 2)
+        return [Section(path[1 : 1 + count], (whole,), tuple((1 << number) - 1 for number in whole)) for path in paths]
 
     def best(judge: Any, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | Tiles | str:
-        if len(problem.region.stages) < count:
-            return "the benchmark asks for whole chains"
         ranked = judge.ranked(problem, alone)
         found = ranked if isinstance(ranked, str) else next((way for way in ranked if not rows or way.schedule.rows == rows), "no such strips")
         if not isinstance(found, str):
@@ -190,13 +191,17 @@ def merging(
             seen["reason"] = found
         return replace(found, seconds=0.0) if merges and not isinstance(found, str) else "separate"
 
-    def partitioned(search: Search, line: Sequence[Region]) -> list[tuple[Region, ...]]:
-        seen["apart"] = sum(search.predict(region, True) for region in line)
+    def partitioned(search: Search, section: Section) -> list[tuple[Region, ...]]:
+        seen["apart"] = sum(search.predict(region, True) for region in section.regions)
         search.measured = lambda problem: None
-        return split(search, line)
+        return split(search, section)
 
     split = Search.partitioned
-    with mock.patch.object(chains, "lines", middle), mock.patch.object(judging, "best", best), mock.patch.object(Search, "partitioned", partitioned):
+    with (
+        mock.patch.object(chains, "sections", middle),
+        mock.patch.object(judging, "best", best),
+        mock.patch.object(Search, "partitioned", partitioned),
+    ):
         yield
 
 

@@ -41,8 +41,9 @@ from tilewright.hardware.calibration import cpu_calibration
 from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import chains, plan, regions
+from tilewright.partition.divisions import best_division
 from tilewright.partition.fusion import Partition, partition
-from tilewright.partition.paths import Uses, lines
+from tilewright.partition.paths import Uses, sections
 from tilewright.partition.plan import plan_program
 from tilewright.partition.precision import AS_COMPUTED
 from tilewright.partition.predictions import Predictions
@@ -110,8 +111,6 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
 
     def spared(segment: Sequence[Region]) -> float:
         """Seconds that a chain would save if strips cost nothing."""
-        if not uses.may_join(segment):
-            return 0.0
         stored, total = uses.stored(segment), (len(segment) - 1) * constants.start_cycles / native.clock_hz
         for region in segment:
             (name,) = region.outputs
@@ -121,12 +120,9 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
             total += constants.stored * between_kernels(size[name], max(loaded, *readers), native, threads, passes) if readers else 0.0
         return total
 
-    for line in lines(uses, chains.LONGEST):
-        best = [0.0]
-        for end in range(1, len(line) + 1):
-            begins = range(max(0, end - chains.LONGEST), end)
-            best.append(max(best[begin] + (spared(line[begin:end]) if end - begin > 1 else 0.0) for begin in begins))
-        saved += best[-1]
+    for section in sections(uses, chains.LONGEST):
+        worth = {place: (0, spared(section.of(place))) for place in section.segments}
+        saved += sum(worth[place][1] for place in best_division(section.before, worth) if place in worth)
     return {"network": network, "batch": batch, "threads": threads, "predicted_seconds": total, "most_saved_seconds": saved}
 
 

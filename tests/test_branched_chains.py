@@ -33,7 +33,9 @@ from tilewright.partition.apart import Apart, lower_apart, parts_of
 from tilewright.partition.canonical import canonical
 from tilewright.partition.canonical import key_of as canonical_key
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
-from tilewright.partition.paths import Uses, connected, joined, lines, sorted_regions
+from tilewright.partition.divisions import Place, can_run
+from tilewright.partition.merges import CHAIN, Policy
+from tilewright.partition.paths import Section, Uses, connected, joined, sections, sorted_regions
 from tilewright.partition.plan import plan_program
 from tilewright.partition.regions import lay_out
 from tilewright.partition.strip_judge import Parts, StripJudge, Strips
@@ -109,6 +111,20 @@ class Bottleneck(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.c(self.b(self.a(x))) + self.projection(x))
         return torch.relu(self.f(self.e(self.d(y))) + y)
+
+
+class PooledShortcut(nn.Module):
+    """A block whose shortcut is pooled before the other branch is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.pool = conv(3, 16), nn.MaxPool2d(3, 1, 1)
+        self.a, self.b, self.c = conv(16, 8), conv(8, 8, 3, 1, 1), nn.Conv2d(8, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        shortcut = self.pool(x)
+        return torch.relu(self.c(self.b(self.a(x))) + shortcut)
 
 
 class Dense(nn.Module):
@@ -201,6 +217,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "basic blocks of pointwise layers": (Basic(16, 1), (2, 3, 9, 8)),
     "bottleneck": (Bottleneck(16, 32, 1), (2, 16, 9, 8)),
     "bottleneck, stride 2": (Bottleneck(16, 32, 2), (1, 16, 12, 10)),
+    "pooled shortcut": (PooledShortcut(), (1, 3, 12, 10)),
     "dense block": (Dense(16, 16, 3), (1, 3, 9, 8)),
     "concatenated results": (Elan(), (2, 8, 10, 9)),
     "two windows": (Fans(depthwise(3), depthwise(5)), (2, 8, 13, 9)),
@@ -275,23 +292,26 @@ def test_random_branches(layers: Any, results: Any, batch: int, height: int, wid
         check_interpreted([Case("drawn", Drawn(layers, results), (torch.randn(batch, 8, height, width),))], machine(X86), 1 + seed % 3)
 
 
-def ordered(module: nn.Module, *inputs: torch.Tensor) -> tuple[Uses, list[list[Region]]]:
+def ordered(module: nn.Module, *inputs: torch.Tensor) -> tuple[Uses, list[Section]]:
     graph = graph_of(module, *inputs)
     uses = Uses(graph, lay_out(graph))
-    return uses, lines(uses, 3)
+    return uses, sections(uses, 3)
 
 
 def test_a_part_and_what_reads_the_whole_are_not_joined() -> None:
     """Other strips store rows of the part."""
     uses, found = ordered(Partial(), torch.randn(1, 8, 12, 9))
-    by_name = {region.outputs[0]: region for line in found for region in line} | {region.outputs[0]: region for region in uses.laid_out.regions}
+    by_name = {region.outputs[0]: region for section in found for region in section.regions} | {
+        region.outputs[0]: region for region in uses.laid_out.regions
+    }
     pair = [by_name["relu_1"], by_name["add"]]
     assert connected(pair) and not uses.may_join(pair)
     assert uses.may_join([by_name["add"], by_name["relu_3"]])
 
 
 def test_what_others_read_is_stored() -> None:
-    uses, (line,) = ordered(Bottleneck(16, 32, 1), torch.randn(1, 16, 8, 8))
+    uses, (section,) = ordered(Bottleneck(16, 32, 1), torch.randn(1, 16, 8, 8))
+    line = section.regions
     names = [region.outputs[0] for region in line]
     block, narrow = names.index("relu_2"), names.index("relu_3")
     assert uses.stored(line[block : narrow + 1]) == {"relu_2"}  # the addition at the end reads it
@@ -306,14 +326,13 @@ def test_regions_come_after_those_that_they_read(name: str) -> None:
     uses, found = ordered(module, torch.randn(shape))
     source = random.Random(0)
     for _ in range(5):
-        segments: list[list[Region]] = []
-        for line in found:
-            begin = 0
-            while begin < len(line):
-                end = begin + source.randint(1, 3)
-                segments += [line[begin:end]] if uses.may_join(line[begin:end]) else [[region] for region in line[begin:end]]
-                begin = end
-        last = {segment[-1].name: segment for segment in segments if len(segment) > 1}
+        segments: list[tuple[Region, ...]] = []
+        for section in found:
+            taken: list[Place] = []
+            for place in source.sample(section.segments, len(section.segments)):
+                taken += [place] if can_run([*taken, place], section.before) else []
+            segments += map(section.of, taken)
+        last = {segment[-1].name: segment for segment in segments}
         dropped = {region.name for segment in last.values() for region in segment} - last.keys()
         regions = [joined(last[x.name], uses.stored(last[x.name])) if x.name in last else x for x in uses.laid_out.regions if x.name not in dropped]
         made = {name for region in uses.laid_out.regions for name in region.outputs}
@@ -337,15 +356,38 @@ def test_paths_stay_together() -> None:
             result: torch.Tensor = self.c(torch.cat([self.b(first), pooled], 1))
             return result
 
-    _, (line, *_) = ordered(Between(), torch.randn(1, 8, 8, 8), torch.randn(1, 8, 8, 8))
-    assert [region.nodes[0].name for region in line][:2] == ["conv2d", "conv2d_1"]
+    _, (section, *_) = ordered(Between(), torch.randn(1, 8, 8, 8), torch.randn(1, 8, 8, 8))
+    assert [region.nodes[0].name for region in section.regions][:2] == ["conv2d", "conv2d_1"]
+
+
+@pytest.mark.parametrize("target", [X86, "h200"])
+@pytest.mark.parametrize("name", ["pooled shortcut", "inception"])
+def test_regions_that_are_not_successive_in_the_order(name: str, target: str) -> None:
+    """Such as a shortcut and the last layer of the branch beside it, or a branch that others interleave."""
+    torch.manual_seed(0)
+    module, shape = CASES[name]
+    graph, x = graph_of(module.eval(), torch.randn(shape)), torch.randn(shape)
+    expected = copy.deepcopy(module).double()(x.double()).detach()
+    _, found = ordered(module, x)
+    apart = [section.of(place) for section in found for place in section.segments if place[-1] - place[0] >= len(place)]
+    assert apart
+    made = 0
+    for segment in apart[:6]:
+        results = tuple(region.outputs[0] for region in segment)
+        program = plan_program(graph, machine(target), 1, chains=True, policy=Policy(taken=frozenset({(CHAIN, results)})))
+        chains = [lowered.region for lowered in program.regions if lowered.region.kind == "chain"]
+        made += any(tuple(stage.outputs[0] for stage in region.stages) == results for region in chains)
+        values, faults = run_program(program, {program.graph.inputs[0]: x.numpy()})
+        assert not faults
+        assert (torch.from_numpy(values[program.graph.outputs[0]]).double() - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert made
 
 
 def test_values_that_readers_pad_differently_have_no_tile() -> None:
     graph = graph_of(Fans(nn.Conv2d(16, 16, 3, 1, 1), nn.MaxPool2d(3, 1, 1)), torch.randn(1, 8, 12, 9))
     laid_out = lay_out(graph)
     uses = Uses(graph, laid_out)
-    (line,) = lines(uses, 3)
+    line = uses.order
     problem = canonical(Problem(joined(line, uses.stored(line)), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
     with pytest.raises(Unsuitable, match="padded with several values"):
         chain_of(problem, 2)

@@ -2,9 +2,9 @@
 blocks compute tiles (`partition.tile_judge`).
 
 DeepCuts (Jung et al., PLDI 2021, algorithm 1) merges neighbouring parts of a graph as long as a gain is predicted. Here the regions that may be
-merged form lines (`partition.paths`), of which a connected segment may be one kernel: it stores what others need too. For a line the best partition
-is found exactly, by dynamic programming over its segments, also where pairs gain nothing but longer segments do. Of a graph without branches these
-are all partitions; of one with branches those into segments of one order of its regions.
+merged form sections (`partition.paths`), of which a connected convex segment may be one kernel: it stores what others need too. The best partition
+of a section is found by dynamic programming over all orders of its regions (`partition.divisions`), also where pairs gain nothing but longer segments
+do.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.canonical import canonical, key_of
+from tilewright.partition.divisions import Place, Worth, best_division, can_run
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
-from tilewright.partition.paths import Uses, joined, lines, sorted_regions
+from tilewright.partition.paths import Section, Uses, joined, sections, sorted_regions
 
 LONGEST = 3
 """Maximum regions of a chain."""
@@ -36,15 +37,11 @@ FindMeasured = Callable[[Problem], Measured | None]
 """What trials found of a canonical chain; None if they did not measure both it and its regions apart."""
 
 
-Place = tuple[int, int]
-"""The regions of a line from the first number on, up to the second."""
-
-
 @dataclass
 class Search:
     """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains. memory: the
     chains of another size are kept if they are predicted nearly as fast (`KEPT`), as far as the policy says nothing. only_measured: no
-    prediction decides. ready: is called with the kernels of chains that are taken. as_before: lines that the memory knows are divided as there
+    prediction decides. ready: is called with the kernels of chains that are taken. as_before: sections that the memory knows are divided as there
     without a prediction. policy: chains about which no time decides. considered: the merges that were judged so far."""
 
     graph: Graph
@@ -67,8 +64,8 @@ class Search:
     def chained(self) -> LaidOut:
         """The regions with chains where these were measured to be faster, or are predicted so if records lack them."""
         taken: dict[str, tuple[Region, ...]] = {}
-        for line in lines(self.uses, LONGEST):
-            taken |= {segment[-1].name: segment for segment in self.partitioned(line) if len(segment) > 1}
+        for section in sections(self.uses, LONGEST):
+            taken |= {segment[-1].name: segment for segment in self.partitioned(section) if len(segment) > 1}
         dropped = {region.name for segment in taken.values() for region in segment}
         regions: list[Region] = []
         for region in self.laid_out.regions:
@@ -82,33 +79,33 @@ class Search:
                 regions.append(replace(region, reasons=(*region.reasons, *(f"stays separate: {merge}" for merge in pairs))))
         return replace(self.laid_out, regions=tuple(sorted_regions(regions, self.uses)))
 
-    def partitioned(self, line: Sequence[Region]) -> list[tuple[Region, ...]]:
-        """The fastest partition of a line into segments. Those whose kernel turns out to be impossible are refused, and the others decided again."""
-        if self.as_before and (known := self._remembered(line)):
+    def partitioned(self, section: Section) -> list[tuple[Region, ...]]:
+        """The fastest partition of a section into segments. Those whose kernel turns out to be impossible are refused, the others decided again."""
+        if self.as_before and (known := self._remembered(section)):
             return known
-        problems, merges = self._merges(line)
-        total = sum(self.predict(region, True) for region in line)
+        problems, merges = self._merges(section)
+        total = sum(self.predict(region, True) for region in section.regions)
         while True:
-            places, before = _fastest(len(line), merges), self._as_before(line, merges)
+            places, before = _fastest(section, merges), self._as_before(section, merges)
             if before and not self.policy.predicted and total - _saved(before, merges) <= (1 + KEPT) * (total - _saved(places, merges)):
                 places = before
-            refused, kernels = self._kernels(line, [place for place in places if place in merges], problems, merges)
+            refused, kernels = self._kernels(section, [place for place in places if place in merges], problems, merges)
             if refused is None:
                 break
             merges[refused[0]] = replace(merges[refused[0]], way=None, reason=refused[1])
         self.ready(kernels)
         self.considered += (replace(merge, taken=place in places) for place, merge in merges.items())
-        self.memory.chains.update((line[end - 1].outputs[0], tuple(region.outputs[0] for region in line[begin:end])) for begin, end in places)
+        self.memory.chains.update((section.regions[place[-1]].outputs[0], _results(section.of(place))) for place in places)
         self.memory.schedules.update((merges[place].results, merges[place].schedule) for place in places if place in merges)
-        return [tuple(line[begin:end]) for begin, end in places]
+        return [section.of(place) for place in places]
 
     def seconds(self, names: frozenset[str]) -> float:
-        """Predicted seconds of the named regions, as the fastest partitions of the lines that they make up; no kernel is made."""
+        """Predicted seconds of the named regions, as the fastest partitions of the sections that they make up; no kernel is made."""
         total = sum(self.predict(region, True) for region in self.laid_out.regions if region.name in names)
-        for line in lines(self.uses, LONGEST):
-            if line[0].name in names:
-                _, merges = self._merges(line)
-                total -= _saved(_fastest(len(line), merges), merges)
+        for section in sections(self.uses, LONGEST):
+            if section.regions[0].name in names:
+                _, merges = self._merges(section)
+                total -= _saved(_fastest(section, merges), merges)
         return total
 
     def _problem(self, segment: Sequence[Region]) -> Problem:
@@ -116,79 +113,81 @@ class Search:
         chain = Problem(joined(segment, self.uses.stored(segment)), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
         return canonical(chain).problem
 
-    def _merges(self, line: Sequence[Region]) -> tuple[dict[Place, Problem], dict[Place, Merge]]:
-        """The canonical chain of each segment of a line that is considered, and what is known of it."""
-        alone = [self.predict(region, True) for region in line]
-        scaled = [self.predict(region, False) for region in line] if self.judge.scales else alone
-        by_library = [self.library(region) for region in line]
+    def _merges(self, section: Section) -> tuple[dict[Place, Problem], dict[Place, Merge]]:
+        """The canonical chain of each segment of a section that is considered, and what is known of it."""
+        alone = [self.predict(region, True) for region in section.regions]
+        scaled = [self.predict(region, False) for region in section.regions] if self.judge.scales else alone
+        by_library = [self.library(region) for region in section.regions]
         problems: dict[Place, Problem] = {}
         merges: dict[Place, Merge] = {}
-        for begin, end in ((first, last) for last in range(2, len(line) + 1) for first in range(max(0, last - LONGEST), last - 1)):
-            segment = line[begin:end]
-            if not self.uses.may_join(segment):
-                continue
+        for place in section.segments:
+            segment = section.of(place)
             problem = self._problem(segment)
             if self.only_measured and self.measured(problem) is None:
                 continue
-            results, stored, apart = tuple(region.outputs[0] for region in segment), self.uses.stored(segment), sum(alone[begin:end])
-            judged = partial(self.judge.best, problem, scaled[begin:end], self.memory.schedules.get(results))
+            results, stored, apart = _results(segment), self.uses.stored(segment), sum(alone[number] for number in place)
+            judged = partial(self.judge.best, problem, [scaled[number] for number in place], self.memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)
-            problems[begin, end] = problem
+            problems[place] = problem
             if isinstance(way, str):
-                merges[begin, end] = Merge(results, apart, None, way, stored=stored)
+                merges[place] = Merge(results, apart, None, way, stored=stored)
                 continue
             known = self.measured(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
-            found = by_library[begin:end]
-            apart = sum(seconds if its is None else its for seconds, its in zip(alone[begin:end], found, strict=True))
-            merges[begin, end] = Merge(
+            found = [by_library[number] for number in place]
+            apart = sum(seconds if its is None else its for seconds, its in zip((alone[number] for number in place), found, strict=True))
+            merges[place] = Merge(
                 results, apart, way, measured=known, by_library=any(its is not None for its in found), stored=stored,
                 decided=self.policy.about(CHAIN, results), by_prediction=self.policy.predicted,
             )  # fmt: skip
         return problems, merges
 
     def _kernels(
-        self, line: Sequence[Region], places: Sequence[Place], problems: Mapping[Place, Problem], merges: Mapping[Place, Merge]
+        self, section: Section, places: Sequence[Place], problems: Mapping[Place, Problem], merges: Mapping[Place, Merge]
     ) -> tuple[tuple[Place, str] | None, list[Kernel]]:
         """The first of some merges whose kernel is impossible, with the reason, or None; and the kernels of those before it."""
         kernels: list[Kernel] = []
         for place in places:
             made = partial(self.judge.lowered, problems[place], merges[place])
-            lowered = contained(_described(line[slice(*place)]), "is not merged", made, _fault)
+            lowered = contained(_described(section.of(place)), "is not merged", made, _fault)
             if isinstance(lowered, str):
                 return (place, lowered), kernels
             kernels += lowered.kernels
         return None, kernels
 
-    def _as_before(self, line: Sequence[Region], merges: Mapping[Place, Merge]) -> list[Place]:
-        """The partition of a line that the memory has, with the chains that the policy has; empty if there is none, or one that is not possible."""
-        places = self._known_places(line)
-        merged = [place for place in places if place[1] - place[0] > 1]
+    def _as_before(self, section: Section, merges: Mapping[Place, Merge]) -> list[Place]:
+        """The partition of a section that the memory has, with the chains that the policy has; empty if there is none, or it is not possible."""
+        places = self._known_places(section)
+        merged = [place for place in places if len(place) > 1]
         if not places or not all(place in merges and merges[place].way is not None for place in merged):
             return []
-        required = [place for place in _fastest(len(line), merges) if place in merges and merges[place].is_required]
-        return _with_required([place for place in merged if merges[place].decided is None], required, len(line))
+        required = [place for place in _fastest(section, merges) if place in merges and merges[place].is_required]
+        return _with_required([place for place in merged if merges[place].decided is None], required, section)
 
-    def _known_places(self, line: Sequence[Region]) -> list[Place]:
-        """The segments of a line in the memory; empty if it does not know them all."""
+    def _known_places(self, section: Section) -> list[Place]:
+        """The segments of a section in the memory; empty if it does not know them all, or they are none of this section's."""
+        number_of = {region.outputs[0]: number for number, region in enumerate(section.regions)}
         places: list[Place] = []
-        end = len(line)
-        while end:
-            results = self.memory.chains.get(line[end - 1].outputs[0], ())
-            begin = end - len(results)
-            if begin < 0 or not results or tuple(region.outputs[0] for region in line[begin:end]) != results:
+        inside: set[int] = set()
+        for number in range(len(section.regions) - 1, -1, -1):
+            if number in inside:
+                continue
+            results = self.memory.chains.get(section.regions[number].outputs[0], ())
+            place = tuple(number_of.get(name, -1) for name in results)
+            if place != (number,) and place not in section.segments:
                 return []
-            places.insert(0, (begin, end))
-            end = begin
-        return places
+            places.insert(0, place)
+            inside.update(place)
+        return places if can_run(places, section.before) else []
 
-    def _remembered(self, line: Sequence[Region]) -> list[tuple[Region, ...]]:
-        """The line divided as in the memory, with its schedules; empty if it does not know all of it, or a kernel is not possible for these sizes."""
+    def _remembered(self, section: Section) -> list[tuple[Region, ...]]:
+        """The section divided as in the memory, with its schedules; empty if it does not know all of it, or a kernel is not possible for these
+        sizes."""
         kernels: list[Kernel] = []
-        segments = [tuple(line[begin:end]) for begin, end in self._known_places(line)]
+        segments = [section.of(place) for place in self._known_places(section)]
         for segment in segments:
             if len(segment) == 1:
                 continue
-            schedule = self.memory.schedules[tuple(region.outputs[0] for region in segment)]
+            schedule = self.memory.schedules[_results(segment)]
             problem = self._problem(segment)
             try:
                 lowered = self.judge.lower(problem, schedule)
@@ -200,42 +199,36 @@ class Search:
         return segments
 
 
-def with_lines(graph: Graph, ways: Sequence[LaidOut], names: frozenset[str]) -> frozenset[str]:
-    """The names of regions, with those of all regions that are on a line with one of them in any of several partitions."""
-    found = [frozenset(region.name for region in line) for way in ways for line in lines(Uses(graph, way), LONGEST)]
+def with_sections(graph: Graph, ways: Sequence[LaidOut], names: frozenset[str]) -> frozenset[str]:
+    """The names of regions, with those of all regions that are in a section with one of them in any of several partitions."""
+    found = [frozenset(region.name for region in section.regions) for way in ways for section in sections(Uses(graph, way), LONGEST)]
     while True:
-        more = names.union(*(line for line in found if line & names))
+        more = names.union(*(section for section in found if section & names))
         if more == names:
             return names
         names = more
 
 
-def _fastest(count: int, merges: Mapping[Place, Merge]) -> list[Place]:
-    """The partition of a line of `count` regions into single regions and merges, as places (begin, end), that gains most of those with most of the
-    merges that are required."""
-    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # for each prefix its required merges, what it gains, and where its last segment begins
-    for end in range(1, count + 1):
-        ways = [(*best[end - 1][:2], end - 1)]
-        for begin in range(max(0, end - LONGEST), end - 1):
-            merge = merges.get((begin, end))
-            if merge is not None and (merge.gain or merge.is_required):
-                required, gained, _ = best[begin]
-                ways.append((required + merge.is_required, gained + (merge.saved if merge.is_required else merge.gain), begin))
-        best.append(max(ways))
-    places: list[Place] = []
-    end = count
-    while end:
-        places.insert(0, (best[end][2], end))
-        end = best[end][2]
-    return places
+def _fastest(section: Section, merges: Mapping[Place, Merge]) -> list[Place]:
+    """The partition of a section into single regions and merges that gains most of those with most of the merges that are required."""
+    return best_division(section.before, {place: _worth(merge) for place, merge in merges.items() if merge.gain or merge.is_required})
 
 
-def _with_required(places: Sequence[Place], required: Sequence[Place], count: int) -> list[Place]:
-    """The partition of a line of `count` regions into the required segments, those of `places` that are disjoint from these, and single regions."""
-    kept = [(begin, end) for begin, end in places if all(end <= first or last <= begin for first, last in required)]
-    merged = sorted((*kept, *required))
-    inside = {number for begin, end in merged for number in range(begin, end)}
-    return sorted((*merged, *((number, number + 1) for number in range(count) if number not in inside)))
+def _worth(merge: Merge) -> Worth:
+    return merge.is_required, merge.saved if merge.is_required else merge.gain
+
+
+def _with_required(places: Sequence[Place], required: Sequence[Place], section: Section) -> list[Place]:
+    """The partition of a section into the required segments, those of `places` that can run beside them, and single regions."""
+    taken = [*required]
+    for place in places:
+        taken += [place] if can_run([*taken, place], section.before) else []
+    inside = {number for place in taken for number in place}
+    return sorted((*taken, *((number,) for number in range(len(section.regions)) if number not in inside)), key=lambda place: place[-1])
+
+
+def _results(segment: Sequence[Region]) -> tuple[str, ...]:
+    return tuple(region.outputs[0] for region in segment)
 
 
 def _saved(places: Sequence[Place], merges: Mapping[Place, Merge]) -> float:

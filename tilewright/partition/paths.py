@@ -1,8 +1,9 @@
-"""Lines of regions that may be chained, and the chain of a part of one.
+"""Which regions may be chained, and the chain of some of them.
 
-All regions are put in an order in which each comes after those that it depends on. Successive regions of it are therefore convex: what one needs of
-another comes through none outside of them; and disjoint parts of it can become one region each, since all that they pass each other goes forward.
-Paths, in which each region is the only reader of the one before, stay together, so that the order has all partitions of a path.
+A segment is a few regions that may become one: they are joined by what they read of each other, and convex, which means that what one needs of
+another comes through none outside of them. Its regions need not be successive in one order of all regions: the pooled shortcut of a block may be
+chained with the last layer of the other branch, wherever that stands. Which disjoint segments can become one region each, without waiting for one
+another, is decided by `partition.divisions`, in sections of one order that no segment crosses.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.region import Region
+from tilewright.partition.divisions import Place, bits
 from tilewright.partition.layouts import LaidOut
 
 KINDS = frozenset({"contraction", "window", "map", "row reduction"})
@@ -81,11 +84,36 @@ class Uses:
         return frozenset(name for region in self.laid_out.regions for name in region.outputs)
 
     def may_join(self, segment: Sequence[Region]) -> bool:
-        """Whether successive regions may be one: if they are connected, and none reads a whole of which another one stores a part, since rows of that
+        """Whether regions may be one: if they are connected and convex, and none reads a whole of which another one stores a part, since rows of that
         are stored by other strips or tiles."""
         parts = {self.buffer(region.outputs[0]) for region in segment[:-1]}
         wholes = {name for region in segment for name in region.inputs if name not in self.made and self.buffer(name) in parts}
-        return not wholes and connected(segment)
+        return not wholes and connected(segment) and self._convex(segment)
+
+    def _convex(self, segment: Sequence[Region]) -> bool:
+        """Whether no region outside depends on one of these and is needed by another one."""
+        places = [self.place[region.outputs[0]] for region in segment]
+        between = reduce(or_, (self.before[place] for place in places)) & ~bits(places)
+        return not any(self.before[place] >> other & 1 for place in _numbers(between) for other in places)
+
+    @cached_property
+    def order(self) -> tuple[Region, ...]:
+        """All regions in an order in which each comes after those that it depends on, and paths, where each is the only reader of the one before,
+        stay together."""
+        return tuple(_in_order(self))
+
+    @cached_property
+    def place(self) -> Mapping[str, int]:
+        """The number of each region in the order, by its first result."""
+        return {region.outputs[0]: number for number, region in enumerate(self.order)}
+
+    @cached_property
+    def before(self) -> tuple[int, ...]:
+        """For each region of the order the numbers of all that it depends on, directly or not, as bits."""
+        found: list[int] = []
+        for direct in _needs(self.order, self):
+            found.append(reduce(or_, (found[number] | 1 << number for number in direct), 0))
+        return tuple(found)
 
     @cached_property
     def chainable(self) -> Mapping[str, Region]:
@@ -111,33 +139,61 @@ def connected(segment: Sequence[Region]) -> bool:
     return len(groups) == 1
 
 
-def lines(uses: Uses, longest: int) -> list[list[Region]]:
-    """The regions that may be chained, as lines of two or more: chains of at most `longest` are successive regions of a line."""
-    found: list[list[Region]] = [[]]
-    for region in _in_order(uses):
-        if region.outputs[0] not in uses.chainable:
-            found.append([])
-        else:
-            found[-1].append(region)
-    return [line for run in found for line in _divided(run, uses, longest) if len(line) > 1]
+@dataclass(frozen=True)
+class Section:
+    """Regions that may be chained, in order, between two places of the order of all regions that no segment crosses.
+
+    segments: the numbers of the regions of each segment, ascending. before: for each region the numbers of those that it depends on, directly or not,
+    through regions that are in no chain too, as bits."""
+
+    regions: tuple[Region, ...]
+    segments: tuple[Place, ...]
+    before: tuple[int, ...]
+
+    def of(self, place: Place) -> tuple[Region, ...]:
+        """The regions of a segment."""
+        return tuple(self.regions[number] for number in place)
 
 
-def _divided(run: Sequence[Region], uses: Uses, longest: int) -> Iterable[list[Region]]:
-    """The run cut where no chain would go across."""
-    crossed = {
-        place
-        for end in range(2, len(run) + 1)
-        for begin in range(max(0, end - longest), end - 1)
-        if uses.may_join(run[begin:end])
-        for place in range(begin + 1, end)
-    }
-    line: list[Region] = []
-    for place, region in enumerate(run):
-        if place not in crossed and line:
-            yield line
-            line = []
-        line.append(region)
-    yield line
+def sections(uses: Uses, longest: int) -> list[Section]:
+    """The regions that may be chained, in sections of two or more, with all segments of at most `longest` regions."""
+    segments = _segments(uses, longest)
+    crossed = {number for segment in segments for number in range(segment[0] + 1, segment[-1] + 1)}
+    found: list[Section] = []
+    begins = [number for number in range(len(uses.order)) if number not in crossed]
+    for begin, end in zip(begins, (*begins[1:], len(uses.order)), strict=True):
+        places = [number for number in range(begin, end) if uses.order[number].outputs[0] in uses.chainable]
+        own = {number: place for place, number in enumerate(places)}
+        inside = tuple(tuple(own[number] for number in segment) for segment in segments if begin <= segment[0] < end)
+        if inside:
+            before = tuple(bits(own[other] for other in _numbers(uses.before[number]) if other in own) for number in places)
+            found.append(Section(tuple(uses.order[number] for number in places), inside, before))
+    return found
+
+
+def _segments(uses: Uses, longest: int) -> list[Place]:
+    """The segments of at most `longest` regions, as numbers of the order; ascending by their last region."""
+    beside: dict[int, set[int]] = {uses.place[name]: set() for name in uses.chainable}
+    for name in uses.chainable:
+        for reader in uses.readers.get(name, ()):
+            if reader.outputs[0] in uses.chainable:
+                number, other = uses.place[name], uses.place[reader.outputs[0]]
+                beside[number].add(other)
+                beside[other].add(number)
+    found: set[Place] = set()
+    grown: set[Place] = {(number,) for number in beside}
+    for _ in range(longest - 1):
+        grown = {tuple(sorted((*place, other))) for place in grown for number in place for other in beside[number] - {*place}}
+        found |= {place for place in grown if uses.may_join([uses.order[number] for number in place])}
+    return sorted(found, key=lambda place: (place[-1], place))
+
+
+def _numbers(found: int) -> Iterable[int]:
+    """The numbers of the bits that are set."""
+    while found:
+        least = found & -found
+        yield least.bit_length() - 1
+        found ^= least
 
 
 def _in_order(uses: Uses) -> list[Region]:
@@ -161,8 +217,8 @@ def _in_order(uses: Uses) -> list[Region]:
     return found
 
 
-def sorted_regions(regions: Sequence[Region], uses: Uses) -> list[Region]:
-    """Regions, some of which are chains, in their order as far as each can come after those that it depends on."""
+def _needs(regions: Sequence[Region], uses: Uses) -> list[set[int]]:
+    """For each of some regions, of which some are chains, the numbers of those that it directly depends on."""
     place = {name: number for number, region in enumerate(uses.laid_out.regions) for name in region.outputs}
     writers: dict[str, list[tuple[int, int]]] = {}  # of each buffer: their numbers, and when the parts that write to it were
     for number, region in enumerate(regions):
@@ -175,6 +231,12 @@ def sorted_regions(regions: Sequence[Region], uses: Uses) -> list[Region]:
         replaced = {uses.buffer(name) for name in region.outputs if name in uses.replaced}  # after those that read what was there
         found.update(other for other in range(number) if replaced and any(uses.buffer(name) in replaced for name in regions[other].inputs))
         needs.append(found - {number})
+    return needs
+
+
+def sorted_regions(regions: Sequence[Region], uses: Uses) -> list[Region]:
+    """Regions, some of which are chains, in their order as far as each can come after those that it depends on."""
+    needs = _needs(regions, uses)
     followers: list[list[int]] = [[] for _ in regions]
     for number, found in enumerate(needs):
         for other in found:

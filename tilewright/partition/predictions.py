@@ -14,7 +14,7 @@ from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
-from tilewright.partition.chains import Search, with_lines
+from tilewright.partition.chains import Search, with_sections
 from tilewright.partition.context import Chooser, Context, canonical_problem
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.joint_loops import TimedLoop
@@ -118,7 +118,7 @@ class Predictions:
 
     def _chained_seconds(self, graph: Graph, before: LaidOut, after: LaidOut, names: frozenset[str]) -> tuple[float, float]:
         """Predicted seconds in two partitions of all regions that named ones may be chained with, as chains where these are faster."""
-        names = with_lines(graph, (before, after), names)
+        names = with_sections(graph, (before, after), names)
 
         def seconds(laid_out: LaidOut) -> float:
             context = self._context(graph, laid_out)
