@@ -40,7 +40,7 @@ from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
 from tilewright.frontend.onnx_folding import folded
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, Unspecialised
 from tilewright.frontend.onnx_pointwise import element_type
-from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, standard_function
+from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, size_of, standard_function
 from tilewright.frontend.onnx_tail import Later, TailBuilder, read_by
 from tilewright.frontend.reading import printable, reading, said
 from tilewright.graph.builder import GraphBuilder
@@ -191,7 +191,7 @@ class _Importer:
             raise InvalidModel(f"the example for the input {info.name} {found}", "pass an example of the model's shape")
         shape = []
         for k, dim in enumerate(kind.shape.dim):
-            fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+            fixed = size_of(dim)
             if fixed is None and given is None:
                 named = f" ({dim.dim_param})" if dim.dim_param else ""
                 raise InvalidModel(
