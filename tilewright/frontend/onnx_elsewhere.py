@@ -13,7 +13,7 @@ from tilewright.frontend.onnx_node import Known, dtype_of
 from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.onnx_proto import type_of
 from tilewright.graph.builder import GraphBuilder
-from tilewright.graph.onnx_call import PREFIX, REFUSED, encoded, runner_of
+from tilewright.graph.onnx_call import CONTROL, PREFIX, REFUSED, encoded, runner_of
 from tilewright.ir.graph import Value
 
 LARGEST_KNOWN = 1 << 10  # elements of a known operand that becomes part of the node
@@ -30,7 +30,7 @@ def elsewhere(
     """The results of a node that something else computes; `reason` is why our kernels do not.
 
     Raises Unsupported with the reason if the node cannot be run, and DependsOnData if the shapes of its results are not known."""
-    if node.op_type in REFUSED:
+    if node.op_type in REFUSED | CONTROL:
         raise Unsupported(reason)
     single = onnx.NodeProto()
     single.CopyFrom(node)

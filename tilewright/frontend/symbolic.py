@@ -125,7 +125,7 @@ class SymbolicProgram:
         positions = {size.symbol: position for position, size in enumerate(self.free)}
 
         def of(value: Any) -> dict[int, int | None]:
-            sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
+            sizes: list[tuple[int, Any]] = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
             return {dim: positions.get(size.node.expr) if is_symbolic(size) else None for dim, size in sizes}
 
         return {name: of(value) for name, value in self._inputs}
