@@ -160,6 +160,24 @@ def test_branches_of_a_condition_that_the_tail_computes() -> None:
     assert shapes == {(4, 3), (3, 3)}
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_entries_of_bfloat16_that_are_not_zero(computed: bool) -> None:
+    """ONNX Runtime has no such NonZero; float32 holds the same numbers."""
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r" if computed else "x"], ["n"])]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [3, 5])],
+        [helper.make_tensor_value_info("n", TensorProto.INT64, None), helper.make_tensor_value_info("r", TensorProto.BFLOAT16, [3, 5])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+    executable = tilewright.compile(model, torch.ones(3, 5, dtype=torch.bfloat16), "native")
+    for seed in range(3):
+        x = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        x[1, 2], x[0, 0] = 0, torch.finfo(torch.bfloat16).smallest_normal
+        found, rectified = executable(x)
+        torch.testing.assert_close(rectified, x.relu(), rtol=0, atol=0)
+        torch.testing.assert_close(found, (x.relu() if computed else x).nonzero().T, rtol=0, atol=0)
+
+
 def test_the_file_as_a_module_for_comparisons(tmp_path: Path) -> None:
     onnx.save(detector(), tmp_path / "d.onnx")
     module = OnnxModule(tmp_path / "d.onnx")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +25,20 @@ class DependsOnData(Unsupported):
     """The shapes of a node's results depend on data."""
 
 
+def widened(g: GraphBuilder, node: onnx.NodeProto, operands: Sequence[Any], opset: int) -> list[Any]:
+    """The operands of a node with those of bfloat16 in float32, which holds the same numbers, unless a result has their type: runtimes are given no
+    bfloat16."""
+    if not any(isinstance(operand, Value) and operand.dtype == "bf16" for operand in operands) or not onnx.defs.has(node.op_type, ""):
+        return list(operands)
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    made = {result.type_str for result in schema.outputs}
+    taken = [schema.inputs[min(k, len(schema.inputs) - 1)].type_str for k in range(len(operands))]
+    return [
+        g.cast(operand, "f32") if isinstance(operand, Value) and operand.dtype == "bf16" and kind not in made else operand
+        for operand, kind in zip(operands, taken, strict=True)
+    ]
+
+
 def elsewhere(
     g: GraphBuilder, node: onnx.NodeProto, operands: Sequence[Known | None], opset: int, reason: str, materialise: Callable[[np.ndarray], Value]
 ) -> tuple[Value | None, ...]:
@@ -32,6 +47,7 @@ def elsewhere(
     Raises Unsupported with the reason if the node cannot be run, and DependsOnData if the shapes of its results are not known."""
     if node.op_type in REFUSED | CONTROL:
         raise Unsupported(reason)
+    operands = widened(g, node, operands, opset)
     single = onnx.NodeProto()
     single.CopyFrom(node)
     single.name = single.domain = ""

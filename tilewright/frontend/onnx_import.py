@@ -35,7 +35,7 @@ from tilewright.frontend import (
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
 from tilewright.frontend.onnx_control import Environment, control
-from tilewright.frontend.onnx_elsewhere import DependsOnData, elsewhere
+from tilewright.frontend.onnx_elsewhere import DependsOnData, elsewhere, widened
 from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
 from tilewright.frontend.onnx_folding import folded
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, Unspecialised
@@ -338,6 +338,8 @@ class _Importer:
         read = {name: environment.get(name, _MISSING) for name in read_by(node)}
         if any(operand is _MISSING for operand in read.values()):
             return [_MISSING] * len(node.output)
+        with self._at(node):
+            read |= zip(node.input, widened(self.builder, node, [read[name] for name in node.input], opset_number(opsets)), strict=True)
         place = printable(node.name) or f"the {node.op_type} of {label(node)}"
         begins = None if reason is None else UnsupportedNode(label(node), PREFIX + node.op_type, place, str(reason))
         return self.tail.add(node, read, opset_number(opsets), begins)
