@@ -119,14 +119,17 @@ def test_a_loop_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(caught.value, InvalidModel) and "\n" not in str(caught.value)
 
 
-def test_a_condition_on_data_is_refused() -> None:
+def test_a_loop_whose_condition_is_computed_is_no_part_of_the_graph() -> None:
     body = helper.make_graph(
         [helper.make_node("ReduceSum", ["s"], ["t"], keepdims=0), helper.make_node("Less", ["t", "t"], ["on"])],
         "body", [info("i", [], 7), info("c", [], 9), info("s", [30])], [info("on", [], 9), info("s", [30])],
     )  # fmt: skip
     node = helper.make_node("Loop", ["m", "", "x"], ["y"], body=body)
-    with pytest.raises(UnsupportedOperator, match="its condition is computed from the model's inputs"):
-        import_onnx(model_of([node], [info("x", [30])], [info("y", [30])], m=np.array(3, np.int64)), [torch.ones(30)])
+    imported = import_onnx(model_of([node], [info("x", [30])], [info("y", [30])], m=np.array(3, np.int64)), [torch.ones(30)])
+    assert imported.tail is not None and "its condition is computed from the model's inputs" in imported.tail.nodes[0].reason
+    assert [node.operator for node in imported.graph.nodes] == ["copy"]
+    x = torch.randn(30)
+    torch.testing.assert_close(imported.tail.results(lambda number: x), [x])
 
 
 def test_a_branch_in_a_loop_in_a_scan() -> None:

@@ -56,6 +56,7 @@ def test_expressions() -> None:
         f"Add(Mul(Integer(2), {size}), Integer(-1))",
         f"FloorDiv({size}, Integer(2))",
         f"Max({size}, Integer(5))",
+        f"Mul(Integer(3), Pow(Add({size}, Integer(1)), Integer(2)))",
         "true",
     ):
         assert expression(text, "here") == text
@@ -65,7 +66,9 @@ def test_expressions() -> None:
     "text",
     [
         "__import__('os')", "Symbol('x')", "Symbol('s1', real=True)", "Symbol('s1', integer=open('f'))", "Symbol(name='s1')", "Integer('2')",
-        "Integer(2, evaluate=False)", "Add(*(1,))", "Add(x=1)", "Pow(Integer(9), Integer(9))", "Lambda(Symbol('s1'), Integer(1))", "s1", "2", "(",
+        "Integer(2, evaluate=False)", "Add(*(1,))", "Add(x=1)", "Pow(Integer(9), Integer(9))", "Pow(Integer(9), Integer(-1))",
+        "Pow(Pow(Integer(9), Integer(8)), Integer(8))", "Pow(Add(Integer(1), Pow(Integer(9), Integer(8))), Integer(8))", "Pow(Integer(9), Integer(True))",
+        "Lambda(Symbol('s1'), Integer(1))", "s1", "2", "(",
         "Add.__class__", "sympy.Add(Integer(1))", f"Integer({1 << 70})", "Add(" * 300 + ")" * 300, "x" * 20_000, 5, None,
     ],
 )  # fmt: skip

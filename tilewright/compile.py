@@ -25,8 +25,9 @@ from tilewright.errors import (
 )
 from tilewright.frontend.imported import Imported, report_unsupported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
+from tilewright.frontend.narrowed import NarrowedModel
 from tilewright.frontend.ranged import ranges_of
-from tilewright.frontend.sized import ModuleModel, OnnxModel, SizedModel
+from tilewright.frontend.sized import DeclaredModel, ModuleModel, OnnxModel, SizedModel
 from tilewright.frontend.symbolic import SymbolicProgram, import_program
 from tilewright.frontend.torch_export import load_exported
 from tilewright.frontend.torch_import import import_module
@@ -155,7 +156,7 @@ def compile(
         progress: called as progress(stage, done, total) with a stage of `stages.STAGES`; total is 0 while it is not known.
         dynamic: None: the executable accepts the sizes of the example inputs. Otherwise the result is a `DynamicExecutable`, which accepts other
             sizes too: of the dimensions that are named ({"x": {0: "batch"}}, or `torch.export`'s dynamic_shapes), or with True of all that the model
-            leaves free; a file names its own.
+            leaves free. A file declares which sizes can be free, and may be named a part of them.
         wait: seconds that a call with sizes not seen before waits for its program before it runs eager; True: as long as it takes.
         programs: the most programs that a `DynamicExecutable` keeps, those used last.
         quick: on CPUs a program for sizes not seen before has the schedules of others at first, which takes a fraction of the time; once no new sizes
@@ -187,14 +188,10 @@ def compile(
         with stages.stage("export"), collection_paused():
             imported = read(module, inputs, example_keywords)
         return compiled(imported, request, stages, family)
+    examples = _example_leaves(module, inputs, example_keywords)
     with stages.stage("export"), collection_paused():
-        model = sized(module, inputs, example_keywords, dynamic)
+        model = sized(module, inputs, example_keywords, dynamic, examples)
     family = family or Family()
-    examples = tree_leaves((inputs, dict(example_keywords or {})))
-    if not examples and isinstance(module, torch.export.ExportedProgram):
-        examples = tree_leaves(module.example_inputs or ())
-    if not examples:
-        raise InvalidInput("the first program needs sizes", "pass example_inputs too")
     key = model.key(examples)
     model.check_sizes(key)
     imported = model.bind(key)
@@ -218,21 +215,28 @@ def compile(
     return DynamicExecutable(model, ranges, build, signature, (served, first, as_before), eager, wait, programs, repeats)
 
 
-def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any) -> SizedModel:
-    """A model whose sizes may differ from call to call. Raises InvalidModel if none of its sizes may, and UnsupportedOption for a `dynamic` that does
-    not fit it."""
+def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, leaves: Sequence[Any]) -> SizedModel:
+    """A model whose sizes may differ from call to call; `leaves` are those of its examples. Raises InvalidModel if none of its sizes may, and
+    UnsupportedOption for a `dynamic` that does not fit it."""
     module_given = isinstance(module, torch.nn.Module)
     model = ModuleModel(module, inputs, keywords, dynamic) if module_given else _with_own_sizes(module)
     if not model.names:
         what = "or give examples whose free dimensions have at least two entries" if module_given else "or export it with free sizes"
         raise InvalidModel("no size of the model is free", f"leave out `dynamic`, {what}")
-    if dynamic is not True and not module_given:
-        cause = f"dynamic={dynamic!r}, and which sizes are free was decided when the model was exported: {', '.join(model.names)}"
-        raise UnsupportedOption(cause, "use dynamic=True, which leaves these free")
-    return model
+    return model if dynamic is True or isinstance(model, ModuleModel) else NarrowedModel(model, leaves, dynamic)
 
 
-def _with_own_sizes(module: Any) -> SizedModel:
+def _example_leaves(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> list[Any]:
+    """The leaves of the example inputs, which an exported program may have itself. Raises InvalidInput if there are none."""
+    examples = tree_leaves((inputs, dict(keywords or {})))
+    if not examples and isinstance(module, torch.export.ExportedProgram):
+        examples = tree_leaves(module.example_inputs or ())
+    if not examples:
+        raise InvalidInput("the first program needs sizes", "pass example_inputs too")
+    return examples
+
+
+def _with_own_sizes(module: Any) -> DeclaredModel:
     """A file, or what such files hold, whose free sizes it declares itself."""
     if isinstance(module, torch.export.ExportedProgram):
         return SymbolicProgram(module)

@@ -40,16 +40,13 @@ class Reader(Protocol):
 def control(
     reader: Reader, node: onnx.NodeProto, operands: Sequence[Any], environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
-    """The results of an `If`, a `Loop` or a `Scan`. Raises Unsupported if they depend on data."""
+    """The results of an `If`, a `Loop` or a `Scan`. Raises Unsupported if which nodes they run depends on data."""
     bodies = {attribute.name: attribute.g for attribute in node.attribute if attribute.HasField("g")}
     if node.op_type == "If":
         return _branch(reader, operands[0], bodies, environment, opsets, depth)
     if node.op_type == "Loop":
         return _unrolled(reader, operands, bodies["body"], environment, opsets, depth)
     return _scan(reader, node, operands, bodies["body"], environment, opsets, depth)
-
-
-CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 def _branch(
@@ -65,7 +62,9 @@ def _known(reader: Reader, operand: Any, what: str) -> np.ndarray:
         raise reader.specialise(operand, what)
     if isinstance(operand, Later):
         raise Unsupported(f"{what} is computed from a tensor whose shape depends on data")
-    return np.asarray(operand)
+    if not isinstance(operand, np.ndarray):
+        raise Unsupported(f"{what} is computed by a node that is not supported")
+    return operand
 
 
 def _unrolled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from tilewright.frontend.onnx_node import Known, dtype_of
 from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.onnx_proto import type_of
 from tilewright.graph.builder import GraphBuilder
-from tilewright.graph.onnx_call import PREFIX, REFUSED, encoded, runner_of
+from tilewright.graph.onnx_call import CONTROL, PREFIX, REFUSED, encoded, runner_of
 from tilewright.ir.graph import Value
 
 LARGEST_KNOWN = 1 << 10  # elements of a known operand that becomes part of the node
@@ -24,14 +25,29 @@ class DependsOnData(Unsupported):
     """The shapes of a node's results depend on data."""
 
 
+def widened(g: GraphBuilder, node: onnx.NodeProto, operands: Sequence[Any], opset: int) -> list[Any]:
+    """The operands of a node with those of bfloat16 in float32, which holds the same numbers, unless a result has their type: runtimes are given no
+    bfloat16."""
+    if not any(isinstance(operand, Value) and operand.dtype == "bf16" for operand in operands) or not onnx.defs.has(node.op_type, ""):
+        return list(operands)
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    made = {result.type_str for result in schema.outputs}
+    taken = [schema.inputs[min(k, len(schema.inputs) - 1)].type_str for k in range(len(operands))]
+    return [
+        g.cast(operand, "f32") if isinstance(operand, Value) and operand.dtype == "bf16" and kind not in made else operand
+        for operand, kind in zip(operands, taken, strict=True)
+    ]
+
+
 def elsewhere(
     g: GraphBuilder, node: onnx.NodeProto, operands: Sequence[Known | None], opset: int, reason: str, materialise: Callable[[np.ndarray], Value]
 ) -> tuple[Value | None, ...]:
     """The results of a node that something else computes; `reason` is why our kernels do not.
 
     Raises Unsupported with the reason if the node cannot be run, and DependsOnData if the shapes of its results are not known."""
-    if node.op_type in REFUSED:
+    if node.op_type in REFUSED | CONTROL:
         raise Unsupported(reason)
+    operands = widened(g, node, operands, opset)
     single = onnx.NodeProto()
     single.CopyFrom(node)
     single.name = single.domain = ""

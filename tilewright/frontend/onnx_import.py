@@ -34,17 +34,17 @@ from tilewright.frontend import (
 )
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
-from tilewright.frontend.onnx_control import CONTROL, Environment, control
-from tilewright.frontend.onnx_elsewhere import DependsOnData, elsewhere
+from tilewright.frontend.onnx_control import Environment, control
+from tilewright.frontend.onnx_elsewhere import DependsOnData, elsewhere, widened
 from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
 from tilewright.frontend.onnx_folding import folded
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, Unspecialised
 from tilewright.frontend.onnx_pointwise import element_type
-from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, standard_function
+from tilewright.frontend.onnx_proto import attributes_of, bound, is_neutral, label, opset_number, read_names, size_of, standard_function
 from tilewright.frontend.onnx_tail import Later, TailBuilder, read_by
 from tilewright.frontend.reading import printable, reading, said
 from tilewright.graph.builder import GraphBuilder
-from tilewright.graph.onnx_call import PREFIX
+from tilewright.graph.onnx_call import CONTROL, PREFIX
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, ELEMENT_TYPES, is_float
 from tilewright.ir.graph import Value
 
@@ -191,7 +191,7 @@ class _Importer:
             raise InvalidModel(f"the example for the input {info.name} {found}", "pass an example of the model's shape")
         shape = []
         for k, dim in enumerate(kind.shape.dim):
-            fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+            fixed = size_of(dim)
             if fixed is None and given is None:
                 named = f" ({dim.dim_param})" if dim.dim_param else ""
                 raise InvalidModel(
@@ -306,12 +306,30 @@ class _Importer:
     def _controlled(
         self, node: onnx.NodeProto, operands: Sequence[Any], environment: Environment, opsets: Mapping[str, int], depth: int
     ) -> Sequence[Any]:
+        """Results of control flow: of the nodes that it runs, if these are known and all are supported, else of the tail."""
+        tail, wanted, before, marks = self.tail, frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes)
+        collected = tail.mark() if tail is not None else ()
         try:
-            return control(self, node, operands, environment, opsets, depth)
+            results = control(self, node, operands, environment, opsets, depth)
+            if len(self.unsupported) == before or tail is None:
+                return results
+            reason = Unsupported(f"it runs a node that is not supported: {self.unsupported[before].reason}")
         except Unsupported as error:
-            if node.op_type != "If" or isinstance(error, Unspecialised):
+            if isinstance(error, Unspecialised) or tail is None:
                 raise
-            return self._later(node, environment, opsets, error)
+            reason = error
+        if self.wanted != wanted:  # they are read again
+            return [_MISSING] * len(node.output)
+        found = self.unsupported[before:]
+        del self.unsupported[before:], self.builder.nodes[marks:]
+        tail.undo(collected)
+        try:
+            return self._later(node, environment, opsets, reason)
+        except Unsupported:
+            self.unsupported += found  # they say more
+            if found:
+                return [_MISSING] * len(node.output)
+            raise
 
     def _later(self, node: onnx.NodeProto, environment: Environment, opsets: Mapping[str, int], reason: Unsupported | None) -> Sequence[Any]:
         """The results of a node of the model's tail, which begins with it for a `reason`."""
@@ -320,6 +338,8 @@ class _Importer:
         read = {name: environment.get(name, _MISSING) for name in read_by(node)}
         if any(operand is _MISSING for operand in read.values()):
             return [_MISSING] * len(node.output)
+        with self._at(node):
+            read |= zip(node.input, widened(self.builder, node, [read[name] for name in node.input], opset_number(opsets)), strict=True)
         place = printable(node.name) or f"the {node.op_type} of {label(node)}"
         begins = None if reason is None else UnsupportedNode(label(node), PREFIX + node.op_type, place, str(reason))
         return self.tail.add(node, read, opset_number(opsets), begins)

@@ -30,6 +30,11 @@ def label(node: onnx.NodeProto) -> str:
     return printable(node.name or next((name for name in node.output if name), node.op_type))
 
 
+def size_of(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """The size that a dimension of an input declares; None if it is free. Some exporters write -1 for that."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
 def read_names(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads, including those read in its branches."""
     names = set(node.input)

@@ -1,11 +1,12 @@
-"""The tail of an ONNX model: nodes whose results have shapes that depend on data (NonZero, NonMaxSuppression), and all that read these. It is a model
-of its own, which ONNX's runtimes run after the program (`graph.onnx_call`): programs have fixed shapes.
+"""The tail of an ONNX model: nodes whose results have shapes that depend on data (NonZero, NonMaxSuppression), branches and loops that data decide,
+and all that read these. It is a model of its own, which ONNX's runtimes run after the program (`graph.onnx_call`): programs have fixed shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -44,6 +45,19 @@ class TailBuilder:
         self._begins: list[UnsupportedNode] = []
         self._opset: int | None = None
         self._names = 0
+
+    def mark(self) -> tuple[int, ...]:
+        """How much was collected, for `undo`."""
+        return tuple(len(listed) for listed in self._collected())
+
+    def undo(self, mark: tuple[int, ...]) -> None:
+        """Removes what was collected since."""
+        for listed, length in zip(self._collected(), mark, strict=True):
+            del listed[length:]
+        self._opset = self._opset if self._nodes else None
+
+    def _collected(self) -> tuple[list[Any], ...]:
+        return self.values, self._nodes, self._infos, self._known, self._begins
 
     def add(self, node: onnx.NodeProto, named: Mapping[str, Operand], opset: int, begins: UnsupportedNode | None) -> list[Later | None]:
         """The results of a node; `named` maps what it and its branches read. `begins` lists the node if it reads nothing of the tail itself.
@@ -114,7 +128,7 @@ class TailBuilder:
 
 
 def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy of a node that reads its operands by other names, also in its branches; a branch's own tensors get names that no other has."""
+    """A copy of a node that reads its operands by other names, also in its branches or body; their own tensors get names that no other has."""
     copied = onnx.NodeProto()
     copied.CopyFrom(node)
     copied.name = copied.domain = ""
@@ -127,10 +141,10 @@ def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
 
 
 def _rename_branch(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    own = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output if name}
+    own = {each.name for each in (*graph.input, *graph.initializer)} | {name for node in graph.node for name in node.output if name}
     inside = {**names, **{name: f"{name}_inside" for name in own}}
-    for tensor in graph.initializer:
-        tensor.name = inside[tensor.name]
+    for each in (*graph.input, *graph.initializer):
+        each.name = inside[each.name]
     for node in graph.node:
         node.CopyFrom(renamed(node, inside))
         for k, name in enumerate(node.output):
@@ -141,7 +155,7 @@ def _rename_branch(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def read_by(node: onnx.NodeProto) -> list[str]:
-    """The names of all tensors that a node reads, and its branches read from around it."""
+    """The names of all tensors that a node reads, and its branches or body read from around it."""
     return [*dict.fromkeys([*node.input, *sorted(read_names(node) - _made_inside(node))])]
 
 

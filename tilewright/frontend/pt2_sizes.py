@@ -2,7 +2,7 @@
 
 Expressions are SymPy's `srepr`::
 
-    E = Symbol('s0', ...) | Integer(n) | true | false | FUNCTION(E, ...)
+    E = Symbol('s0', ...) | Integer(n) | true | false | FUNCTION(E, ...) | Pow(E without Pow, Integer(2 to 8))
 
 Guards are conditions on the inputs' sizes::
 
@@ -27,6 +27,7 @@ SYMBOL = re.compile(r"s\d{1,6}")
 LONGEST = 10_000
 """Characters of a text."""
 LARGEST = 1 << 62
+_EXPONENTS = range(2, 9)
 _FUNCTIONS = frozenset(
     "Add Mul FloorDiv CeilDiv CleanDiv Mod PythonMod ModularIndexing Max Min Where Identity "
     "Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan And Or Not".split()
@@ -60,6 +61,10 @@ def _rebuilt(node: ast.expr, place: str) -> str:
             named = [fact.arg for fact in facts if isinstance(fact.value, ast.Constant) and fact.value.value is True]
             if len(named) == len(facts) and set(named) <= {"positive", "nonnegative", "integer"}:
                 return f"Symbol('{name}', {', '.join(f'{fact}=True' for fact in named)})"
+        case ast.Call(ast.Name("Pow"), [base, ast.Call(ast.Name("Integer"), [ast.Constant(int() as exponent)], [])], []) if exponent in _EXPONENTS:
+            rebuilt = _rebuilt(base, place)
+            if "Pow" not in rebuilt:  # or a short text could stand for a number of any length
+                return f"Pow({rebuilt}, Integer({exponent}))"
         case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
             return f"{name}({', '.join(_rebuilt(argument, place) for argument in arguments)})"
     raise ValueError(f"{printable(place)} is not an expression of sizes")

@@ -61,6 +61,16 @@ class SizedModel(Protocol):
         ...
 
 
+class DeclaredModel(SizedModel, Protocol):
+    """A model that declares its free sizes itself: an exported program or a file."""
+
+    @property
+    def declared(self) -> Mapping[str, Mapping[int, int | None]]:
+        """The inputs in order by name, of each its dimensions (`NUMBER` for a Python number): the position in a key of the free size that it is, None
+        for any other size."""
+        ...
+
+
 SMALL = 8
 """Smaller sizes may be special: half of 2 is 1, and 3 entries are all of a slice of 4. An example is exported with SMALL times as many entries."""
 
@@ -192,7 +202,11 @@ def free_sizes(
     if dynamic is True:
         wide = {leaf: [dim for dim, size in enumerate(x.shape) if size > 1] for leaf, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
         return {leaf: dict.fromkeys(dims, torch.export.Dim.AUTO) for leaf, dims in wide.items() if dims}, {}
-    places = by_parameter(module, *pytree.tree_unflatten(range(len(leaves)), tree))
+    return named_sizes(by_parameter(module, *pytree.tree_unflatten(range(len(leaves)), tree)), leaves, dynamic)
+
+
+def named_sizes(places: Mapping[str, Any], leaves: Sequence[Any], dynamic: Any) -> tuple[dict[int, Any], dict[tuple[int, int], str]]:
+    """As `free_sizes`, of a `dynamic` that names dimensions: `places` nests the numbers of the leaves as the inputs of each name are nested."""
     if isinstance(dynamic, (tuple, list)):
         dynamic = dict(zip(places, dynamic, strict=False))
     if not isinstance(dynamic, Mapping) or not dynamic:
@@ -273,25 +287,34 @@ def _enlarged(arguments: Any, free: Mapping[int, Any], places: frozenset[tuple[i
 class OnnxModel:
     """An ONNX model whose inputs have dimensions without a size; it is read again for each set of sizes.
 
-    Raises InvalidModel for a damaged file."""
+    Raises InvalidModel for a damaged file, and for an input that declares no dimensions."""
 
     def __init__(self, source: Any) -> None:
         from tilewright.frontend.onnx_file import load
         from tilewright.frontend.onnx_pointwise import element_type
+        from tilewright.frontend.onnx_proto import size_of
 
         self._model = load(source)
         known = {tensor.name for tensor in self._model.graph.initializer}
-        self._inputs = [info for info in self._model.graph.input if info.name not in known]
-        self._types = [element_type(info.type.tensor_type.elem_type) for info in self._inputs]
+        inputs = [info for info in self._model.graph.input if info.name not in known]
+        for info in inputs:
+            if not info.type.tensor_type.HasField("shape"):
+                cause = f"the input {info.name} declares no dimensions, of which some could be free"
+                raise InvalidModel(cause, "compile it for the sizes of example_inputs alone, or export it with that input's dimensions")
+        self._inputs = tuple(info.name for info in inputs)
+        self._types = [element_type(info.type.tensor_type.elem_type) for info in inputs]
         self._sizes: dict[str, tuple[int, int]] = {}
-        for leaf, info in enumerate(self._inputs):
-            for dim, size in enumerate(info.type.tensor_type.shape.dim):
-                if not size.HasField("dim_value"):
-                    self._sizes.setdefault(self._name(leaf, dim), (leaf, dim))
-
-    def _name(self, leaf: int, dim: int) -> str:
-        info = self._inputs[leaf]
-        return info.type.tensor_type.shape.dim[dim].dim_param or f"{info.name}.shape[{dim}]"
+        """The free sizes by name, each with the first (input, dimension) that has it."""
+        self._shapes: list[list[int | str]] = []
+        """The dimensions of each input: a number, or the name of a free size."""
+        for leaf, info in enumerate(inputs):
+            shape: list[int | str] = []
+            for k, dim in enumerate(info.type.tensor_type.shape.dim):
+                fixed = size_of(dim)
+                shape.append((dim.dim_param or f"{info.name}.shape[{k}]") if fixed is None else fixed)
+                if fixed is None:
+                    self._sizes.setdefault(str(shape[k]), (leaf, k))
+            self._shapes.append(shape)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -301,21 +324,27 @@ class OnnxModel:
     def dimensions(self) -> tuple[int, ...]:
         return tuple(dim for _, dim in self._sizes.values())
 
+    @property
+    def declared(self) -> Mapping[str, Mapping[int, int | None]]:
+        positions = {name: position for position, name in enumerate(self._sizes)}
+        shapes = zip(self._inputs, self._shapes, strict=True)
+        return {name: {k: positions[size] if isinstance(size, str) else None for k, size in enumerate(shape)} for name, shape in shapes}
+
     def key(self, leaves: Sequence[Any]) -> Key:
-        for info, value in zip(self._inputs, leaves, strict=True):
-            if not isinstance(value, torch.Tensor) or value.dim() != len(info.type.tensor_type.shape.dim):
-                raise InvalidInput(f"input {info.name} is no tensor of {len(info.type.tensor_type.shape.dim)} dimensions", "pass such a tensor")
+        if len(leaves) != len(self._inputs):
+            raise InvalidInput(f"{len(leaves)} inputs for a model of {len(self._inputs)}", f"pass {', '.join(self._inputs)}")
+        for name, shape, value in zip(self._inputs, self._shapes, leaves, strict=True):
+            if not isinstance(value, torch.Tensor) or value.dim() != len(shape):
+                raise InvalidInput(f"input {name} is no tensor of {len(shape)} dimensions", "pass such a tensor")
         return tuple(leaves[leaf].shape[dim] for leaf, dim in self._sizes.values())
 
     def check(self, leaves: Sequence[Any]) -> None:
-        sizes = dict(zip(self._sizes, self.key(leaves), strict=True))
-        for leaf, value in enumerate(leaves):
-            expected = self._shape(leaf, sizes)
+        key = self.key(leaves)
+        for leaf, (name, value) in enumerate(zip(self._inputs, leaves, strict=True)):
+            expected = self._shape(leaf, key)
             if list(value.shape) != expected:
-                relation = ", ".join(str(size.dim_value) if size.HasField("dim_value") else self._name(leaf, dim) for dim, size in self._dims(leaf))
-                raise InvalidInput(
-                    f"input {self._inputs[leaf].name}: expected the shape [{relation}] = {expected}, got {list(value.shape)}", "pass such a tensor"
-                )
+                relation = ", ".join(map(str, self._shapes[leaf]))
+                raise InvalidInput(f"input {name}: expected the shape [{relation}] = {expected}, got {list(value.shape)}", "pass such a tensor")
 
     def check_sizes(self, key: Key) -> None:
         """Sizes of ONNX models have no conditions that are known."""
@@ -326,11 +355,9 @@ class OnnxModel:
     def is_affine(self, position: int) -> bool:
         return False  # not known: computations on shapes are evaluated
 
-    def _dims(self, leaf: int) -> list[tuple[int, Any]]:
-        return list(enumerate(self._inputs[leaf].type.tensor_type.shape.dim))
-
-    def _shape(self, leaf: int, sizes: Mapping[str, int]) -> list[int]:
-        return [size.dim_value if size.HasField("dim_value") else sizes[self._name(leaf, dim)] for dim, size in self._dims(leaf)]
+    def _shape(self, leaf: int, key: Key) -> list[int]:
+        sizes = dict(zip(self._sizes, key, strict=True))
+        return [sizes[size] if isinstance(size, str) else size for size in self._shapes[leaf]]
 
     def bind(self, key: Key) -> Imported:
         from tilewright.frontend.onnx_import import import_onnx
@@ -341,5 +368,4 @@ class OnnxModel:
     def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
         from tilewright.frontend.handlers import torch_dtype
 
-        sizes = dict(zip(self._sizes, key, strict=True))
-        return tuple(torch.empty(self._shape(leaf, sizes), dtype=torch_dtype(dtype)) for leaf, dtype in enumerate(self._types)), {}
+        return tuple(torch.empty(self._shape(leaf, key), dtype=torch_dtype(dtype)) for leaf, dtype in enumerate(self._types)), {}

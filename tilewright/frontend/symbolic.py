@@ -119,8 +119,21 @@ class SymbolicProgram:
         """For each free size the first dimension of an input that has it, or `NUMBER`."""
         return tuple(size.dim for size in self.free)
 
+    @property
+    def declared(self) -> Mapping[str, Mapping[int, int | None]]:
+        """The inputs in order by name, of each its dimensions (`NUMBER` for a Python number): the position of the free size that it is, else None."""
+        positions = {size.symbol: position for position, size in enumerate(self.free)}
+
+        def of(value: Any) -> dict[int, int | None]:
+            sizes: list[tuple[int, Any]] = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
+            return {dim: positions.get(size.node.expr) if is_symbolic(size) else None for dim, size in sizes}
+
+        return {name: of(value) for name, value in self._inputs}
+
     def key(self, leaves: Sequence[Any]) -> tuple[int, ...]:
         """The numbers of the free sizes for a call with these inputs. Raises InvalidInput if one of them has no such size."""
+        if len(leaves) != len(self._inputs):
+            raise InvalidInput(f"{len(leaves)} inputs for a model of {len(self._inputs)}", f"pass {', '.join(name for name, _ in self._inputs)}")
         numbers = []
         for size in self.free:
             value = leaves[size.leaf]

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 PREFIX = "onnx."
+CONTROL = frozenset({"If", "Loop", "Scan"})
+"""Operators with branches or bodies: they run in models of several nodes only."""
 REFUSED = frozenset(
-    "If Loop Scan SequenceMap ImageDecoder Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike "
+    "SequenceMap ImageDecoder Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike "
     "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer".split()
 )
-"""Operators that are not run: loops, of files and text, or random, of which two readings would differ. Branches run in larger models only."""
+"""Operators that are not run: of files and text, or random, of which two readings would differ."""
 _LARGEST_TEXT = 1 << 22  # bytes of a serialised node
 
 torch.library.define("tilewright::onnx", "(Tensor[] inputs, str model) -> Tensor[]")
@@ -71,8 +73,8 @@ def decoded(text: str) -> Any:
 
 
 def may_run(node: Any) -> bool:
-    """Whether ONNX's runtimes are given a node: of the standard, not `REFUSED`, but for branches of such nodes."""
-    if node.op_type == "If" and not node.domain:
+    """Whether ONNX's runtimes are given a node: of the standard, not `REFUSED`, nor are nodes of its branches or body."""
+    if node.op_type in CONTROL and not node.domain:
         return all(may_run(inner) for attribute in node.attribute for inner in attribute.g.node)
     return not node.domain and node.op_type not in REFUSED and not any(a.HasField("g") or a.graphs for a in node.attribute)
 
@@ -92,7 +94,7 @@ def check_call(target: str, arguments: Sequence[tuple[str, Any]]) -> None:
     model = decoded(arguments[1][1])
     if (
         len(model.graph.node) != 1
-        or target == f"{PREFIX}If"
+        or model.graph.node[0].op_type in CONTROL
         or model.graph.node[0].op_type != target.removeprefix(PREFIX)
         or len(model.graph.input) != len(arguments[0][1])
     ):
