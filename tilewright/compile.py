@@ -203,13 +203,13 @@ def compile(
     def build(served: Served, as_before: bool, progress: Progress | None) -> Built:
         key, several = served
         bound, frame = ranges.bind(key) if several and ranges is not None else (model.bind(key), None)
-        return compiled(bound, later, Stages(progress), family, as_before), frame
+        return compiled(bound, later, Stages(progress), family, as_before, sizes=True), frame
 
     served = (key, False) if rounded is None else (rounded, True)
     bound, frame = (imported, None) if ranges is None or rounded is None else ranges.bind(rounded)
     repeats = quick and not machine.is_gpu  # where sizes share kernels
     as_before = repeats and not trials and bool(family.memory.schedules)
-    first = compiled(bound, request, stages, family, as_before), frame
+    first = compiled(bound, request, stages, family, as_before, sizes=True), frame
     signature = signature_of(imported, _parameters(module), _defaults(module))
     eager = module if isinstance(module, torch.nn.Module) and is_present(machine) else None
     return DynamicExecutable(model, ranges, build, signature, (served, first, as_before), eager, wait, programs, repeats)
@@ -264,9 +264,16 @@ class Request:
     by_code: bool
 
 
-def compiled(imported: Imported, request: Request, stages: Stages | None = None, family: Family | None = None, as_before: bool = False) -> Executable:
+def compiled(
+    imported: Imported,
+    request: Request,
+    stages: Stages | None = None,
+    family: Family | None = None,
+    as_before: bool = False,
+    sizes: bool = False,
+) -> Executable:
     """The executable of a model that was read. `family`: that of its programs for other sizes, which it is planned like, without predictions, if
-    `as_before` is true."""
+    `as_before` is true. `sizes`: such programs are to have its kernels on GPUs too."""
     shared, memory = (family.constants, family.memory) if family is not None else (None, None)
     machine, numerics, module, stages = request.machine, request.numerics, request.module, stages or Stages()
     with stages.stage("simplify"):
@@ -299,7 +306,7 @@ def compiled(imported: Imported, request: Request, stages: Stages | None = None,
         with chooser_for(machine, request.records, numerics, request.by_code) as (chooser, recorded):
             stored = remembered(numerics)
             fixed = (graph, machine, request.threads, chooser, request.precision, numerics, stored)
-            planned = partial(plan_program, *fixed, recorded=recorded, updates=imported.updates)
+            planned = partial(plan_program, *fixed, recorded=recorded, updates=imported.updates, sizes=sizes)
             memory = memory or Memory()
             before = memory.copied()
             with collection_paused():

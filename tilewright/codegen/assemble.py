@@ -28,6 +28,7 @@ from tilewright.ir.kernel import (
     Statement,
     Store,
     expressions,
+    grid_of_trips,
     map_expressions,
     statements,
 )
@@ -90,7 +91,12 @@ def assemble(
     lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))
     last = (f"{FAULTS}: indices out of range, by place",) if faults else ()
     text = "\n".join(line for line in (header, *lines, *last) if line)
-    return replace(kernel, name=f"{kind.replace(' ', '_')}_{_digest(kernel)}", header=text), (*arguments, *(buffer.name for buffer in faults))
+    return named_by_code(replace(kernel, header=text), kind.replace(" ", "_")), (*arguments, *(buffer.name for buffer in faults))
+
+
+def named_by_code(kernel: Kernel, kind: str) -> Kernel:
+    """The kernel with a name that is a digest of its code."""
+    return replace(kernel, name=f"{kind}_{_digest(replace(kernel, name='kernel', header=''))}")
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
@@ -122,6 +128,8 @@ def _digest(kernel: Kernel) -> str:
         each = f" {buffer.growth}" if kernel.trips else ""
         text += f"{buffer.dtype} {buffer.size - buffer.growth * max(kernel.trips - 1, 0)}{each};"
     text += repr(kernel.maps) if kernel.maps else ""
+    if kernel.launch is not None and kernel.trips:
+        text += repr(grid_of_trips(kernel))
     return sha256(text.encode()).hexdigest()[:12]
 
 

@@ -1,7 +1,8 @@
 """Kernel IR as CUDA C++: what NVRTC compiles, without any header.
 
 A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then its
-scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more), and its tensor maps, of 128 bytes each.
+scalars and `trips`, if it has them, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more), and its
+tensor maps, of 128 bytes each.
 Shared buffers are static up to 48 KiB in all; above that they are stored in dynamic shared memory, and the launch needs
 `dynamic_shared_bytes(kernel)`; buffers of scopes that follow one another share places (`shared_offsets`). Vectors are the built-in ones (`float4`),
 and `float8` for what is stored as eight 16-bit floats; their loads and stores in global and shared memory need an address aligned to the whole
@@ -23,7 +24,23 @@ from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printe
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.kernel import Allocate, AtomicAdd, Block, Buffer, For, If, Kernel, Place, Statement, Store, With, is_own_part, statements
+from tilewright.ir.kernel import (
+    TRIPS,
+    Allocate,
+    AtomicAdd,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Let,
+    Place,
+    Statement,
+    Store,
+    With,
+    is_own_part,
+    statements,
+)
 from tilewright.ir.scalar import REINTERPRETED
 from tilewright.ir.tensor_map import MAP_BYTES
 
@@ -541,7 +558,11 @@ class CudaPrinter(Printer):
         for buffer in kernel.parameters:
             name = self.declare_buffer(buffer)
             arguments.append(f"{'' if buffer.writable else 'const '}{CUDA_TYPES[buffer.dtype]} *__restrict__ {name}")
-        arguments += [f"{self.index_type} {self.declare(scalar)}" for scalar in kernel.scalars]
+        body, scalars = kernel.body, kernel.scalars
+        if kernel.trips:  # the body defines their number, which the call passes instead
+            assert isinstance(body, Block)
+            body, scalars = Block(tuple(part for part in body.statements if not isinstance(part, Let) or part.variable != TRIPS)), (*scalars, TRIPS)
+        arguments += [f"{self.index_type} {self.declare(scalar)}" for scalar in scalars]
         self.named = {}
         for described in kernel.maps:
             name = self.fresh(described.name)
@@ -555,13 +576,13 @@ class CudaPrinter(Printer):
             dynamic = dynamic_shared_bytes(kernel)
             size = "" if dynamic else str(shared_bytes(kernel))
             self.line(f"{'extern ' if dynamic else ''}__shared__ __align__({_shared_alignment(kernel)}) unsigned char shared_memory[{size}];")
-        self.used = used = used_variables(kernel.body)
+        self.used = used = used_variables(body)
         for kind, source in (("block", "blockIdx"), ("thread", "threadIdx")):
             for axis in "xyz":
                 if f"{kind}_{axis}" in used:
                     self.line(f"const {self.index_type} {self.declare(Var(f'{kind}_{axis}'))} = {source}.{axis};")
         self.depth -= 1
-        self.body(kernel.body)
+        self.body(body)
         self.line("}")
         self.line("")
         self.pop()

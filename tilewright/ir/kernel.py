@@ -26,7 +26,7 @@ candidate that is lowered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tilewright.ir.expr import TRUE, Expr, Load, Var, floordiv, substitute
@@ -36,7 +36,9 @@ from tilewright.ir.tensor_map import TensorMap
 FAULTS = "faults"
 """Name of the parameter where kernels report indices that are out of range."""
 TRIPS = Var("trips")
-"""The extent of the loop over the outermost dimension of a CPU kernel's result, such as the images of a batch; an argument of the call."""
+"""The extent along the outermost dimension of a kernel's result, such as the images of a batch; an argument of the call."""
+RANGE_BYTES = 1 << 29
+"""Bytes of a buffer up to which the code of a GPU kernel with trips is known to be that of every number of them."""
 SERIAL_WORK = 1 << 14
 """Element operations up to which a parallel region costs more than it saves."""
 
@@ -176,10 +178,13 @@ Statement: TypeAlias = Block | Let | Store | AtomicAdd | Allocate | For | If | I
 
 @dataclass(frozen=True)
 class Launch:
-    """Blocks of the grid and threads per block, as (x, y, z)."""
+    """Blocks of the grid and threads per block, as (x, y, z). `tiles`: pairs (extent, each), where grid[0] is a multiple of the product of all
+    ceil(extent / each), the tiles along dimensions of the result; empty if that is not stated. A kernel with `trips` has one pair: the tiles of the
+    rows that its trips are of."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    tiles: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,8 @@ class Kernel:
     the same time and can access one another's shared memory (compute capability 9.0 or higher; 8 is the largest portable size).
 
     `trips`: the iterations along the outermost dimension of its result, an argument that follows the scalars, so that the code is that of every
-    number of them. The body begins with Let(TRIPS, trips), and its parameters have the sizes for them. 0: it has no such argument.
+    number of them. The body defines TRIPS by a Let, and its parameters have the sizes for them. On a GPU `launch.tiles` says how the grid follows
+    from them (`kernels.gpu.trips`). 0: it has no such argument.
 
     `maps`: descriptions of parameters for the copy engine; the last arguments of the call."""
 
@@ -212,6 +218,28 @@ class Kernel:
     def cooperative(self) -> bool:
         """Whether all blocks have to be resident at once, because they meet at barriers."""
         return any(isinstance(statement, Invoke) and statement.intrinsic.scope == "grid" for statement in statements(self.body))
+
+
+@dataclass(frozen=True)
+class GridOfTrips:
+    """How the grid of a kernel with trips follows from their number: blocks of `across` for each of the tiles of `each` rows, of which a trip has
+    `rows`. `whole`: its code is that of whole tiles alone, which the rows must divide into; otherwise that of a partial last one."""
+
+    rows: int
+    each: int
+    across: int
+    whole: bool
+
+    def blocks(self, trips: int) -> int:
+        """Blocks along x."""
+        return -(-trips * self.rows // self.each) * self.across
+
+
+def grid_of_trips(kernel: Kernel) -> GridOfTrips:
+    """How the grid of a GPU kernel with trips follows from them."""
+    assert kernel.launch is not None and kernel.trips
+    ((extent, each),) = kernel.launch.tiles
+    return GridOfTrips(extent // kernel.trips, each, kernel.launch.grid[0] // -(-extent // each), extent % each == 0)
 
 
 def thread_variable(launch: Launch, axis: str = "x") -> Var:

@@ -8,11 +8,11 @@ other size has the same kernel, but the kernel is right, since it is called for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import ZERO, Expr, Load, Var, rewrite, substitute, variables
+from tilewright.ir.expr import ZERO, Expr, Load, Var, linear, loads, range_of, rewrite, substitute, variables
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
@@ -62,6 +62,10 @@ def _of_two(region: Region, images: Collection[str]) -> Region:
         twice = _step(step, known, widened)
         steps.append(twice)
         (known if len(twice.shape) == len(step.shape) else widened).update(step.names)
+    return _with_steps(region, steps)
+
+
+def _with_steps(region: Region, steps: Sequence[Step]) -> Region:
     numbers = iter(steps)
     stages = tuple(replace(stage, steps=tuple(next(numbers) for _ in stage.steps)) for stage in region.stages)
     return replace(region, steps=tuple(steps), stages=stages)
@@ -97,3 +101,70 @@ def _step(step: Step, images: Collection[str], widened: Collection[str]) -> Step
     shape = (2, *(step.shape if within else step.shape[1:]))
     axes = (image, *step.axes) if old is None else tuple(image if axis == old else axis for axis in step.axes)
     return replace(step, shape=shape, axes=axes, bodies=tuple(map(twice, step.bodies)), index=index)
+
+
+def scaled(problem: Problem, factor: int) -> Problem:
+    """The problem with `factor` times the extent along the first dimension of the result that has several indices, and of all values that are read by
+    it. Where that is no dimension of the model's, the problem is still a problem.
+
+    Raises:
+        Unsuitable: if values are read otherwise than entry by entry along it.
+    """
+    steps: list[Step] = []
+    dims: dict[str, int | None] = dict.fromkeys(problem.constants)
+    for step in problem.region.steps:
+        steps.append(_scaled_step(step, factor, dims, problem))
+    changed = {name: dim for name, dim in dims.items() if dim is not None and name in problem.layouts}
+    if not changed.keys() >= set(problem.region.outputs):
+        raise Unsuitable("its results have no outermost dimension")
+
+    def larger(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+        return (*shape[:dim], shape[dim] * factor, *shape[dim + 1 :])
+
+    layouts, values = dict(problem.layouts), dict(problem.values)
+    for name, dim in changed.items():
+        layouts[name] = replace(layouts[name], shape=larger(layouts[name].shape, dim))
+        values[name] = replace(values[name], shape=larger(values[name].shape, dim))
+    return Problem(_with_steps(problem.region, steps), layouts, values, problem.constants)
+
+
+def _scaled_step(step: Step, factor: int, dims: dict[str, int | None], problem: Problem) -> Step:
+    """The step of a scaled problem. `dims`: along which dimension values are scaled, None if they are not; those of this step are added."""
+    dim = _outermost(step.shape)
+    terms = dict(linear(step.index[dim]).terms)
+    axis = max((v for v in variables(step.index[dim]) if v in step.axes), key=lambda v: terms.get(v, 0), default=None)
+    if axis is None or axis.extent is None:
+        raise Unsuitable(f"{step.name} has no outermost axis")
+    larger = Var(axis.name, axis.extent * factor)
+
+    def moved(index: Sequence[Expr], shape: Sequence[int]) -> int | None:
+        """The dimension along which a value is accessed by the axis, entry by entry."""
+        found = [k for k, one in enumerate(index) if range_of(substitute(one, {axis: larger})) != range_of(one)]
+        if not found:
+            return None
+        (first, *others) = found
+        if others or first != _outermost(shape) or range_of(substitute(index[first], {axis: larger})) != (0, shape[first] * factor - 1):
+            raise Unsuitable(f"{step.name} does not pass over its operands entry by entry")
+        return first
+
+    if moved(step.index, step.shape) is None:
+        raise Unsuitable(f"{step.name} does not store entry by entry")
+    inner = {one.name: one.shape for one in problem.region.steps}
+    for load in loads(*step.bodies):
+        shape = problem.values[load.buffer].shape if load.buffer in problem.values else inner[load.buffer.partition(".")[0]]
+        if dims.setdefault(load.buffer, moved(load.index, shape)) != moved(load.index, shape):
+            raise Unsuitable(f"{load.buffer} is read in two ways")
+    for name in (*step.names, *(problem.region.outputs if step is problem.region.steps[-1] else ())):
+        dims[name] = dim
+    shape = (*step.shape[:dim], step.shape[dim] * factor, *step.shape[dim + 1 :])
+    axes = tuple(larger if one == axis else one for one in step.axes)
+    bodies, index = (tuple(substitute(one, {axis: larger}) for one in part) for part in (step.bodies, step.index))
+    return replace(step, shape=shape, axes=axes, bodies=bodies, index=index)
+
+
+def _outermost(shape: Sequence[int]) -> int:
+    """The first dimension of several indices."""
+    found = next((dim for dim, extent in enumerate(shape) if extent > 1), None)
+    if found is None:
+        raise Unsuitable("a value has a single element")
+    return found

@@ -22,6 +22,7 @@ from tilewright.kernels.cpu.registry import SCHEMAS as CPU
 from tilewright.kernels.gpu.early import beginning_early
 from tilewright.kernels.gpu.registry import LIBRARY as GPU_LIBRARY
 from tilewright.kernels.gpu.registry import SCHEMAS as GPU
+from tilewright.kernels.gpu.trips import with_trips
 from tilewright.kernels.images import lowered_for_images
 from tilewright.kernels.schema import AnySchema, form_of
 
@@ -98,15 +99,18 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
     return replace(with_faults(lowered), within=(schema.within(form.facts, schedule),))
 
 
-def lower_for_images(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
+def lower_for_images(problem: Problem, schedule: Any, machine: Machine, sizes: bool = False) -> Lowered:
     """As `lower`; on a CPU the kernels of one image are those of any number of images where that is possible (`kernels.images`), and on a GPU they
-    begin early (`kernels.gpu.early`).
+    begin early (`kernels.gpu.early`), and with `sizes` serve any number of images or rows where that is possible (`kernels.gpu.trips`).
 
     Raises:
         Unsuitable: as `lower` does.
     """
     exact = partial(lower, schedule=schedule, machine=machine)
-    return beginning_early(exact(problem), problem, machine) if machine.is_gpu else lowered_for_images(problem, exact)
+    if not machine.is_gpu:
+        return lowered_for_images(problem, exact)
+    lowered = exact(problem)
+    return beginning_early(with_trips(problem, lowered, exact) if sizes else lowered, problem, machine)
 
 
 def require_instructions(kernel: Kernel, machine: Machine) -> None:

@@ -50,6 +50,8 @@ class Context:
     ready: Ready = lambda kernels: None
     as_before: bool = False
     """Whether regions that the memory knows take their schedules from it."""
+    sizes: bool = False
+    """Whether the program is one of several for different sizes, which share kernels on a GPU too."""
     policy: Policy = BY_MERGES
     considered: list[MergeDecision] = field(default_factory=list)
     """What was decided about loops when they were lowered."""

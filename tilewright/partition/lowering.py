@@ -41,14 +41,14 @@ def _lower(problem: Problem, context: Context, results: tuple[str, ...]) -> Lowe
         return replace(kernel, region=replace(problem.region, reasons=()))
     if context.as_before and (earlier := context.memory.schedules.get(results)) is not None:
         try:
-            lowered = lower_for_images(problem, earlier, context.machine)
+            lowered = lower_for_images(problem, earlier, context.machine, context.sizes)
             return replace(lowered, region=replace(problem.region, reasons=("has the schedule of other sizes; not predicted for these",)))
         except Unsuitable:
             pass
     with context.stages.stage("choice"):
         choice = _as_before(problem, context.choose(problem, context.machine, context.threads), context, results)
         context.stages.ranked(choice.space.generated)
-    lowered = lower_for_images(problem, choice.schedule, context.machine)
+    lowered = lower_for_images(problem, choice.schedule, context.machine, context.sizes)
     said = [prediction(choice.predicted, choice.terms, len(lowered.kernels))] if choice.predicted else [f"what follows {choice.schedule}"]
     if choice.measured_seconds is not None:
         said.append(f"measured {1e6 * choice.measured_seconds:.3g} us")
@@ -71,10 +71,11 @@ def _lower(problem: Problem, context: Context, results: tuple[str, ...]) -> Lowe
 
 def _as_before(problem: Problem, best: Choice, context: Context, results: tuple[str, ...]) -> Choice:
     """The schedule that the region with these results has for another size, if it is predicted nearly as fast as the best; otherwise the best. Only
-    for CPUs, where sizes share kernels, and unless the best was measured."""
+    where sizes share kernels, and unless the best was measured."""
     earlier = context.memory.schedules.get(results)
     context.memory.schedules[results] = best.schedule
-    if earlier in (None, best.schedule) or context.machine.is_gpu or best.measured_seconds is not None:
+    apart = context.machine.is_gpu and not context.sizes
+    if earlier in (None, best.schedule) or apart or best.measured_seconds is not None:
         return best
     ranking = rank(problem, context.machine, context.threads, context.numerics)
     found = ranking.find(earlier)

@@ -53,6 +53,7 @@ def plan_program(
     ready: Ready = lambda kernels: None,
     as_before: bool = False,
     policy: Policy = BY_MERGES,
+    sizes: bool = False,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
     `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
@@ -66,7 +67,8 @@ def plan_program(
     call; on CPUs they are stored in the inputs where that is possible (`partition.updates`). `memory`: of plans for other sizes, whose schedules and
     chains are kept where they are predicted nearly as fast as the best, and on CPUs whose merged siblings are kept; this plan is added. `ready`: is
     called with kernels as soon as the program is likely to have them. `as_before`: what the memory knows is taken without a prediction, on CPUs: the
-    plan takes a fraction of the time, but nothing says how good it is. `policy`: merges about which not their own times decide.
+    plan takes a fraction of the time, but nothing says how good it is. `policy`: merges about which not their own times decide. `sizes`: the program
+    is one of several for different sizes, and on a GPU its kernels are to serve other sizes too (`kernels.gpu.trips`), as on a CPU they always do.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -106,7 +108,7 @@ def plan_program(
             laid_out = contained("the model", "its updates are copied", partial(in_place, graph, laid_out, pairs), lambda _: apart)
         context = Context(
             graph, laid_out.values, laid_out.layouts, machine, threads, chooser, numerics, stages, persistent=persistent, memory=memory, ready=ready,
-            as_before=as_before and not machine.is_gpu, policy=policy,
+            as_before=as_before and not machine.is_gpu, sizes=sizes, policy=policy,
         )  # fmt: skip
         search = (*(decision for decisions in rewritten for decision in decisions.values()), *laid_out.considered)
         only_measured = chains is None and machine.is_gpu

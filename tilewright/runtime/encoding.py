@@ -19,6 +19,7 @@ from tilewright.hardware import Cache, Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.intrinsic import SWIZZLES
+from tilewright.ir.kernel import GridOfTrips
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, LibraryCall, View
 from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
@@ -388,7 +389,14 @@ def decode_kernel(data: Field) -> LoadableKernel:
         tuple(map(_decode_map, data["maps"].items())),
         data["waits"].flag(),
         data["tf32"].flag(),
+        _decode_tiles(data["tiles"]) if data["tiles"].value is not None else None,
     )
+
+
+def _decode_tiles(data: Field) -> GridOfTrips:
+    data.only(*(spec.name for spec in fields(GridOfTrips)))
+    rows, each, across = (data[name].integer(1, MOST_ELEMENTS) for name in ("rows", "each", "across"))
+    return GridOfTrips(rows, each, across, data["whole"].flag())
 
 
 def _decode_check(data: Field) -> IndexCheck:

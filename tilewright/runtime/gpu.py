@@ -114,20 +114,22 @@ class ParameterBlock:
             driver.encode_map(place or 0, described, address)
 
 
-def parameter_block(driver: Driver, kernel: LoadableKernel, slots: Sequence[int], fixed: Sequence[int], step: int) -> ParameterBlock:
-    """The parameters of a kernel, for one step of its region."""
-    block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes, kernel.maps)
+def parameter_block(driver: Driver, kernel: LoadableKernel, slots: Sequence[int], fixed: Sequence[int], step: int, trips: int = 0) -> ParameterBlock:
+    """The parameters of a kernel, for one step of its region and the trips of a call."""
+    scalars = [*[step] * kernel.scalars, *([trips] if kernel.trips else [])]
+    block = ParameterBlock(slots, fixed, scalars, kernel.scalar_bytes, kernel.maps)
     block.encode(driver)
     return block
 
 
-def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock) -> KernelNodeParams:
+def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock, trips: int = 0) -> KernelNodeParams:
     """The driver's structure for one kernel node. It points into `block`, which must outlive it."""
+    grid = kernel.grid_of(trips)
     return KernelNodeParams(
         func=function,
-        gridDimX=kernel.grid[0],
-        gridDimY=kernel.grid[1],
-        gridDimZ=kernel.grid[2],
+        gridDimX=grid[0],
+        gridDimY=grid[1],
+        gridDimZ=grid[2],
         blockDimX=kernel.block[0],
         blockDimY=kernel.block[1],
         blockDimZ=kernel.block[2],
@@ -247,8 +249,8 @@ class _Segment:
                 else:
                     slots.append(ctypes.addressof(engine.externals) + 8 * slot)
                     touched.add(slot)
-            block = parameter_block(driver, kernel, slots, fixed, step)
-            params = node_params(engine.library.functions[call.kernel], kernel, block)
+            block = parameter_block(driver, kernel, slots, fixed, step, call.trips)
+            params = node_params(engine.library.functions[call.kernel], kernel, block, call.trips)
             sources = [nodes[i] for i in before]
             early = EARLY and kernel.waits and all(isinstance(source, _Node) and not source.cooperative for source in sources)
             handle = driver.add_kernel_node(graph, [source.handle for source in sources], params, kernel.cooperative, early)

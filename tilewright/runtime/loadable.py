@@ -20,7 +20,7 @@ from tilewright.hardware import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Graph, Node
-from tilewright.ir.kernel import Kernel, required_features
+from tilewright.ir.kernel import GridOfTrips, Kernel, grid_of_trips, required_features
 from tilewright.ir.layout import Box
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, IndexCheck, MergeDecision, Program, Storage
@@ -39,6 +39,7 @@ class LoadableKernel:
     for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers. `cooperative`: all blocks must be resident at once.
     `waits`: the kernel itself waits for those that it depends on, so that it can begin before they have ended.
     `maps`: the tensor maps that follow the scalars, each with the position of the parameter that it describes.
+    `tiles`: of a GPU kernel with trips, how its grid follows from them; `grid` then is that of `trips`.
     `tf32`: float32 factors have 10 bits of mantissa in its products, so that its results have the tolerance of such numbers.
     """
 
@@ -58,6 +59,11 @@ class LoadableKernel:
     maps: tuple[tuple[int, TensorMap], ...] = ()
     waits: bool = False
     tf32: bool = False
+    tiles: GridOfTrips | None = None
+
+    def grid_of(self, trips: int) -> tuple[int, int, int]:
+        """The grid for so many trips."""
+        return self.grid if self.tiles is None else (self.tiles.blocks(trips), *self.grid[1:])
 
     def touched(self, trips: int) -> tuple[int, ...]:
         """The extents for so many trips."""
@@ -186,6 +192,7 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         maps=tuple((positions[described.buffer], described) for described in kernel.maps),
         waits=awaits_earlier_kernels(kernel),
         tf32=rounds_to_tf32(kernel) or truncates_to_tf32(kernel),
+        tiles=grid_of_trips(kernel) if kernel.trips else None,
     )
 
 
@@ -198,9 +205,11 @@ def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     parts = zip(kernel.writes, kernel.touched(1), growths, strict=True)
     touched = "".join(f"_{'w' if write else 'r'}{extent}{growth}" for write, extent, growth in parts)
     scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
-    shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
+    tiles = kernel.tiles
+    shape = (*kernel.grid_of(1), *kernel.block, kernel.shared_bytes)
+    tiling = "" if tiles is None else f"_{tiles.rows}by{tiles.each}x{tiles.across}{'whole' * tiles.whole}"
     together = "_together" if kernel.cooperative else ""
-    launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape)) + together
+    launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape)) + tiling + together
     maps = f"_maps{hashlib.sha256(repr(kernel.maps).encode()).hexdigest()[:16]}" if kernel.maps else ""
     digest = hashlib.sha256(" ".join(machine.isa).encode()).hexdigest()[:16]
     needs = "" if machine.is_gpu else "_".join((f"_isa{digest}", *kernel.requires))

@@ -30,6 +30,7 @@ from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in, size_of
 from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.kernel import RANGE_BYTES
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call, Storage
@@ -270,6 +271,8 @@ def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
     for position, described in kernel.maps:
         if position >= len(kernel.extents) or described.end * size_of(described.dtype) > kernel.extents[position]:
             raise ValueError(f"kernel {kernel.name} has the tensor map {described.name} of more than its parameter")
+    if (kernel.tiles is not None) != (machine.is_gpu and kernel.trips > 0):
+        raise ValueError(f"kernel {kernel.name} has tiles of its trips without having trips, or trips without tiles")
     block = prod(kernel.block)
     if not machine.is_gpu:
         if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0) or kernel.cooperative or kernel.maps:
@@ -317,6 +320,11 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
     where = f"region {region.name} calls {kernel.name}"
     if kernel.scalars and region.repeat > kernel.steps:
         raise ValueError(f"{where} for {region.repeat} steps, and it was made for {kernel.steps}")
+    tiles = kernel.tiles
+    if tiles is not None:
+        rows = call.trips * tiles.rows
+        if rows <= tiles.each or (tiles.whole and rows % tiles.each) or max(kernel.touched(call.trips)) > RANGE_BYTES:
+            raise ValueError(f"{where} for {call.trips} trips, for which it is not made")
     arguments = call.arguments
     times = Counter(program.root(name) for name in arguments)
     for at, (name, extent, writes) in enumerate(zip(arguments, kernel.touched(call.trips), kernel.writes, strict=True)):

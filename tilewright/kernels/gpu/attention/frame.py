@@ -188,7 +188,7 @@ def attention_frame(form: AttentionForm, block_m: int, block_n: int, threads: in
     each = -(-key_tiles // split)
     parts = Parts(form.output, -(-key_tiles // each))
     counts = facts.batch, -(-facts.m // block_m)
-    launch = Launch((prod(counts) * parts.count, 1, 1), (threads, 1, 1))
+    launch = Launch((prod(counts) * parts.count, 1, 1), (threads, 1, 1), ((facts.batch, 1), (facts.m, block_m)))
     batch, tile_m, part = Var("batch", counts[0]), Var("tile_m", counts[1]), Var("part", parts.count)
     order = (tile_m, batch) if causal else (batch, tile_m)
     lets, where = named(decode(block_variable(launch), (*order, part)))

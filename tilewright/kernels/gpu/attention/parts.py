@@ -90,7 +90,7 @@ def _together(problem: Problem, form: AttentionForm, parts: Parts, schedule: str
     wide = next(lanes for lanes in (4, 2, 1) if lanes <= facts.store_vector and facts.d % lanes == 0)
     vectors = facts.d // wide
     points = facts.batch * facts.m * vectors
-    launch = Launch((-(-points // THREADS), 1, 1), (THREADS, 1, 1))
+    launch = Launch((-(-points // THREADS), 1, 1), (THREADS, 1, 1), ((points, THREADS),))
     position = block_variable(launch) * THREADS + thread_variable(launch)
     part, base, factor = Var("part", parts.count), Var("base", None, dtype), Var("factor", None, dtype)
     best, total, sums = Load("best", (zero,), dtype), Load("total", (zero,), dtype), Load("sums", (zero,), dtype, wide)

@@ -95,7 +95,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         schedule.split, facts.images, -(-facts.height // size_y), -(-facts.width // size_x),
         facts.groups, -(-facts.outputs // size_k),
     )  # fmt: skip
-    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1), ((facts.images, 1), (facts.height, size_y)))
     thread = thread_variable(launch)
     names = ("part", "image", "tile_y", "tile_x", "group", "tile_k")  # groups of a pixel share sectors of memory, while these are in level 2
     grid = tuple(Var(name, count) for name, count in zip(names, counts, strict=True))

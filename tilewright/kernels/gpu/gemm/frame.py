@@ -48,9 +48,9 @@ class Turns:
         return For(self.turn, count, block(Let(self.tile, number + self.turn * grid), *body))
 
 
-def turns_of(tiles: int, threads: int, most: int = 0) -> Turns:
-    """The turns of a grid of up to `most` blocks, or of a block for each tile if that is 0."""
-    return Turns(tiles, Launch((min(tiles, most or tiles), 1, 1), (threads, 1, 1)))
+def turns_of(tiles: int, threads: int, most: int = 0, along: tuple[tuple[int, int], ...] = ()) -> Turns:
+    """The turns of a grid of up to `most` blocks, or of a block for each tile if that is 0. `along`: the tiles along dimensions (`Launch.tiles`)."""
+    return Turns(tiles, Launch((min(tiles, most or tiles), 1, 1), (threads, 1, 1), () if most else along))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def block_frame(
     if cluster and steps_in_all % split:
         raise Unsuitable(f"a cluster of {split} does not divide {steps_in_all} steps evenly")
     counts = (split, facts.batch, -(-facts.m // (bm * along_m)), -(-facts.n // bn), along_m)
-    turns = turns_of(prod(counts), threads, most)
+    turns = turns_of(prod(counts), threads, most, ((facts.batch, 1), (facts.m, bm * along_m)))
     names = ("part", "batch", "tile_m", "tile_n", "among")
     part, batch, tile_m, tile_n, among = (Var(name, count) for name, count in zip(names, counts, strict=True))
     outer = (tile_m, batch) if _in_one_line(form) else (batch, tile_m)

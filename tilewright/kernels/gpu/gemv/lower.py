@@ -73,7 +73,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     along_n = facts.b.along == "own"
     width = schedule.columns * n_lanes
     counts = (schedule.split, facts.batch, -(-facts.n // width))
-    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1), ((facts.batch, 1),))
     thread = thread_variable(launch)
     part, batch, tile = Var("part", counts[0]), Var("batch", counts[1]), Var("tile", counts[2])
     lets, where = named(decode(block_variable(launch), (part, batch, tile)))

@@ -83,7 +83,7 @@ def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered
         body = wide_or_refuse(body, form.space.fastest, lanes, form.facts.vector_width, problem.layouts)
     vectors = form.space.points // lanes
     chunk = schedule.threads * schedule.items
-    launch = Launch((max(1, -(-vectors // chunk)), 1, 1), (schedule.threads, 1, 1))
+    launch = Launch((max(1, -(-vectors // chunk)), 1, 1), (schedule.threads, 1, 1), ((vectors, chunk),))
     first = block_variable(launch) * chunk + thread_variable(launch)
     item = Var("item", schedule.items)
     root = block(

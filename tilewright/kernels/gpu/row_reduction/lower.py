@@ -184,7 +184,7 @@ def lower_row_reduction(problem: Problem, form: RowReductionForm, schedule: RowR
     """One kernel that reduces the rows and maps them."""
     layouts = problem.layouts
     total = form.facts.rows
-    launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
+    launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1), ((total, schedule.rows),))
     thread = thread_variable(launch)
     lane, local = Var("lane", schedule.threads_per_row), Var("local_row", schedule.rows)
     if form.facts.row_contiguous:

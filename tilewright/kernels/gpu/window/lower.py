@@ -192,7 +192,7 @@ def lower_window(problem: Problem, form: WindowForm, schedule: WindowSchedule, m
         extents[-1] //= lanes
     extents = [-(-extent // tile.get(axis, 1)) for axis, extent in zip(axes, extents, strict=True)]
     total = prod(extents)
-    launch = Launch((max(1, -(-total // schedule.threads)), 1, 1), (schedule.threads, 1, 1))
+    launch = Launch((max(1, -(-total // schedule.threads)), 1, 1), (schedule.threads, 1, 1), ((total, schedule.threads),))
     position = block_variable(launch) * schedule.threads + thread_variable(launch)
 
     def thread(where: Var) -> list[Statement]:

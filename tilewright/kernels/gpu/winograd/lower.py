@@ -123,7 +123,7 @@ def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, schedule: Winogra
         return _in_blocks(tiles, channel, schedule, dtype, passes)
     threads = schedule.transform_threads
     total = extent_of(tiles) * (channel.extent or 0) // lanes
-    launch = Launch((-(-total // threads), 1, 1), (threads, 1, 1))
+    launch = Launch((-(-total // threads), 1, 1), (threads, 1, 1), ((total, threads),))
     values = Values(dtype, lanes, *_scratch(dtype, lambda place: place))
 
     def thread(position: Var) -> list[Statement]:
@@ -138,7 +138,7 @@ def _in_blocks(tiles: Sequence[Var], channel: Var, schedule: WinogradSchedule, d
     """A block for each tile and CHANNELS_OF_BLOCK channels: threads with the same channel share the pieces of each pass."""
     channels, threads, extent = CHANNELS_OF_BLOCK, schedule.transform_threads, channel.extent or 0
     chunk, axes = Var("chunk", -(-extent // channels)), (*tiles,)
-    launch = Launch((extent_of(tiles) * (chunk.extent or 1), 1, 1), (threads, 1, 1))
+    launch = Launch((extent_of(tiles) * (chunk.extent or 1), 1, 1), (threads, 1, 1), ((extent_of(tiles), 1),))
     lets, where = named(decode(block_variable(launch), (*axes, chunk)))
     own, first = Var("own", channels), Var("first_piece", threads // channels)
     lets += [Let(own, thread_variable(launch) % channels), Let(first, thread_variable(launch) // channels)]

@@ -97,7 +97,7 @@ class _Fused:
         self.tile, self.span = schedule.transform.tile, schedule.transform.span
         self.steps = form.channels // (schedule.channels * schedule.split)
         counts = (-(-self.total // schedule.tiles), -(-form.outputs // schedule.outputs), schedule.split)
-        self.launch = Launch((counts[0] * counts[1] * counts[2], 1, 1), (schedule.threads, 1, 1))
+        self.launch = Launch((counts[0] * counts[1] * counts[2], 1, 1), (schedule.threads, 1, 1), ((self.total, schedule.tiles),))
         self.thread = thread_variable(self.launch)
         axes = Var("block_tile", counts[0]), Var("block_k", counts[1]), Var("part", counts[2])
         self.lets, where = named(decode(block_variable(self.launch), axes))
