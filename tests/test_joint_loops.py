@@ -419,7 +419,13 @@ def test_what_was_decided_for_another_size() -> None:
     target = machine("x86-avx512")
     assert len(loops(plan_program(graph_of(module, torch.randn(20, 1, 128)), target, 8, memory=memory))) == 1
     assert set(memory.loops.values()) == {True}
-    assert len(loops(plan_program(graph_of(module, torch.randn(21, 1, 128)), target, 1, memory=memory))) == 1
+    program = plan_program(graph_of(module, torch.randn(21, 1, 128)), target, 1, memory=memory)
+    (decision,) = about_pairs(program)
+    assert len(loops(program)) == 1 and decision.taken and "as for another size" in decision.text
+    memory.loops.update(dict.fromkeys(memory.loops, False))
+    program = plan_program(graph_of(module, torch.randn(21, 1, 128)), target, 8, memory=memory)
+    (decision,) = about_pairs(program)
+    assert len(loops(program)) == 2 and not decision.taken and "stay apart: as for another size" in decision.text
 
 
 def test_policies_leave_other_pairs_as_for_another_size() -> None:

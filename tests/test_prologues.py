@@ -153,7 +153,13 @@ def test_another_size_follows_the_first() -> None:
     kept: dict[tuple[str, ...], bool] = {}
     first, second = (graph_of(Dense(), torch.randn(batch, 16, 9, 10)) for batch in (1, 3))
     chosen = choose_prologues(lay_out(first).regions, first.outputs, predicting(first, 0.5, 1.0), kept)
-    assert chosen.values and choose_prologues(lay_out(second).regions, second.outputs, never, kept).values == chosen.values
+    followed = choose_prologues(lay_out(second).regions, second.outputs, never, kept)
+    assert chosen.values and followed.values == chosen.values
+    assert followed.decisions and all(one.taken and "as for another size" in one.text for one in followed.decisions.values())
+    apart = choose_prologues(lay_out(second).regions, second.outputs, never, dict.fromkeys(kept, False))
+    assert not apart.values and {one.text.rpartition(" is not computed where its product reads it: ")[2] for one in apart.decisions.values()} == {
+        "as for another size"
+    }
 
 
 def test_maps_of_which_a_policy_says_nothing_follow_another_size() -> None:

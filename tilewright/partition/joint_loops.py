@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tilewright.graph.passes import rebuilt
 from tilewright.ir.graph import Graph, Node, Value
-from tilewright.ir.region import MergeDecision
+from tilewright.ir.region import MergeDecision, Ways
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 from tilewright.partition.siblings import Merged
 
@@ -50,27 +50,30 @@ def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, .
     following = policy.as_kept(JOINT, map(_results, pairs), kept)
     chosen = [pair for pair in pairs if _results(pair) in following and kept[_results(pair)]]
     asked = [pair for pair in pairs if _results(pair) not in following]
+    decisions = dict(_decision(pair, pair in chosen, "as for another size") for pair in pairs if pair not in asked)
     if not asked:
-        return Merged(_with(graph, chosen))
+        return Merged(_with(graph, chosen), MappingProxyType(decisions))
     every = _with(graph, asked)
     before = predict(graph, [node.name for pair in asked for node in pair])
     after = predict(every, [_name(pair) for pair in asked])
-    decisions: dict[str, MergeDecision] = {}
     for pair in asked:
-        results, told = _results(pair), f"{pair[0].name} and {pair[1].name} are independent loops"
-        joint = after[_name(pair)]
+        results, joint = _results(pair), after[_name(pair)]
         kept[results] = False
         if not joint.one:
-            decisions[pair[0].name] = MergeDecision(results, False, f"{told}, but stay apart: {joint.reason}")
+            decisions |= [_decision(pair, False, joint.reason)]
             continue
         both = compared([joint.timed], _apart([before[node.name] for node in pair]), policy.about(JOINT, results), policy.predicted)
         kept[results] = both.taken
-        times = both.text("as one", "apart")
-        text = f"{told}{': ' if both.taken else ', but stay apart: '}{times}"
-        decisions[_name(pair) if both.taken else pair[0].name] = MergeDecision(results, both.taken, text, both.ways(JOINT))
+        decisions |= [_decision(pair, both.taken, both.text("as one", "apart"), both.ways(JOINT))]
         if both.taken:
             chosen.append(pair)
     return Merged(_with(graph, chosen), MappingProxyType(decisions))
+
+
+def _decision(pair: tuple[Node, Node], taken: bool, why: str, ways: Ways | None = None) -> tuple[str, MergeDecision]:
+    """The node whose region it concerns, and what was decided about the pair."""
+    text = f"{pair[0].name} and {pair[1].name} are independent loops{': one kernel for both' if taken else ', but stay apart'}: {why}"
+    return _name(pair) if taken else pair[0].name, MergeDecision(_results(pair), taken, text, ways)
 
 
 def decided(graph: Graph, taken: bool) -> Policy:

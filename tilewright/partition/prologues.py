@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tilewright.ir.expr import loads
-from tilewright.ir.region import MergeDecision, Region
+from tilewright.ir.region import MergeDecision, Region, Ways
 from tilewright.partition.layouts import in_graph
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
 from tilewright.partition.paths import readers_of
@@ -64,20 +64,29 @@ def choose_prologues(
     kept = {} if kept is None else kept
     names = {reader: tuple(region.outputs[0] for region in maps) for reader, maps in found.items()}
     following = policy.as_kept(PROLOGUE, ((*own, reader) for reader, own in names.items()), kept)
-    if len(following) == len(found):
-        return Prologues(frozenset(name for reader, own in names.items() if kept[*own, reader] for name in own))
+    taken: set[str] = set()
+    decisions: dict[str, MergeDecision] = {}
+
+    def decide(reader: str, merged: bool, refused: str, why: str, ways: Ways | None = None) -> None:
+        taken.update(names[reader] if merged else ())
+        for region in found[reader]:
+            text = f"{region.outputs[0]} {'is' if merged else refused} computed where its product reads it: {why}"
+            decisions[region.nodes[-1].name] = MergeDecision((*names[reader], reader), merged, text, ways)
+
+    asked = dict(found)
+    for reader, own in names.items():
+        if (*own, reader) in following:
+            decide(reader, kept[*own, reader], "is not", "as for another size")
+            del asked[reader]
+    if not asked:
+        return Prologues(frozenset(taken), MappingProxyType(decisions))
     every = frozenset(name for own in names.values() for name in own)
     before = {
         in_graph(timed.region.outputs[0]): timed for timed in predict(frozenset(), lambda region: in_graph(region.outputs[0]) in {*every, *found})
     }
     after = {in_graph(timed.region.outputs[0]): timed for timed in predict(every, lambda region: in_graph(region.outputs[0]) in found)}
-    taken: set[str] = set()
-    decisions: dict[str, MergeDecision] = {}
-    for reader, maps in found.items():
+    for reader, maps in asked.items():
         own = names[reader]
-        if (*own, reader) in following:
-            taken.update(own if kept[*own, reader] else ())
-            continue
         kept[*own, reader] = False
         if reader not in after or not {*own, reader} <= before.keys():
             continue
@@ -87,9 +96,5 @@ def choose_prologues(
         decided = policy.about(PROLOGUE, (*own, reader))
         both = compared([after[reader]], [before[name] for name in (*own, reader)], decided, policy.predicted)
         kept[*own, reader] = both.taken
-        told = "is computed where its product reads it" if both.taken else "would be slower where its product reads it"
-        taken.update(own if both.taken else ())
-        for region in maps:
-            text = f"{region.outputs[0]} {told}: {both.text('in one kernel', 'with a kernel of its own')}"
-            decisions[region.nodes[-1].name] = MergeDecision((*own, reader), both.taken, text, both.ways(PROLOGUE))
+        decide(reader, both.taken, "would be slower if", both.text("in one kernel", "with a kernel of its own"), both.ways(PROLOGUE))
     return Prologues(frozenset(taken), MappingProxyType(decisions))
