@@ -343,6 +343,11 @@ def test_regions_come_after_those_that_they_read(name: str) -> None:
             known |= {*region.outputs}
 
 
+def test_a_program_without_regions() -> None:
+    graph = graph_of(nn.Identity(), torch.randn(2, 3))
+    assert not sections(Uses(graph, lay_out(graph)), 3)
+
+
 def test_paths_stay_together() -> None:
     """A layer that is computed between those of a path comes before them."""
 

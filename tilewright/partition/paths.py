@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import pairwise
 from operator import or_
 
 from tilewright.ir.graph import Graph, Value
@@ -161,7 +162,7 @@ def sections(uses: Uses, longest: int) -> list[Section]:
     crossed = {number for segment in segments for number in range(segment[0] + 1, segment[-1] + 1)}
     found: list[Section] = []
     begins = [number for number in range(len(uses.order)) if number not in crossed]
-    for begin, end in zip(begins, (*begins[1:], len(uses.order)), strict=True):
+    for begin, end in pairwise((*begins, len(uses.order))):
         places = [number for number in range(begin, end) if uses.order[number].outputs[0] in uses.chainable]
         own = {number: place for place, number in enumerate(places)}
         inside = tuple(tuple(own[number] for number in segment) for segment in segments if begin <= segment[0] < end)
