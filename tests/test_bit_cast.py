@@ -55,6 +55,25 @@ def test_in_the_interpreter(target: str) -> None:
         assert same(torch.from_numpy(results[name]), wanted)
 
 
+def test_of_constants() -> None:
+    """Which are computed when the model is compiled, arithmetic in float64 but not the bits."""
+
+    class Held(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("floats", torch.randn(5))
+            self.register_buffer("words", torch.randint(0, 2**30, (5,), dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.int() + self.floats.view(torch.int32), x + self.words.view(torch.float32) * 2
+
+    module, x = Held(), torch.randn(5)
+    graph, _ = simplify(read(module, (x,)).graph)
+    assert not any(node.operator == "bit_cast" for node in graph.nodes)
+    for found, wanted in zip(tilewright.compile(module, (x,), "native")(x), module(x), strict=True):
+        assert same(found, wanted)
+
+
 class Viewed(torch.nn.Module):
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()

@@ -180,7 +180,7 @@ def test_tiles_of_each_kind_are_checked_and_timed(dtype: torch.dtype, tmp_path: 
         program = json.loads(json.dumps(server.program(way.schedule, tmp_path)))
         answer = server.trial({"program": program, "mode": "warm"})
         assert "error" not in answer and answer["relative_error"] < (1e-5 if dtype is torch.float32 else 2e-3), answer
-    assert kinds == ({(False, False), (True, False), (False, True), (True, True)} if dtype is torch.float32 else {(False, False), (True, False)})
+    assert kinds == {(False, False), (True, False), (False, True), (True, True)}
 
 
 def test_chains_are_measured_and_right(tmp_path: Path) -> None:

@@ -127,9 +127,12 @@ def _evaluate_exactly(graph: Graph, node: Node, inputs: list[torch.Tensor]) -> l
     wide = {n: replace(value, dtype=_exact(value.dtype)) for n, value in zip(names, (graph.values[n] for n in names), strict=True)}
     attributes = {k: _exact(v) if k == "dtype" and isinstance(v, str) else v for k, v in node.attributes.items()}
     arrays = [to_numpy(t) for t in inputs]
-    arrays = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     try:
-        results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
+        if node.operator == "bit_cast":  # which has the bits of the type that it reads
+            results = evaluate_node(graph, node, arrays)
+        else:
+            arrays = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
+            results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
     except IndexOutOfRange as error:
         raise invalid(error) from error
     made = [torch.from_numpy(np.ascontiguousarray(r).reshape(r.shape).copy()) for r in results]
