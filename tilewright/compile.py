@@ -216,23 +216,23 @@ def compile(
 
 
 def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, leaves: Sequence[Any]) -> SizedModel:
-    """A model whose sizes may differ from call to call; `leaves` are those of its examples. Raises InvalidModel if none of its sizes may, and
-    UnsupportedOption for a `dynamic` that does not fit it."""
+    """A model whose sizes may differ from call to call; `leaves` are those of its examples. Raises InvalidModel if none of its sizes may, InvalidInput
+    if there are no examples, and UnsupportedOption for a `dynamic` that does not fit it."""
     module_given = isinstance(module, torch.nn.Module)
     model = ModuleModel(module, inputs, keywords, dynamic) if module_given else _with_own_sizes(module)
     if not model.names:
         what = "or give examples whose free dimensions have at least two entries" if module_given else "or export it with free sizes"
         raise InvalidModel("no size of the model is free", f"leave out `dynamic`, {what}")
+    if not leaves:
+        raise InvalidInput("the first program needs sizes", "pass example_inputs too")
     return model if dynamic is True or isinstance(model, ModuleModel) else NarrowedModel(model, leaves, dynamic)
 
 
 def _example_leaves(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> list[Any]:
-    """The leaves of the example inputs, which an exported program may have itself. Raises InvalidInput if there are none."""
+    """The leaves of the example inputs, which an exported program may have itself."""
     examples = tree_leaves((inputs, dict(keywords or {})))
     if not examples and isinstance(module, torch.export.ExportedProgram):
         examples = tree_leaves(module.example_inputs or ())
-    if not examples:
-        raise InvalidInput("the first program needs sizes", "pass example_inputs too")
     return examples
 
 
