@@ -498,6 +498,15 @@ def test_some_sizes_of_a_file(tmp_path: Path) -> None:
     assert {"rows": 7} in own.sizes
 
 
+def test_examples_that_do_not_fit_a_file() -> None:
+    with pytest.raises(InvalidInput, match=r"batch is 2 and z.shape\[0\] is 3, and `dynamic` calls both n"):
+        tilewright.compile(joined_model(), joined_inputs(2, 4, 6, 3), dynamic={"x": {0: "n"}, "z": {0: "n"}})
+    x, z = joined_inputs(2, 4, 6)
+    for dynamic in (True, {"x": {0: "n"}}):
+        with pytest.raises(InvalidInput, match="input x: expected the shape"):
+            tilewright.compile(joined_model(), (torch.cat([x, x], -1), z), dynamic=dynamic)
+
+
 @pytest.mark.parametrize(
     "dynamic, words",
     [

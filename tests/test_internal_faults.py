@@ -138,7 +138,7 @@ def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third region of twelve random graphs fails."""
     cases = [random_case(seed) for seed in range(60, 72)]
     module, inputs = together(cases)
-    calls, lower = itertools.count(), registry.lower
+    calls, lower = itertools.count(), registry.lower_for_images
     monkeypatch.setattr(lowering, "lower_for_images", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
     executable, said = warned(lambda: tilewright.compile(module, inputs, target="native", threads=1))
     assert len(said) > 5
@@ -157,7 +157,7 @@ def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Mod
 def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline.simplify(pipeline.read(model[0], (model[1],)).graph)[0]
     everything = {key_of(problem) for problem in distinct_problems(graph, machine("native"), 1)}
-    monkeypatch.setattr(lowering, "lower_for_images", breaks_at(1, registry.lower))
+    monkeypatch.setattr(lowering, "lower_for_images", breaks_at(1, registry.lower_for_images))
     _, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert len(said) == 1
     monkeypatch.setattr(lowering, "lower_for_images", broken)

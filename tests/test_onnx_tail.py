@@ -294,6 +294,31 @@ def test_a_loop_that_data_decide(tmp_path: Path) -> None:
     assert len(counts) > 2
 
 
+def test_a_loop_that_data_decide_for_free_sizes() -> None:
+    """Also where the input has so few entries that they might be constants of the model."""
+    model = repeated()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    executable = tilewright.compile(model, torch.ones(4, 3), "native", dynamic=True, wait=True)
+    for rows in (4, 2, 1, 7):
+        check(model, executable, torch.rand(rows, 3))
+
+
+def test_why_a_loop_is_not_left_to_the_tail_is_not_said_of_others() -> None:
+    """A function of the model is not passed to ONNX's runtimes; the reason is that of the loop."""
+    function = helper.make_function("own", "G", ["a"], ["y"], [helper.make_node("Relu", ["a"], ["y"])], [helper.make_opsetid("", 13)])
+    body = body_of(
+        [helper.make_node("G", ["v"], ["w"], domain="own"), helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0),
+         helper.make_node("Less", ["s", "limit"], ["on"])],
+        {"v": "float"}, {"on": "bool", "w": "float"},
+    )  # fmt: skip
+    nodes = [helper.make_node("Loop", ["most", "", "x"], ["y"], body=body)]
+    model = model_of(nodes, {"y": "float"}, {"most": np.array(5), "limit": np.array(50, np.float32)}, [4, 3])
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.functions.append(function)
+    with pytest.raises(UnsupportedOperator, match="its condition is computed from the model's inputs"):
+        tilewright.compile(model, torch.ones(4, 3), "native")
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 5), st.floats(-20, 60), st.booleans(), st.integers(0, 99))
 def test_random_loops(most: int, limit: float, endless: bool, seed: int) -> None:

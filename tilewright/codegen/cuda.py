@@ -163,7 +163,7 @@ def _cluster_load(own: str, kind: str, count: int, constraint: str, word: str, n
     fields = ["value"] if count == 1 else [f"value.{component}" for component in _COMPONENTS[:count]]
     targets = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"={constraint}"({field})' for field in fields)
-    shape, target = (f".{word}", targets) if count == 1 else (f".v{count}.{word}", f"{{{targets}}}")
+    shape, target = (word, targets) if count == 1 else (f".v{count}{word}", f"{{{targets}}}")
     return Helper(
         f"""static __device__ __forceinline__ {kind} {name}(const {own} *own, int rank) {{
     unsigned address;
@@ -177,9 +177,9 @@ def _cluster_load(own: str, kind: str, count: int, constraint: str, word: str, n
 
 def _cluster_loads() -> dict[str, Helper]:
     """By name the loads of float32 and, as bits, of 16-bit floats: a single one, or eight in four words."""
-    known = {f"tw_cluster_load{lanes}": ("float", "float" if lanes == 1 else f"float{lanes}", lanes, "f", "f32") for lanes in (1, 2, 4)}
-    known["tw_cluster_load1_b16"] = ("unsigned short", "unsigned short", 1, "h", "b16")
-    known["tw_cluster_load8_b16"] = ("unsigned short", "uint4", 4, "r", "b32")
+    known = {f"tw_cluster_load{lanes}": ("float", "float" if lanes == 1 else f"float{lanes}", lanes, "f", ".f32") for lanes in (1, 2, 4)}
+    known["tw_cluster_load1_b16"] = ("unsigned short", "unsigned short", 1, "h", ".b16")
+    known["tw_cluster_load8_b16"] = ("unsigned short", "uint4", 4, "r", ".b32")
     return {name: _cluster_load(*of, name) for name, of in known.items()}
 
 

@@ -15,6 +15,7 @@ from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.onnx_proto import type_of
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.onnx_call import CONTROL, PREFIX, REFUSED, encoded, runner_of
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.graph import Value
 
 LARGEST_KNOWN = 1 << 10  # elements of a known operand that becomes part of the node
@@ -34,7 +35,7 @@ def widened(g: GraphBuilder, node: onnx.NodeProto, operands: Sequence[Any], opse
     made = {result.type_str for result in schema.outputs}
     taken = [schema.inputs[min(k, len(schema.inputs) - 1)].type_str for k in range(len(operands))]
     return [
-        g.cast(operand, "f32") if isinstance(operand, Value) and operand.dtype == "bf16" and kind not in made else operand
+        g.cast(operand, FLOAT32) if isinstance(operand, Value) and operand.dtype == "bf16" and kind not in made else operand
         for operand, kind in zip(operands, taken, strict=True)
     ]
 

@@ -315,7 +315,7 @@ class _Importer:
                 return results
             reason = Unsupported(f"it runs a node that is not supported: {self.unsupported[before].reason}")
         except Unsupported as error:
-            if isinstance(error, Unspecialised) or tail is None:
+            if tail is None or isinstance(error, Unspecialised) and self.examples is None:
                 raise
             reason = error
         if self.wanted != wanted:  # they are read again
@@ -325,11 +325,11 @@ class _Importer:
         tail.undo(collected)
         try:
             return self._later(node, environment, opsets, reason)
-        except Unsupported:
+        except Unsupported as error:
             self.unsupported += found  # they say more
             if found:
                 return [_MISSING] * len(node.output)
-            raise
+            raise reason from error
 
     def _later(self, node: onnx.NodeProto, environment: Environment, opsets: Mapping[str, int], reason: Unsupported | None) -> Sequence[Any]:
         """The results of a node of the model's tail, which begins with it for a `reason`."""

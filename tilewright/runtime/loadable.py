@@ -209,7 +209,7 @@ def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     shape = (*kernel.grid_of(1), *kernel.block, kernel.shared_bytes)
     tiling = "" if tiles is None else f"_{tiles.rows}by{tiles.each}x{tiles.across}{'whole' * tiles.whole}"
     together = "_together" if kernel.cooperative else ""
-    launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape)) + tiling + together
+    launch = ("" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape)) + together) + tiling
     maps = f"_maps{hashlib.sha256(repr(kernel.maps).encode()).hexdigest()[:16]}" if kernel.maps else ""
     digest = hashlib.sha256(" ".join(machine.isa).encode()).hexdigest()[:16]
     needs = "" if machine.is_gpu else "_".join((f"_isa{digest}", *kernel.requires))

@@ -273,6 +273,8 @@ def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
             raise ValueError(f"kernel {kernel.name} has the tensor map {described.name} of more than its parameter")
     if (kernel.tiles is not None) != (machine.is_gpu and kernel.trips > 0):
         raise ValueError(f"kernel {kernel.name} has tiles of its trips without having trips, or trips without tiles")
+    if kernel.tiles is not None and (kernel.cooperative or kernel.grid != kernel.grid_of(kernel.trips)):
+        raise ValueError(f"kernel {kernel.name} has a grid that does not follow from its trips")
     block = prod(kernel.block)
     if not machine.is_gpu:
         if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0) or kernel.cooperative or kernel.maps:
