@@ -108,6 +108,7 @@ class _Importer:
         """`specialised` names the inputs that are constants with the values of their examples."""
         self.model = model
         self.specialised = specialised
+        self.opset = 0
         self.wanted: set[str] = set()  # inputs without whose values a node cannot be compiled
         self.origins: dict[str, Set[str]] = {}  # value -> the inputs that it is computed from, none if these are not to be specialised
         self.examples = None if example_inputs is None else list(example_inputs)
@@ -146,6 +147,7 @@ class _Importer:
             leaves.append(len(self.builder.inputs) - 1 if literal is None else None)
             literals.append(literal)
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
+        self.opset = opset_number(opsets)
         self._nodes(graph.node, environment, opsets, {o.name for o in graph.output}, 0)
         if self.wanted:
             return None
@@ -307,7 +309,8 @@ class _Importer:
         self, node: onnx.NodeProto, operands: Sequence[Any], environment: Environment, opsets: Mapping[str, int], depth: int
     ) -> Sequence[Any]:
         """Results of control flow: of the nodes that it runs, if these are known and all are supported, else of the tail."""
-        tail, wanted, before, marks = self.tail, frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes)
+        wanted, before, marks = frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes)
+        tail = self.tail if opset_number(opsets) == self.opset else None  # of a function of ONNX's the tail has the operator itself
         collected = tail.mark() if tail is not None else ()
         try:
             results = control(self, node, operands, environment, opsets, depth)
