@@ -10,8 +10,8 @@ Values whose order follows others' follow them here too. Alternatives that chang
 regions that it changes. All of this is done for every partition that is predicted, so that siblings, folded images and prologues are compared as they
 would be stored; and what is taken of that is compared again with the chains of regions that either way allows.
 
-On CPUs guards and rows of windows are no alternatives, and where loops other than copies would change, only measured times decide: the estimates of
-maps count strides, but do not order the ways to store a value well enough.
+The estimates of maps on CPUs count neither bounds nor strides. There guards and rows of windows are no alternatives, and where loops other than
+copies would change, only measured times decide.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage, Unsuitable
 from tilewright.kernels.cpu.contraction.nest import Nest
 from tilewright.kernels.cpu.contraction.second_factor import SecondFactor
-from tilewright.kernels.cpu.loops.map import elements_of, lower_map
+from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 
@@ -99,5 +99,5 @@ def packed_pairs(problem: Problem, b: Load, axes: Sequence[Var], leading: int, p
         return replace(factor, storage={name: Storage(value, layout, b.buffer, view)})
     storage = {name: Storage(value, layout)}
     copy = Region(name, "map", (), (Step(name, sizes, tuple(axes), (b,)),), (b.buffer,), (name,))
-    lowered = lower_map(elements_of(replace(problem.with_storage(storage), region=copy)), LoopSchedule(lanes))
+    lowered = lower_map(replace(problem.with_storage(storage), region=copy), LoopSchedule(lanes))
     return replace(factor, storage=storage, kernels=lowered.kernels, calls=lowered.calls)

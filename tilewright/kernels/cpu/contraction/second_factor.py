@@ -20,7 +20,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Region, Storage
 from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, CpuContractionSchedule, CpuNarrowSchedule
-from tilewright.kernels.cpu.loops.map import elements_of, lower_map
+from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 
@@ -79,7 +79,7 @@ def second_factor(problem: Problem, found: Contraction, n: Var, leading: Sequenc
     step = Step(name, sizes, (*leading, number, *found.r, lane), (element,), index=(*leading, *found.r, place))
     copy = Region(name, "map", (), (step,), (found.b.buffer,), (name,))
     storage = {name: Storage(value, layout)}
-    lowered = lower_map(elements_of(replace(problem.with_storage(storage), region=copy)), LoopSchedule(schedule.lanes))
+    lowered = lower_map(replace(problem.with_storage(storage), region=copy), LoopSchedule(schedule.lanes))
     return SecondFactor(name, layout.offset(axes), dtype, layout, storage, lowered.kernels, lowered.calls)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -69,21 +69,11 @@ def row_estimate(facts: RowFacts, candidates: Columns, counts: Counts, machine: 
     workers = min(threads, machine.processors)
     found = [_counted(facts, int(across), machine) for across in candidates["across"]]
     per_second = machine.clock_hz * workers
-    return with_lines(
-        base, {"arithmetic": np.array([cycles for cycles, _ in found]) / per_second}, [lines for _, lines in found], counts, machine, workers
-    )
-
-
-def with_lines(
-    base: Estimate, work: Mapping[str, np.ndarray], loaded: Sequence[Sequence[float]], counts: Counts, machine: Machine, workers: int
-) -> Estimate:
-    """The estimate of loops with the seconds of their `work` and, of each candidate, the lines that each level of cache loads from the next. Whole
-    lines are moved where only parts of them are used."""
+    terms = {**base.terms, "arithmetic": np.array([cycles for cycles, _ in found]) / per_second}
     line = machine.caches[0].line_bytes
-    terms = {**base.terms, **work}
     for number, cache in enumerate(machine.caches[1:]):
-        terms[f"level {cache.level}"] = np.array([lines[number] for lines in loaded]) * line / cache.bandwidth / (machine.clock_hz * workers)
-    beyond = np.array([lines[min(1, len(lines) - 1)] for lines in loaded]) * line
+        terms[f"level {cache.level}"] = np.array([lines[number] for _, lines in found]) * line / cache.bandwidth / per_second
+    beyond = np.array([lines[min(1, len(lines) - 1)] for _, lines in found]) * line
     terms["memory"] = base.terms["memory"] * np.maximum(1.0, beyond / np.maximum(counts.memory_bytes, 1.0))
     exponent = cpu_calibration(machine).contraction.transfers
     return Estimate(terms, overlapped=tuple(name for name in terms if name != "dispatch"), exponent=exponent)

@@ -11,49 +11,23 @@ hold 64 lines either loads 64 x 784.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
 from tilewright.codegen.access import storage_order
-from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, linear, range_of, substitute, variables, walk
+from tilewright.ir.expr import Expr, Var, coefficient
 
-Access: TypeAlias = Sequence[tuple[float, int]]
+Access: TypeAlias = Sequence[tuple[int, int]]
 """(stride, extent) of each loop around an access, innermost first."""
 HELD = 0.5
 """Share of a level that holds the lines of one access; the rest has other values."""
-SAMPLES = 17
-"""Values of an axis at which an index that is not linear in it is computed."""
 
 
 def access(offset: Expr, axes: Sequence[Var]) -> Access:
-    """The access at a flat offset inside loops over the axes, innermost first, by mean strides."""
-    return [(mean_stride(offset, axis), axis.extent or 1) for axis in axes]
-
-
-def mean_stride(offset: Expr, axis: Var) -> float:
-    """Elements by which the offset moves from one value of the axis to the next. Where it is not linear (a quotient, a bound), the mean of the first
-    SAMPLES without the largest, with which a remainder starts again. Positions that are data are taken to be distinct, as far apart as their
-    coefficient.
-
-    Worked example: i // 2 * 62, rows that are enlarged twice, moves by 31 elements, and (i + 5) mod 52, a rotation, by 1."""
-    known = coefficient(offset, axis)
-    if known is not None:
-        return abs(known)
-    moved = 0.0
-    for atom, factor in linear(offset).terms:
-        if axis in variables(atom):
-            moved += factor * (1.0 if atom == axis else _mean_step(atom, axis))
-    return abs(moved)
-
-
-def _mean_step(atom: Expr, axis: Var) -> float:
-    if any(isinstance(node, Load) for node in walk(atom)):
-        return 1.0
-    fixed: dict[Var, Expr] = {other: index_const(0) for other in variables(atom) if other != axis}
-    values = [range_of(substitute(atom, {**fixed, axis: index_const(number)}))[0] for number in range(min(axis.extent or 1, SAMPLES))]
-    steps = sorted((after - before for before, after in pairwise(values)), key=abs)
-    return sum(steps[:-1]) / (len(steps) - 1) if len(steps) > 1 else sum(steps)
+    """The access at a flat offset inside loops over the axes, innermost first. An axis on which it depends otherwise than linearly, such as a
+    remainder, is taken to move it by one element."""
+    strides = [coefficient(offset, axis) for axis in axes]
+    return [(1 if stride is None else abs(stride), axis.extent or 1) for stride, axis in zip(strides, axes, strict=True)]
 
 
 def innermost_first(axes: Sequence[Var], offset: Expr) -> list[Var]:
@@ -63,7 +37,7 @@ def innermost_first(axes: Sequence[Var], offset: Expr) -> list[Var]:
 
 def distinct_lines(nest: Access, line: int) -> float:
     """Expected distinct lines of `line` elements that the loops touch."""
-    run, count, moved = 1.0, 1, [stride for stride, extent in nest if stride and extent > 1]
+    run, count, moved = 1, 1, [stride for stride, extent in nest if stride and extent > 1]
     for stride, extent in sorted((stride, extent) for stride, extent in nest if stride and extent > 1):
         if stride <= max(run, line - 1):
             run += (extent - 1) * stride

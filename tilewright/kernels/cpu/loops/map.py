@@ -9,7 +9,7 @@ A body `select(condition, value, out[index])` keeps the elements for which the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
@@ -31,39 +31,8 @@ PARTS = 8
 """Minimum iterations of the parallel loops, to have work for all threads."""
 
 
-@dataclass(frozen=True, eq=False)
-class Elements:
-    """The loops of a map.
-
-    axes: outermost first, contiguous ones merged. body, offset: what is computed for an element and where it is stored, with flat offsets. condition:
-    whether it is, which depends on the first `depth` axes. work: operations of all elements."""
-
-    problem: Problem
-    axes: tuple[Var, ...]
-    body: Expr
-    offset: Expr
-    condition: Expr
-    depth: int
-    work: int
-
-    @property
-    def parallel(self) -> bool:
-        """Whether threads divide the axes of the condition."""
-        return self.work > SERIAL_WORK and self.depth > 0
-
-    @property
-    def inner(self) -> tuple[Var, ...]:
-        """The axes inside of the condition."""
-        return self.axes[self.depth :]
-
-    @property
-    def inner_work(self) -> int:
-        """Operations that threads may divide inside of the condition."""
-        return 0 if self.parallel else self.work
-
-
-def elements_of(problem: Problem) -> Elements:
-    """The elements of a map in the order of the output's layout."""
+def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
+    """out[index] = body, in the order of the output's layout, contiguous axes merged."""
     region = problem.region
     step = split_divided_axes(region.steps[-1])
     body, condition = _kept(step.bodies[0], step.name)
@@ -77,15 +46,10 @@ def elements_of(problem: Problem) -> Elements:
         axes, (flat, at, condition) = merge_axes(order, exprs)
     work = max(step.flops(), prod(axis.extent or 0 for axis in step.axes))
     depth = max((number for number, axis in enumerate(axes, 1) if axis in variables(condition)), default=0)
-    return Elements(problem, axes, flat, at, condition, depth, work)
-
-
-def lower_map(elements: Elements, schedule: LoopSchedule) -> Lowered:
-    """out[index] = body, in the order of the output's layout, contiguous axes merged."""
-    problem, condition = elements.problem, elements.condition
-    stores = _stores(elements, schedule.lanes)
-    stored = stores if condition == TRUE else loops(elements.axes[: elements.depth], If(condition, stores), elements.parallel)
-    return single(problem, schedule, stored)
+    outer, inner = axes[:depth], axes[depth:]
+    parallel = work > SERIAL_WORK and depth > 0
+    stores = _stores(problem, inner, flat, at, schedule.lanes, 0 if parallel else work)
+    return single(problem, schedule, stores if condition == TRUE else loops(outer, If(condition, stores), parallel))
 
 
 def _kept(body: Expr, name: str) -> tuple[Expr, Expr]:
@@ -95,20 +59,17 @@ def _kept(body: Expr, name: str) -> tuple[Expr, Expr]:
     return body, TRUE
 
 
-def _stores(elements: Elements, lanes: int) -> Statement:
-    """Loops over the axes inside of the condition that store all elements."""
-    problem, axes, body, at, work = elements.problem, elements.inner, elements.body, elements.offset, elements.inner_work
-    target = problem.region.outputs[0]
-    square = square_of(elements, lanes)
-    if square is not None:
-        return _squares(elements, square)
-    stored = problem.values[target].dtype
-    moved = _moved(body, stored, problem) if stored in NARROW_FLOATS else None
-    vectors = _in_vectors(problem, axes, body, at, lanes, work) if moved is None else None
-    if vectors is not None:
-        return vectors
-    lets, (value, where) = bind_shared([moved or body, at])
-    return nest(axes, block(lets, Store(target, where, value)), work)
+def _stores(problem: Problem, axes: Sequence[Var], flat: Expr, at: Expr, lanes: int, work: int) -> Statement:
+    """Loops over the axes that store all elements."""
+    region = problem.region
+    stored = problem.values[region.outputs[0]].dtype
+    moved = _moved(flat, stored, problem) if stored in NARROW_FLOATS else None
+    lets, (value, where) = bind_shared([moved or flat, at])
+    element = block(lets, Store(region.outputs[0], where, value))
+    vectors = _squares(axes, flat, at, region.outputs[0], lanes, work)
+    if vectors is None and moved is None:
+        vectors = _in_vectors(problem, axes, flat, at, lanes, work)
+    return vectors or nest(axes, element, work)
 
 
 def _moved(value: Expr, stored: str, problem: Problem) -> Expr | None:
@@ -133,33 +94,11 @@ def _in_vectors(problem: Problem, axes: Sequence[Var], body: Expr, at: Expr, lan
     return None if store is None else vector_nest(axes, parts * width, store, work)
 
 
-@dataclass(frozen=True)
-class Square:
-    """Squares of the output's innermost axis and an `other`, along which the body is contiguous: `wide` are `width` elements of it. Threads divide
-    the `outer` axes, and of these two those that are whole numbers of squares. The last square of another overlaps the one before, in one thread, and
-    stores some elements twice."""
+def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:
+    """Loops over squares of the output's innermost axis and another axis, along which the body is contiguous. Each square is read as vectors of the
+    other axis, transposed, and stored. None if there is no such axis, an axis is too short, or too few parts remain for threads.
 
-    inner: Var
-    other: Var
-    outer: tuple[Var, ...]
-    width: int
-    wide: Expr
-
-    @property
-    def parts(self) -> dict[Var, Var]:
-        """The squares along each of the two axes."""
-        return {axis: Var(f"{axis.name}_square", -(-(axis.extent or 0) // self.width)) for axis in (self.other, self.inner)}
-
-    @property
-    def shared(self) -> list[Var]:
-        """The loops that threads may divide."""
-        return [*self.outer, *(part for axis, part in self.parts.items() if (axis.extent or 0) % self.width == 0)]
-
-
-def square_of(elements: Elements, lanes: int) -> Square | None:
-    """The squares in which a map is transposed. None if its vectors lie along the innermost axis, no other has any, an axis is too short, or too few
-    parts remain for threads."""
-    axes, body, at = elements.inner, elements.body, elements.offset
+    If squares do not divide an axis, the last one overlaps the one before and stores some elements twice; one thread does both."""
     if not axes or coefficient(at, axes[-1]) != 1 or vectorise(body, axes[-1], lanes) is not None:
         return None
     inner = axes[-1]
@@ -168,28 +107,24 @@ def square_of(elements: Elements, lanes: int) -> Square | None:
         wide = vectorise(body, other, width) if width >= LEAST and coefficient(at, other) is not None and body.dtype in VECTOR_TYPES else None
         if wide is None or all(coefficient(load.index[0], other) == 0 for load in loads(body)):
             continue
-        square = Square(inner, other, tuple(axis for axis in axes if axis not in (inner, other)), width, wide)
-        if elements.inner_work <= SERIAL_WORK or prod(axis.extent or 0 for axis in square.shared) >= PARTS:
-            return square
+        outer = [axis for axis in axes if axis not in (inner, other)]
+        squares = {axis: Var(f"{axis.name}_square", -(-(axis.extent or 0) // width)) for axis in (other, inner)}
+        shared = [*outer, *(part for axis, part in squares.items() if (axis.extent or 0) % width == 0)]
+        own = [part for part in squares.values() if part not in shared]
+        if work > SERIAL_WORK and prod(axis.extent or 0 for axis in shared) < PARTS:
+            continue
+        place, square = Var("place", width), {axis: Var(axis.name, None) for axis in (other, inner)}
+        last = {axis: index_const((axis.extent or 0) - width) for axis in squares}
+        starts = [Let(square[axis], part * width if part in shared else binary("min", part * width, last[axis])) for axis, part in squares.items()]
+        read = substitute(as_lanes(wide, width), {other: square[other], inner: square[inner] + place})
+        turns, turned = transposed("square", "turned", width, body.dtype)
+        where = substitute(at, {other: square[other] + place, inner: square[inner]})
+        result: Statement = block(
+            starts,
+            [Allocate(Buffer(name, body.dtype, width * width, "register", width)) for name in ("square", "turned")],
+            For(place, index_const(width), Store("square", place * width, read), "unroll"),
+            turns,
+            For(place, index_const(width), Store(target, where, Load(turned, (place * width,), body.dtype, width)), "unroll"),
+        )
+        return loops(shared, loops(own, result, False), work > SERIAL_WORK)
     return None
-
-
-def _squares(elements: Elements, square: Square) -> Statement:
-    """Loops over squares. Each is read as vectors of the other axis, transposed, and stored."""
-    inner, other, width, shared, parts = square.inner, square.other, square.width, square.shared, square.parts
-    body, target = elements.body, elements.problem.region.outputs[0]
-    own = [part for part in parts.values() if part not in shared]
-    place, first = Var("place", width), {axis: Var(axis.name, None) for axis in (other, inner)}
-    last = {axis: index_const((axis.extent or 0) - width) for axis in parts}
-    starts = [Let(first[axis], part * width if part in shared else binary("min", part * width, last[axis])) for axis, part in parts.items()]
-    read = substitute(as_lanes(square.wide, width), {other: first[other], inner: first[inner] + place})
-    turns, turned = transposed("square", "turned", width, body.dtype)
-    where = substitute(elements.offset, {other: first[other] + place, inner: first[inner]})
-    result: Statement = block(
-        starts,
-        [Allocate(Buffer(name, body.dtype, width * width, "register", width)) for name in ("square", "turned")],
-        For(place, index_const(width), Store("square", place * width, read), "unroll"),
-        turns,
-        For(place, index_const(width), Store(target, where, Load(turned, (place * width,), body.dtype, width)), "unroll"),
-    )
-    return loops(shared, loops(own, result, False), elements.inner_work > SERIAL_WORK)

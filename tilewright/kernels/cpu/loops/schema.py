@@ -12,8 +12,7 @@ from tilewright.ir.region import Lowered
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.loops.counts import loop_counts
 from tilewright.kernels.cpu.loops.estimate import RowFacts, loop_estimate, row_estimate
-from tilewright.kernels.cpu.loops.map import Elements, elements_of, lower_map
-from tilewright.kernels.cpu.loops.map_estimate import map_estimate
+from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.row_reduction import Rows, lower_row_reduction, rows_in
 from tilewright.kernels.cpu.loops.scan import lower_scan, scanned_rows
 from tilewright.kernels.cpu.loops.space import LoopSchedule, RowSchedule, loop_space, row_space
@@ -48,12 +47,6 @@ def scalars(problem: Problem, machine: Machine) -> int:
     return prod(axis.extent or 0 for axis in (*reduce.axes, *reduce.reduction)) * len(list(loads(*reduce.bodies)))
 
 
-def map_form(problem: Problem, machine: Machine) -> Form[Elements, Elements]:
-    """Any map: its loops determine both its time and its code."""
-    elements = elements_of(problem)
-    return Form(elements, elements)
-
-
 def over_rows(
     kinds: tuple[str, ...], find: Callable[[Problem, Machine], Rows], lower: Callable[[Problem, Rows, RowSchedule], Lowered]
 ) -> Schema[RowFacts, Rows, RowSchedule, Counts]:
@@ -75,20 +68,8 @@ def over_rows(
     )
 
 
-MAP = Schema(
-    name="map",
-    kinds=("map",),
-    schedule=LoopSchedule,
-    match=map_form,
-    space=lambda facts, machine, options: loop_space(machine),
-    counts=lambda facts, candidates, machine: loop_counts(facts.problem, candidates, machine),
-    estimate=lambda facts, candidates, counts, machine, options: map_estimate(facts, machine.vector_lanes(), counts, machine, options.threads),
-    lower=lambda problem, form, schedule, machine: lower_map(form.parts, schedule),
-)
-"""Loops over the elements of a result."""
-
 LOOPS = (
-    MAP,
+    loops("map", lower_map),
     loops("window", lower_window),
     over_rows(("row reduction", "window"), lambda problem, machine: rows_in(problem, machine.vector_lanes()), lower_row_reduction),
     over_rows(("scan",), lambda problem, machine: scanned_rows(problem), lower_scan),
