@@ -238,10 +238,10 @@ def test_groups_of_which_a_policy_says_nothing_follow_another_size() -> None:
 
 def test_plans_of_further_sizes_merge_the_same_siblings(by_formulas: None) -> None:
     """One product is predicted to gain for a single image only."""
-    cpu, module = machine("x86-avx512"), Attention(128, 128)
+    cpu, module = machine("x86-avx512"), Attention(256, 256)
     decided = []
     for memory in (Memory(), None):
-        programs = [plan_program(graph_of(module, torch.randn(batch, 64, 128)), cpu, 2, memory=memory) for batch in (1, 2, 8)]
+        programs = [plan_program(graph_of(module, torch.randn(batch, 64, 256)), cpu, 2, memory=memory) for batch in (1, 2, 8)]
         decided.append([[merge.taken for merge in program.search if "read the same value" in merge.text] for program in programs])
     together, fresh = decided
     assert fresh == [[True], [False], [False]] and together == [[True]] * 3
