@@ -289,7 +289,7 @@ def test_channels_are_sampled_in_vectors(target: str) -> None:
     made.graph.node[0].output[0] = "d"
     made.graph.node.append(helper.make_node("Relu", ["d"], ["y"]))
     graph, _ = simplify(import_onnx(made, tensors(inputs)).graph)
-    program = plan_program(graph, machine(target), 1)
+    program = plan_program(graph, machine(target), 1, chains=False)  # else the border may stay in a tile
     (columns,) = (lowered.region for lowered in program.regions if lowered.region.nodes and lowered.region.nodes[-1].operator == "deformed_columns")
     (padded,) = (name for name in columns.inputs if program.storage[name].value.shape == (1, 32, 12, 12))
     assert [dim for dim, _ in program.storage[padded].layout.order] == [0, 2, 3, 1]
