@@ -59,6 +59,9 @@ def test_of_constants() -> None:
     """Which are computed when the model is compiled, arithmetic in float64 but not the bits."""
 
     class Held(torch.nn.Module):
+        floats: torch.Tensor
+        words: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("floats", torch.randn(5))

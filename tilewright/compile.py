@@ -219,8 +219,8 @@ def compile(
 
 
 def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, leaves: Sequence[Any]) -> SizedModel:
-    """A model whose sizes may differ from call to call; `leaves` are those of its examples. Raises InvalidModel if none of its sizes may, InvalidInput
-    if there are no examples, and UnsupportedOption for a `dynamic` that does not fit it."""
+    """A model whose sizes may differ from call to call; `leaves` are those of its examples. Raises InvalidModel if none of its sizes may,
+    InvalidInput if there are no examples, and UnsupportedOption for a `dynamic` that does not fit it."""
     module_given = isinstance(module, torch.nn.Module)
     model = ModuleModel(module, inputs, keywords, dynamic) if module_given else _with_own_sizes(module)
     if not model.names:
