@@ -248,6 +248,26 @@ def test_random_graphs(seed: int, dtype: torch.dtype, target: str) -> None:
     check_random(seed, dtype, target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", [1, 5, 70])
+def test_scores_beyond_float16(length: int, target: str) -> None:
+    """Of attention, whose softmax gets them in float32, in one kernel or several."""
+
+    class Scores(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    torch.manual_seed(length)
+    q, k, v = (torch.randn(2, 1, length, 34) for _ in range(3))
+    inputs = (2000 * q).half(), (2000 * k).half(), v.half()
+    with torch.no_grad():
+        wanted = Scores()(*in_type(inputs, torch.float64))
+    scores = inputs[0].double() @ inputs[1].double().transpose(-1, -2) / 34**0.5
+    assert float(scores.abs().max()) > torch.finfo(torch.float16).max
+    found = tilewright.compile(Scores(), inputs, target)(*inputs)
+    assert float((found.double() - wanted).abs().max()) < 5e-3 * float(wanted.abs().max())
+
+
 class Rows(nn.Module):
     """Functions, reductions and moves along rows of any length."""
 

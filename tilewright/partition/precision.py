@@ -163,6 +163,7 @@ def with_types(
         if name in constants - outside and len(types) == 1:
             typed[name] = replace(typed[name], dtype=next(iter(types)))
     layouts: dict[str, Layout] = {}
+    scores = _scores(regions, values)
 
     def copy_of(name: str, dtype: str, region: Region) -> str:
         copy = f"{name}.{dtype}"
@@ -188,10 +189,24 @@ def with_types(
                 region = reading(region, name, copy_of(name, own, region))
         for name in region.outputs:
             if name not in fixed:
-                own, others = precision.stored(region, values[name]), wanted.get(name, set())
+                own = computed_in(values[name].dtype) if name in scores else precision.stored(region, values[name])
+                others = wanted.get(name, set())
                 typed[name] = replace(typed[name], dtype=next(iter(others)) if len(others) == 1 else own)
         result.append(region)
     return result, typed, layouts
+
+
+def _scores(regions: Sequence[Region], values: Mapping[str, Value]) -> set[str]:
+    """Results of matrix products in float16 that only softmax reads. Between kernels they are float32, as they are where attention is one kernel:
+    float16 ends at 65,504, and a softmax of infinity is NaN. Products of single rows are no contractions, but windows."""
+    products = [region for region in regions if region.kind in ("contraction", "window") and any(node.operator == "matmul" for node in region.nodes)]
+    made = {name for region in products for name in region.outputs if values[name].dtype == "f16"}
+    readers: dict[str, list[Region]] = {name: [region for region in regions if name in region.inputs] for name in made}
+    return {name for name, found in readers.items() if found and all(map(_is_softmax, found))}
+
+
+def _is_softmax(region: Region) -> bool:
+    return region.kind == "row reduction" and any(node.operator in ("softmax", "safe_softmax") for node in region.nodes)
 
 
 def rounds(region: Region, name: str, constants: frozenset[str]) -> bool:
