@@ -140,9 +140,11 @@ def _built(compiler: str, source: str, folder: Path) -> Path:
 
 
 @lru_cache(maxsize=256)
-def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...], tuple[Intrinsic, ...]]:
+def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...], tuple[tuple[Intrinsic, tuple[_Held, ...]], ...]]:
+    """The kernel in C, its buffers, and its instructions with how their operands lie in memory."""
     printer = CheckedPrinter(kernel)
-    return printer.checked(kernel), tuple(printer.buffers), tuple(printer.intrinsics)
+    source = printer.checked(kernel)
+    return source, tuple(printer.buffers), tuple((intrinsic, _held(intrinsic)) for intrinsic in printer.intrinsics)
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,6 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
         flags.append(np.zeros(max(buffer.size, 1), np.uint8) if buffer.writable and buffer.name != FAULTS else None)
     known = [None if b.name in initialised else f for b, f in zip(kernel.parameters, flags, strict=True)]
     source, buffers, intrinsics = _translated(kernel)
-    operands = [_held(intrinsic) for intrinsic in intrinsics]
     faults, count = np.zeros((_FAULTS, 8), np.int64), np.zeros(1, np.int64)
     library = _library(source)
     errors: list[BaseException] = []
@@ -208,7 +209,7 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
     def meaning(number: int, addresses: Any) -> None:
         """Keeps an exception for later, as it cannot pass through C."""
         try:
-            _apply(intrinsics[number], operands[number], addresses)
+            _apply(*intrinsics[number], addresses)
         except BaseException as error:
             errors.append(error)
 
