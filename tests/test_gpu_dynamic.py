@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import tilewright
 import tilewright.dynamo as dynamo
 from tests.emulated_gpu import emulated
 from tilewright.compile import compile as compile_model
+from tilewright.dynamo_sizes import free_inputs
 from tilewright.errors import IndexOutOfRange, NotCompiled, TargetNotPresent
 from tilewright.runtime.builds import wait_for_all
 from tilewright.runtime.dynamic import DynamicExecutable
@@ -83,6 +85,30 @@ def test_calls_use_the_kernels_of_their_sizes(layers: Layers) -> None:
             check(layers, executable(x), x)
             assert driver.launches > before
         executable.synchronize()
+
+
+def test_fractions_on_the_cpu_leave_a_graph_on_its_gpu(layers: Layers) -> None:
+    """With dynamic=True Dynamo passes a norm's epsilon in a tensor that is on the CPU."""
+    captured: list[tuple[torch.fx.GraphModule, list[Any]]] = []
+
+    def capture(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        captured.append((graph, inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(layers, backend=capture, dynamic=True)(torch.randn(5, 24))
+    torch._dynamo.reset()
+    ((graph, inputs),) = captured
+    fractions = free_inputs(graph).fractions
+    assert fractions
+    with FakeTensorMode(), torch.no_grad():
+        there = [torch.empty(x.shape, device="cuda") if isinstance(x, torch.Tensor) and i not in fractions else x for i, x in enumerate(inputs)]
+        assert dynamo._reason_to_decline(graph, there) is None
+        first = next(i for i, x in enumerate(there) if isinstance(x, torch.Tensor) and i not in fractions)
+        there[first] = torch.empty(there[first].shape)
+        why = dynamo._reason_to_decline(graph, there)
+        assert why is not None and why.cause == "its inputs are on cpu, cuda"
 
 
 # On a GPU

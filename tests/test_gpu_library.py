@@ -22,10 +22,10 @@ from tilewright.hardware import machine
 from tilewright.ir.library import LibraryCall
 from tilewright.kernels.registry import library
 from tilewright.runtime import captured as captured_module
+from tilewright.runtime.accesses import dependencies
 from tilewright.runtime.captured import captured
 from tilewright.runtime.driver import SET_CAPTURE_DEPENDENCIES, Driver
 from tilewright.runtime.executable import Executable
-from tilewright.runtime.gpu import dependencies
 from tilewright.tuning import trial_worker
 from tilewright.tuning.records import Records
 from tilewright.zoo.bert import EncoderLayer

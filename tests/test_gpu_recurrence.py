@@ -22,6 +22,7 @@ import tilewright
 from tests.compiled import Case, compare
 from tests.runtime_programs import ProgramBuilder
 from tests.statements import without
+from tests.test_gpu_half import check as check_half
 from tests.test_gpu_runtime import FakeStream, fake_engine
 from tests.test_gpu_runtime import stream as stream
 from tests.test_recurrence import KINDS, interpreted, layers, loops, planned, reasons
@@ -34,11 +35,11 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import GpuRecurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Const, Load, Var, index_const, unary
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Invoke, Kernel, Launch, Let, Place, Statement, Store, block_variable
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Invoke, Kernel, Launch, Let, Place, Statement, Store, block_variable, statements
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.recurrence import estimate
 from tilewright.kernels.gpu.recurrence.schema import RECURRENCE
-from tilewright.kernels.gpu.recurrence.space import shared_bytes_of, thread_weights
+from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule, shared_bytes_of, thread_weights
 from tilewright.kernels.gpu.recurrence.steps import without_division
 from tilewright.kernels.recurrence_form import RecurrenceFacts
 from tilewright.partition.context import Chooser
@@ -87,6 +88,26 @@ def test_any_cluster_without_races(layer: Any, seed: int, cluster: int) -> None:
         assert kernel.cluster == cluster and not kernel.cooperative and "tw_cluster_load" not in code
         assert {access.space for access in accesses(kernel) if access.buffer == "states" and access.kind == "load"} == {"shared"}
         assert ("tw_cluster_address(states + " in code) == (cluster > 1) and ("barrier.cluster" in code) == (cluster > 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind, hidden", [("LSTM", 64), ("GRU", 64), ("GRU", 96), ("LSTM", 33)])
+def test_states_of_16_bits_are_read_in_pairs(kind: str, hidden: int, dtype: torch.dtype) -> None:
+    """Where threads divide the pairs of a state evenly. Operands of the next step are converted behind the barrier."""
+    torch.manual_seed(hidden)
+    module, x = KINDS[kind](24, hidden).to(dtype).eval(), torch.randn(4, 2, 24).to(dtype)
+
+    def divided(schedule: Any) -> bool:
+        return isinstance(schedule, GpuRecurrenceSchedule) and schedule.threads == 32 * schedule.groups > 32 and not schedule.cluster
+
+    program = planned(module, x, replace(H200, processors=9), 1, drawn(0, divided), True)
+    (lowered,) = loops(program)
+    kernel = lowered.kernels[-1]
+    code = print_cuda([kernel])
+    assert kernel.cooperative and ("tw_load_relaxed_2x16" in code) == (hidden == 64) and ("tw_load_relaxed_16" in code) == (hidden != 64)
+    operands = {s.buffer.dtype for s in statements(kernel.body) if isinstance(s, Allocate) and s.buffer.name.startswith("operand_")}
+    assert operands == {{torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]}
+    check_half(module, (x,), program)
 
 
 @pytest.mark.parametrize("shared", [0, 1])

@@ -25,10 +25,11 @@ from tilewright.ir.layout import Box, row_major
 from tilewright.ir.region import IndexCheck, Storage
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import gpu as gpu_module
+from tilewright.runtime.accesses import Extent, dependencies
 from tilewright.runtime.artifact import SavedBinary
-from tilewright.runtime.buffers import Buffers, Extent
+from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.driver import PROTOTYPES, Driver, KernelNodeParams
-from tilewright.runtime.gpu import STAGED_FROM, GpuEngine, GpuLibrary, ParameterBlock, dependencies, node_params
+from tilewright.runtime.gpu import STAGED_FROM, GpuEngine, GpuLibrary, ParameterBlock, node_params
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, loadable
 
 

@@ -15,8 +15,9 @@ from tests.runtime_programs import ProgramBuilder, chain
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Storage
-from tilewright.runtime.loadable import loadable
-from tilewright.runtime.memory_plan import Lifetime, assign_places, lifetimes, place, plan_memory
+from tilewright.runtime.accesses import SEGMENTS, Extent, accesses, dependencies
+from tilewright.runtime.loadable import LoadableProgram, loadable
+from tilewright.runtime.memory_plan import Lifetime, MemoryPlan, assign_places, lifetimes, place, plan_memory
 from tilewright.runtime.soundness import MOST_BUFFERS
 
 HALO = channels_last((1, 4, 5, 5)).with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -190,3 +191,71 @@ def test_rounded_layouts_count_as_zeroed() -> None:
 def test_plan_of_a_program_prints_its_sizes() -> None:
     plan = plan_memory(loadable(chain(5).program(("r4",))))
     assert "without reuse" in str(plan) and len(plan.offsets) == 14
+
+
+@st.composite
+def branching(draw: st.DrawFn) -> LoadableProgram:
+    """Calls that read one or two earlier values, some repeated, some of PyTorch, some with a halo around their result."""
+    builder = ProgramBuilder({"x": (1, 4, 5, 5)})
+    names, shape = ["x"], (1, 4, 5, 5)
+    for i in range(draw(st.integers(1, 14))):
+        sources = draw(st.lists(st.sampled_from(names[-6:]), min_size=1, max_size=2, unique=True))
+        kind = draw(st.sampled_from(["kernel"] * 8 + ["repeated", "torch"]))
+        layout = draw(st.sampled_from([None, None, None, HALO]))
+        if kind == "torch":
+            builder.torch("relu", None, sources, {f"v{i}": (shape, "f32")})
+        else:
+            builder.kernel("relu", sources, f"v{i}", shape, "", layout=layout, repeat=3 if kind == "repeated" else 1)
+        names.append(f"v{i}")
+    return loadable(builder.program((names[-1],)))
+
+
+def orders(program: LoadableProgram, plan: MemoryPlan | None) -> list[int]:
+    """For each call the earlier calls that precede it, as bits, for buffers in their places or each in its own."""
+
+    def extent(name: str) -> Extent:
+        root = program.root(name)
+        if plan is None or root not in plan.offsets:
+            return Extent(root, 0, 1, root, program.box(name))
+        return Extent("arena", plan.offsets[root], plan.offsets[root] + plan.sizes[root], root, program.box(name))
+
+    found: list[tuple[list[Extent], list[Extent]]] = []
+    for region in program.regions:
+        names = program.nodes[region.nodes[0]].inputs, program.nodes[region.nodes[0]].outputs
+        own = accesses(program, region.calls, extent) if region.calls else [tuple([extent(n) for n in each] for each in names)]
+        found += [([SEGMENTS, *reads], [*([SEGMENTS] if not region.calls else []), *writes]) for reads, writes in own * region.repeat]
+    before: list[int] = []
+    for edges in dependencies(found):
+        before.append(0)
+        for edge in edges:
+            before[-1] |= before[edge] | 1 << edge
+    return before
+
+
+@settings(deadline=None)
+@given(branching())
+def test_concurrent_calls_stay_so(program: LoadableProgram) -> None:
+    """No call waits for another because their buffers share a place, except for those with zeros around them."""
+    plan = plan_memory(program, 256, concurrent_bytes=1 << 30)
+    found = {buffer.name: buffer for buffer in lifetimes(program, assign_places(program).arena)}
+    assert orders(program, plan) == orders(program, None)
+    assert plan.bytes <= plan.unshared_bytes
+    for name, buffer in found.items():
+        for other in found:
+            start, end = (max(plan.offsets[name], plan.offsets[other]), min(plan.offsets[each] + plan.sizes[each] for each in (name, other)))
+            if name != other and start < end:
+                assert buffer.zeroed == found[other].zeroed
+
+
+def test_branches_share_no_memory_where_there_is_enough() -> None:
+    builder = ProgramBuilder({"x": (64,)})
+    for branch in "ab":
+        for i in range(4):
+            builder.kernel("relu", ("x" if i == 0 else f"{branch}{i - 1}",), f"{branch}{i}", (64,), "")
+    builder.kernel("add", ("a3", "b3"), "out", (64,), "")
+    program = loadable(builder.program(("out",)))
+    in_turn, concurrent = plan_memory(program, 256), plan_memory(program, 256, 1 << 20)
+    assert (in_turn.bytes, concurrent.bytes) == (3 * 256, 4 * 256)
+    last = orders(program, concurrent)
+    assert last[7] == 0b01110000 and orders(program, in_turn)[7] & 0b1111
+    assert plan_memory(program, 256, 4 * 256 - 1).offsets == in_turn.offsets

@@ -136,7 +136,8 @@ def _reason_to_decline(graph_module: torch.fx.GraphModule, example_inputs: Input
         return _Eager("it takes fractions that differ from call to call", "pass them as tensors")
     if _needs_gradients(graph_module, example_inputs):
         return _Eager("it needs gradients, which compiled graphs do not compute", _GRADIENTS)
-    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
+    held = free_inputs(graph_module).fractions  # Dynamo keeps these on the CPU, whatever the model is on
+    devices = {value.device.type for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor) and i not in held}
     if len(devices) > 1 or not devices <= {"cpu", "cuda"}:
         return _Eager(f"its inputs are on {', '.join(sorted(devices))}", "move the module and its inputs to one CPU or GPU")
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import MappingProxyType
@@ -13,7 +12,7 @@ import torch
 
 from tilewright.errors import IndexOutOfRange
 from tilewright.ir.dtypes import ELEMENT_TYPES
-from tilewright.ir.layout import Box, boxes_overlap
+from tilewright.runtime.accesses import Extent
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
 from tilewright.runtime.output_pool import LEAST_BYTES, OutputPool
@@ -79,27 +78,6 @@ def allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
     return partial(quick, shape, strides, dtype)
 
 
-@dataclass(frozen=True)
-class Extent:
-    """The bytes from `start` to `end` of a memory, or what a slice of the buffer `root` occupies among them: a box of its elements."""
-
-    memory: str
-    start: int
-    end: int
-    root: str = ""
-    box: Box = ()
-
-    def overlaps(self, other: Extent) -> bool:
-        if self.memory != other.memory or self.end <= other.start or other.end <= self.start:
-            return False
-        return not self.box or not other.box or self.root != other.root or boxes_overlap(self.box, other.box)
-
-    def covers(self, other: Extent) -> bool:
-        """Whether everything that overlaps `other` overlaps this as well. A slice covers only itself."""
-        within = self.memory == other.memory and self.start <= other.start and other.end <= self.end
-        return within and (not self.box or self == other)
-
-
 class Buffers:
     """Arena and constants on one device. Clones share the constants, but not the arena.
 
@@ -115,11 +93,13 @@ class Buffers:
         alignment: int,
         constants: Mapping[str, torch.Tensor] | None = None,
         shared_constants: SharedConstants | None = None,
+        concurrent_bytes: int = 0,
     ) -> None:
+        """`concurrent_bytes`: as in `plan_memory`."""
         self.program = program
         self.device = device
         self.places: Places = assign_places(program)
-        self.plan: MemoryPlan = plan_memory(program, alignment)
+        self.plan: MemoryPlan = plan_memory(program, alignment, concurrent_bytes)
         if constants is None:
             constants = (shared_constants or SharedConstants()).packed(program, self.places.constants, device)
         self.constants: Mapping[str, torch.Tensor] = MappingProxyType(dict(constants))

@@ -145,7 +145,10 @@ class Executable:
         if image.machine.is_gpu:
             from tilewright.runtime.gpu import gpu_engine
 
-            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants)  # it runs library calls itself
+            level2 = image.machine.cache(2)
+            concurrent = level2.bytes if level2 is not None else 0  # within it, memory that is not reused costs nothing
+            # it runs library calls itself
+            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants, concurrent_bytes=concurrent)
         else:
             self._engine = cpu_engine(image.program, image.binaries, self._threads, model, self._shared_constants)
             self._libraries = bound_calls(self._engine.buffers, shared._libraries if shared is not None else None)

@@ -30,7 +30,8 @@ from tilewright.errors import KernelFailed
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call
 from tilewright.ir.tensor_map import MAP_BYTES, TensorMap
-from tilewright.runtime.buffers import Buffers, Extent, SharedConstants, torch_dtype
+from tilewright.runtime.accesses import EDGES_UP_TO, accesses, dependencies
+from tilewright.runtime.buffers import Buffers, SharedConstants, torch_dtype
 from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.cpu import Compiled
 from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
@@ -40,45 +41,10 @@ from tilewright.runtime.memory_plan import GPU_ALIGNMENT
 
 STAGED_FROM = 16
 """A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
-EDGES_UP_TO = 4096
-"""Segments with more nodes are ordered as a chain."""
-COOPERATION = Extent("processors", 0, 1)
-"""What each kernel whose blocks must all be resident counts as writing: of two at once each could hold processors that the other waits for."""
-WORKSPACE = Extent("workspace", 0, 1)
-"""What each call of a library counts as writing: all calls share what they allocate (`captured`)."""
 EARLY = True
 """Whether kernels that wait for those that they depend on begin before these have ended."""
 IDLE_CYCLES = 40_000
 """How long a GPU idles per region before timed kernels: at 2 GHz 20 us, which is more than a launch and an event take on the host."""
-
-
-def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) -> list[list[int]]:
-    """For each call, the earlier calls that it must wait for, without those implied by others.
-
-    Each call is given by the extents that it reads and that it writes.
-    """
-    result: list[list[int]] = []
-    ancestors: list[int] = []  # bit i: call i comes before this one
-    history: dict[str, list[tuple[int, Extent, bool]]] = {}
-    for index, (reads, writes) in enumerate(accesses):
-        needed: set[int] = set()
-        for extents, writing in ((reads, False), (writes, True)):
-            for extent in extents:
-                needed.update(earlier for earlier, other, wrote in history.get(extent.memory, ()) if (writing or wrote) and extent.overlaps(other))
-        before, direct = 0, []
-        for earlier in sorted(needed, reverse=True):
-            if not before >> earlier & 1:
-                direct.append(earlier)
-                before |= ancestors[earlier] | 1 << earlier
-        ancestors.append(before)
-        result.append(sorted(direct))
-        for extents, writing in ((reads, False), (writes, True)):
-            for extent in extents:
-                entries = history.setdefault(extent.memory, [])
-                if writing:  # earlier accesses to bytes that this call overwrites completely are now ordered before it
-                    entries[:] = [e for e in entries if not (extent.covers(e[1]) and e[0] != index)]
-                entries.append((index, extent, writing))
-    return result
 
 
 class ParameterBlock:
@@ -267,18 +233,7 @@ class _Segment:
     def _edges(engine: GpuEngine, calls: Sequence[Call | LibraryCall]) -> list[list[int]]:
         if engine.in_order or len(calls) > EDGES_UP_TO:
             return [[i - 1] if i else [] for i in range(len(calls))]
-        program, extent = engine.buffers.program, engine.buffers.extent
-        accesses = []
-        for call in calls:
-            if isinstance(call, LibraryCall):
-                accesses.append(([extent(call.a.name), extent(call.b.name)], [WORKSPACE, extent(call.out.name)]))
-                continue
-            kernel = program.kernels[call.kernel]
-            pairs = list(zip(call.arguments, kernel.writes, strict=True))
-            alone = [COOPERATION] if kernel.cooperative else []
-            # a kernel may also read a buffer that it writes
-            accesses.append(([extent(name) for name, _ in pairs], [*alone, *(extent(name) for name, write in pairs if write)]))
-        return dependencies(accesses)
+        return dependencies(accesses(engine.buffers.program, calls, engine.buffers.extent))
 
 
 class GpuEngine:
@@ -527,9 +482,10 @@ def gpu_engine(
     model: GpuEngine | None = None,
     shared_constants: SharedConstants | None = None,
     in_order: bool = False,
+    concurrent_bytes: int = 0,
 ) -> GpuEngine:
     """An engine over fresh buffers on the current GPU; a clone of `model`, if given, is on the GPU of `model` and shares its constants and
-    kernels, others `shared_constants`."""
+    kernels, others `shared_constants`. `concurrent_bytes`: as in `plan_memory`."""
     torch.cuda.init()
     if model is not None:
         device, constants, library = model.buffers.device, model.buffers.constants, model.library
@@ -543,7 +499,7 @@ def gpu_engine(
             library = GpuLibrary(driver, binaries, program.kernels, context)
         finally:
             driver.pop_context()
-    buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants)
+    buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants, concurrent_bytes)
     engine = GpuEngine(buffers, library, in_order, model)
     torch.cuda.synchronize(device)  # the arena is zeroed and the constants are copied before the first call, whatever its stream
     return engine

@@ -4,6 +4,10 @@ A value lives from its first to its last use, counted in calls (in regions if a 
 each in the smallest gap between the buffers that are live at the same time (greedy by size, best fit: Pisarchyk and Lee, "Efficient memory management
 for deep neural net inference", 2020).
 
+Where calls may run concurrently, a buffer in the place of another one would have to wait for the calls that use that, although it needs nothing of
+them: two directions of a recurrent layer, or branches of a module, would follow each other. So there, as far as memory is not scarce, two buffers
+share a place only if all uses of the one precede all uses of the other by what calls read and write (`Order`).
+
 A buffer with a halo or with rounding must find those elements zero at every call, and kernels write only its interior. So it shares its place only
 with buffers of identical layout and dtype, whose interior is completely overwritten by each writer: the zeros of the initial clearing are then
 preserved. Such a place is never used for anything else.
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
@@ -20,6 +25,9 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.ir.layout import Layout
+from tilewright.ir.library import LibraryCall
+from tilewright.ir.region import Call
+from tilewright.runtime.accesses import EDGES_UP_TO, SEGMENTS, Extent, accesses, dependencies
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.text import number_of
 
@@ -159,24 +167,110 @@ def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
     return slots
 
 
-class _Arena:
-    """The placed buffers. Each search is a few passes over columns sorted by offset: thousands of buffers take a second."""
+@dataclass(frozen=True)
+class Order:
+    """Which uses of buffers precede others, as rows of bits, one for each call: the calls that use a buffer, and those that precede all of them."""
 
-    def __init__(self, alignment: int) -> None:
-        self._alignment = alignment
+    users: Mapping[str, np.ndarray]
+    before: Mapping[str, np.ndarray]
+
+    def separate(self, one: str, others: Sequence[str]) -> np.ndarray:
+        """For each of the others, whether all uses of the one precede all of its uses, or follow them."""
+        users, before = (np.stack([rows[name] for name in others]) for rows in (self.users, self.before))
+        follows = ~(users & ~self.before[one]).any(axis=1)
+        precedes = ~(self.users[one] & ~before).any(axis=1)
+        result: np.ndarray = follows | precedes
+        return result
+
+
+def order_by_data(program: LoadableProgram) -> Order:
+    """The order that what calls read and write gives. A region that is repeated, or of PyTorch, counts as one call; the latter waits for all calls
+    before it, and all calls behind it wait for it."""
+    found: list[tuple[list[Extent], list[Extent]]] = []
+    names: list[list[str]] = []
+
+    def extent(name: str) -> Extent:
+        return Extent(program.root(name), 0, 1, program.root(name), program.box(name))
+
+    for region in program.regions:
+        if region.kind == "torch":
+            touched = _torch_buffers(program, region)
+            found.append(([extent(name) for name in touched], [SEGMENTS, *map(extent, touched)]))
+            names.append([program.root(name) for name in touched])
+            continue
+        calls: list[Call | LibraryCall] = [*([region.library] if region.library is not None else []), *region.calls]
+        own = accesses(program, calls, extent)
+        used = [[view.name for view in call.views] if isinstance(call, LibraryCall) else list(call.arguments) for call in calls]
+        if region.repeat > 1:
+            own = [([each for reads, _ in own for each in reads], [each for _, writes in own for each in writes])]
+            used = [[name for each in used for name in each]]
+        found += [([SEGMENTS, *reads], writes) for reads, writes in own]
+        names += [[program.root(name) for name in each] for each in used]
+    if all(region.kind != "torch" for region in program.regions):
+        found = [(reads[1:], writes) for reads, writes in found]
+    size = -(-len(found) // 8)
+    ancestors: list[int] = []
+    for direct in dependencies(found):
+        ancestors.append(0)
+        for earlier in direct:
+            ancestors[-1] |= ancestors[earlier] | 1 << earlier
+    users: dict[str, int] = {}
+    before: dict[str, int] = {}
+    for number, used_now in enumerate(names):
+        for name in used_now:
+            users[name] = users.get(name, 0) | 1 << number
+            before[name] = before.get(name, -1) & ancestors[number]
+
+    def rows(masks: Mapping[str, int]) -> Mapping[str, np.ndarray]:
+        return MappingProxyType({name: np.frombuffer(mask.to_bytes(size, "little"), np.uint8) for name, mask in masks.items()})
+
+    return Order(rows(users), rows(before))
+
+
+def _slots_in_order(buffers: Iterable[Lifetime], order: Order) -> list[list[Lifetime]]:
+    """As `_slots`."""
+    slots: list[list[Lifetime]] = []
+    for buffer in sorted(buffers, key=lambda b: b.first):
+        free = order.separate(buffer.name, [slot[-1].name for slot in slots]) if slots else ()
+        slot = next((slot for slot, is_free in zip(slots, free, strict=True) if is_free), None)
+        if slot is None:
+            slots.append([buffer])
+        else:
+            slot.append(buffer)
+    return slots
+
+
+class _Arena:
+    """The placed buffers. Each search is a few passes over columns sorted by offset: thousands of buffers take a second. With an order, those that
+    live from 0 to the horizon are in use throughout."""
+
+    def __init__(self, alignment: int, order: Order | None, horizon: int) -> None:
+        self._alignment, self._order, self._horizon = alignment, order, horizon
         self._placed = np.empty((4, 0), np.int64)  # rows: offset, aligned end, first use, last use
+        self._names: list[str] = []
+
+    def _meets(self, buffer: Lifetime) -> np.ndarray:
+        """Which of the placed buffers are live at the same time."""
+        _, _, first, last = self._placed
+        meets: np.ndarray = (first <= buffer.last) & (last >= buffer.first)
+        if self._order is not None and self._names and (buffer.first, buffer.last) != (0, self._horizon):
+            throughout = (first == 0) & (last == self._horizon)
+            meets = throughout | ~self._order.separate(buffer.name, self._names)
+        return meets
 
     def place(self, buffer: Lifetime) -> int:
         """Offset of the smallest gap among the buffers that are live at the same time, or just above them all."""
-        starts, ends, first, last = self._placed
-        meets = (first <= buffer.last) & (last >= buffer.first)
+        starts, ends, _, _ = self._placed
+        meets = self._meets(buffer)
         starts, ends = starts[meets], np.maximum.accumulate(ends[meets])
         floors = np.concatenate(([0], ends))
         gaps = starts - floors[:-1]
         holds = np.flatnonzero(gaps >= buffer.bytes)
         offset = int(floors[holds[gaps[holds].argmin()]] if holds.size else floors[-1])
         column = (offset, _align(offset + buffer.bytes, self._alignment), buffer.first, buffer.last)
-        self._placed = np.insert(self._placed, int(self._placed[0].searchsorted(offset, "right")), column, axis=1)
+        at = int(self._placed[0].searchsorted(offset, "right"))
+        self._placed = np.insert(self._placed, at, column, axis=1)
+        self._names.insert(at, buffer.name)
         return offset
 
     @property
@@ -184,8 +278,9 @@ class _Arena:
         return int(self._placed[1].max(initial=0))
 
 
-def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
-    """Offsets at which buffers that are live at the same time do not overlap, and zeroed elements stay zero."""
+def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT, order: Order | None = None) -> MemoryPlan:
+    """Offsets at which buffers that are live at the same time do not overlap, and zeroed elements stay zero. With an order, what does not precede
+    or follow by it is live at the same time."""
     offsets = {buffer.name: 0 for buffer in buffers if buffer.bytes == 0}
     horizon = max((b.last for b in buffers), default=0)
     items = [(buffer, [buffer]) for buffer in buffers if buffer.bytes and buffer.zeroed is None]
@@ -193,9 +288,10 @@ def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> Memory
     for buffer in buffers:
         if buffer.bytes and buffer.zeroed is not None:
             alike.setdefault(buffer.zeroed, []).append(buffer)
-    for slot in chain.from_iterable(map(_slots, alike.values())):  # the place belongs to these buffers throughout
+    slots_of = _slots if order is None else partial(_slots_in_order, order=order)
+    for slot in chain.from_iterable(map(slots_of, alike.values())):  # the place belongs to these buffers throughout
         items.append((replace(slot[0], first=0, last=horizon), slot))
-    arena = _Arena(alignment)
+    arena = _Arena(alignment, order, horizon)
     for item, members in sorted(items, key=lambda entry: (-entry[0].bytes, entry[0].first, entry[0].name)):
         offsets.update(dict.fromkeys((buffer.name for buffer in members), arena.place(item)))
     sizes = {buffer.name: buffer.bytes for buffer in buffers}
@@ -203,6 +299,12 @@ def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> Memory
     return MemoryPlan(MappingProxyType(offsets), MappingProxyType(sizes), arena.bytes, unshared)
 
 
-def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
-    """Plans the arena of a program: every buffer that is neither an input, an output nor a constant."""
-    return place(lifetimes(program, assign_places(program).arena), alignment)
+def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT, concurrent_bytes: int = 0) -> MemoryPlan:
+    """Plans the arena of a program: every buffer that is neither an input, an output nor a constant. If it takes up to `concurrent_bytes`, calls that
+    do not need one another may run concurrently."""
+    buffers = lifetimes(program, assign_places(program).arena)
+    in_turn = place(buffers, alignment)
+    if in_turn.bytes > concurrent_bytes or sum(region.repeat * len(region.calls) for region in program.regions) > EDGES_UP_TO:
+        return in_turn
+    concurrent = place(buffers, alignment, order_by_data(program))
+    return concurrent if concurrent.bytes <= concurrent_bytes else in_turn

@@ -82,22 +82,28 @@ _GRID = Intrinsic(
 
 
 @lru_cache(maxsize=8)
-def _shared_load(dtype: str) -> Intrinsic:
-    """`dtype`: float32, or a 16-bit float, whose bits are loaded."""
+def _shared_load(dtype: str, count: int) -> Intrinsic:
+    """`dtype`: float32, or a 16-bit float, whose bits are loaded, one or two (`count`) in one instruction."""
     narrow = dtype in NARROW_FLOATS
     function, kind, register = ("tw_load_relaxed_16", "u16", "h") if narrow else ("tw_load_relaxed", FLOAT32, "f")  # PTX uses the same word
     element = ELEMENT_TYPES[dtype].cuda
+    if count == 2:
+        function, kind, register = "tw_load_relaxed_2x16", "u32", "r"
+    target = "*target" if count == 1 else "pair"
+    load = f'asm volatile("ld.relaxed.gpu.global.{kind} %0, [%1];" : "={register}"({target}) : "l"(__cvta_generic_to_global(source)) : "memory");'
+    if count == 2:
+        load = f"unsigned pair;\n    {load}\n    target[0] = pair & 0xffff;\n    target[1] = pair >> 16;"
     return Intrinsic(
-        "load of what other blocks stored" + f" as {dtype}" * narrow,
+        "load of what other blocks stored" + f" as {dtype}" * narrow + " in pairs" * (count == 2),
         "thread",
-        (Operand("target", "fragment", "write", dtype, (1,)), Operand("source", "global", "read", dtype, (1,))),
+        (Operand("target", "fragment", "write", dtype, (count,)), Operand("source", "global", "read", dtype, (count,))),
         moved,
         {
             "CUDA": Text(
                 f"{function}({{target}}, {{source}});",
                 function,
                 f"""static __device__ __forceinline__ void {function}({element} *target, const {element} *source) {{
-    asm volatile("ld.relaxed.gpu.global.{kind} %0, [%1];" : "={register}"(*target) : "l"(__cvta_generic_to_global(source)) : "memory");
+    {load}
 }}""",
             )
         },
@@ -172,9 +178,10 @@ def grid_barrier(counter: Place, arrivals: Expr) -> Invoke:
     return Invoke(_GRID, (counter, arrivals))
 
 
-def shared_load(target: Place, source: Place, dtype: str) -> Invoke:
-    """Loads an element that other blocks may have stored before a grid barrier, past the level-1 cache and in the order of the barriers."""
-    return Invoke(_shared_load(dtype), (target, source))
+def shared_load(target: Place, source: Place, dtype: str, count: int = 1) -> Invoke:
+    """Loads an element that other blocks may have stored before a grid barrier, past the level-1 cache and in the order of the barriers; or two
+    (`count`) adjacent ones of 16 bits, of which the first lies at a multiple of 4 bytes."""
+    return Invoke(_shared_load(dtype, count), (target, source))
 
 
 def shared_loads(target: Place, sources: Sequence[Place], dtype: str) -> Invoke:

@@ -107,6 +107,13 @@ def stored_at(form: RecurrenceForm, output: str, step: Expr, row: Expr, unit: Ex
     return substitute(form.offsets[form.outputs.index(output)], {form.step: step, form.row: row, form.unit: unit})
 
 
+def units_adjacent(form: RecurrenceForm, state: str, vector: int) -> bool:
+    """Whether units of a sequence are adjacent, and begin at multiples of `vector` in every step."""
+    unit = Var("unit", form.facts.units)
+    place = linear(stored_at(form, state, form.step, form.row, unit))
+    return all(factor == 1 if variable == unit else factor % vector == 0 for variable, factor in place.terms) and place.constant % vector == 0
+
+
 def exchanged_states(form: RecurrenceForm) -> tuple[str, ...]:
     """The state that each product reads."""
     return tuple(next(load.buffer for load in loads(product.a) if load.buffer in form.outputs) for product in form.products)
@@ -247,11 +254,15 @@ class Steps(ABC):
                 continue
             name = f"own_{form.outputs.index(load.buffer)}" if own else f"operand_{len(allocated)}"
             names[load] = Load(name, (turn,), FLOAT32)
-            first.append(Store(name, turn, substitute(load, {**place, form.step: ZERO})))
-            if not own:
-                allocated.append(Allocate(Buffer(name, FLOAT32, count, "register")))
-                if form.step in variables(load):
-                    ahead.append(Store(name, turn, substitute(load, {**place, form.step: form.step + 1})))
+            if own:
+                first.append(Store(name, turn, substitute(load, {**place, form.step: ZERO})))
+                continue
+            # as it is stored: a conversion would wait for the load ahead of the barrier
+            raw = replace(load, dtype=self.problem.values[load.buffer].dtype)
+            first.append(Store(name, turn, substitute(raw, {**place, form.step: ZERO})))
+            allocated.append(Allocate(Buffer(name, raw.dtype, count, "register")))
+            if form.step in variables(load):
+                ahead.append(Store(name, turn, substitute(raw, {**place, form.step: form.step + 1})))
 
         def kept(node: Expr) -> Expr:
             return names.get(node, node) if isinstance(node, Load) else without_division(node)

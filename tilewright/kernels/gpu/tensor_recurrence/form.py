@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Load, Var, linear
+from tilewright.ir.expr import Load
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.gpu.recurrence.steps import exchanged_states, shared_form, stored_at
+from tilewright.kernels.gpu.recurrence.steps import exchanged_states, shared_form, units_adjacent
 from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.recurrence_form import RecurrenceFacts, RecurrenceForm
 from tilewright.kernels.schema import Form
@@ -89,7 +89,7 @@ def tensor_recurrence_form(problem: Problem, machine: Machine) -> Form[TensorRec
     facts = TensorRecurrenceFacts(form.facts, kind)
     if facts.reduced != form.facts.units or facts.reduced % facts.deep:
         raise Unsuitable(f"{facts.reduced} elements of a state are no multiple of {facts.deep}")
-    if not all(_is_aligned(form, state, facts.vector) for state in states):
+    if not all(units_adjacent(form, state, facts.vector) for state in states):
         raise Unsuitable("states of a sequence are not adjacent, or vectors of them not aligned")
     return Form(facts, TensorRecurrenceForm(form, facts))
 
@@ -97,10 +97,3 @@ def tensor_recurrence_form(problem: Problem, machine: Machine) -> Form[TensorRec
 def _is_plain(a: object) -> bool:
     """Whether a factor is what is stored, maybe converted."""
     return isinstance(a, Load) and a.lanes == 1
-
-
-def _is_aligned(form: RecurrenceForm, state: str, vector: int) -> bool:
-    """Whether units of a sequence are adjacent, and begin at multiples of `vector` in every step."""
-    unit = Var("unit", form.facts.units)
-    place = linear(stored_at(form, state, form.step, form.row, unit))
-    return all(factor == 1 if variable == unit else factor % vector == 0 for variable, factor in place.terms) and place.constant % vector == 0
