@@ -11,8 +11,9 @@ device memory; the events around the call exclude that.
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `ahead` constants are copied before
-that; in `stored` no contraction computes a map that it reads (`partition.prologues`); `tensor` multiplies float32 by pairs of TF32
-(`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by
+that; in `reused` branches share memory, so that they run one after another; in `stored` no contraction computes a map that it reads
+(`partition.prologues`); `tensor` multiplies float32 by pairs of TF32 (`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure
+7), and two workloads for eager PyTorch and ours the time of kernels by
 kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
@@ -48,8 +49,10 @@ from tilewright import zoo
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.library import LibraryCall
 from tilewright.kernels.gpu import early
+from tilewright.runtime import buffers
 from tilewright.runtime import gpu as gpu_engine
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.memory_plan import plan_memory
 from tilewright.selection.bounds import DEEPCUTS
 
 FLUSHED_BYTES = 256 << 20
@@ -134,6 +137,14 @@ def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32"
         return ours(module, inputs, precision=precision)
 
 
+def reused(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
+    """As `ours`, but buffers share memory as if kernels ran one after another, so that some that could run concurrently do not."""
+    with mock.patch.object(buffers, "plan_memory", lambda program, alignment, concurrent: plan_memory(program, alignment)):
+        executable = ours(module, inputs, precision=precision)
+        executable(*inputs)  # plans the memory
+    return executable
+
+
 def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None, precision: str = "fp32") -> Run:
     """Our own kernels where only so much is fused."""
     with fusing(way):
@@ -152,6 +163,7 @@ CONTENDERS = {
     OURS: Contender(OURS, ours),
     "late": Contender("late", late),
     "ahead": Contender("ahead", ahead),
+    "reused": Contender("reused", reused),
     "stored": Contender("stored", partial(fused, "stored")),
     "none": Contender("none", partial(fused, "none")),
     "chains": Contender("chains", partial(fused, "chains")),

@@ -49,7 +49,7 @@ class RecurrenceFacts:
     """Sizes: `steps` of the loop; `rows` (sequences of a batch) by `units`; for each product its number of gates and of products summed. `flops`:
     operations of an element of all results, without the products; `stream_bytes`: what a step reads and writes besides weights. `states`: results of
     the step before that sums read, of which each has a recurrence of its own where loops were joined; `parts`: the number of these if they are alike,
-    otherwise 1."""
+    otherwise 1. `together`: how many adjacent elements of a state a load of 4 bytes has."""
 
     steps: int
     rows: int
@@ -60,6 +60,7 @@ class RecurrenceFacts:
     element_bytes: int = size_of(DEFAULT_FLOAT)
     states: int = 1
     parts: int = 1
+    together: int = 1
 
     @property
     def weight_bytes(self) -> int:

@@ -73,7 +73,7 @@ def recurrence_estimate(facts: RecurrenceFacts, candidates: Columns, counts: Lau
     met = 2 * level1.latency_cycles + turns * (facts.gates // loops_apart(candidates)) * warps / groups
     gates = turns * (facts.dependent_flops * machine.fma_latency_cycles + level1.latency_cycles)
     through_level2 = tiles * level2.latency_cycles / clock + counts.blocks * groups * _state_bytes(facts, candidates) / l2_bandwidth(machine)
-    read = facts.rows * WORD * sum(slices(r, candidates) for _, r in facts.products) * candidates["threads"] / machine.shared_bytes_per_cycle
+    read = facts.rows * WORD * sum(slices(facts, r, candidates) for _, r in facts.products) * candidates["threads"] / machine.shared_bytes_per_cycle
     through_shared = (np.where(cluster > 1, CLUSTER_LATENCY, 0.0) + tiles * level1.latency_cycles + read) / clock
     constants = gpu_recurrence(machine) or ASSUMED_RECURRENCE
     meeting = np.where(cluster > 1, constants.cluster_barrier_seconds, level1.latency_cycles / clock)

@@ -25,14 +25,13 @@ from tilewright.codegen.common import decode
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_arrive, cluster_barrier, cluster_store, cluster_wait, shared_load
 from tilewright.codegen.intrinsics.shuffle import exchange
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import ZERO, Const, Expr, Load, Var, binary, compare, const, index_const, mod, rewrite, select, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store, block_variable, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.counts import WORD
 from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule
-from tilewright.kernels.gpu.recurrence.steps import Steps, lower_steps, stored_at, units_adjacent
+from tilewright.kernels.gpu.recurrence.steps import Steps, lower_steps, stored_at
 from tilewright.kernels.recurrence_form import Product, RecurrenceForm
 
 LANES = 32
@@ -174,25 +173,23 @@ class DividedSums(Steps):
 
     # --- weights ---
 
+    @property
+    def _together(self) -> int:
+        """Adjacent elements that a thread reduces: those of a word if states come from memory."""
+        return 1 if self.schedule.cluster else self.form.facts.together
+
     def _slice(self, product: Product) -> int:
         """Reduced elements per thread."""
-        return -(-product.size_r // self.group_threads)
+        return -(-product.size_r // (self.group_threads * self._together)) * self._together
 
-    def _together(self, number: int) -> int:
-        """How many adjacent elements a thread reduces: those of a word if the state comes from memory, so that a warp reads whole lines."""
-        product, state = self.form.products[number], self.exchanged[number]
-        together = WORD // size_of(self.problem.values[state].dtype)
-        whole = product.size_r % (self.group_threads * together) == 0 and units_adjacent(self.form, state, together)
-        return together if whole and not self.schedule.cluster else 1
-
-    def _element(self, number: int, j: Expr) -> tuple[Expr, Expr]:
-        """A thread's element number j of what a product reduces, at most the last one, and whether it exists."""
-        product, together = self.form.products[number], self._together(number)
-        element = (j // together * self.group_threads + self.member) * together + mod(j, together)
-        last = product.size_r - 1
-        if product.size_r % self.group_threads == 0:
-            return element, const(True, "bool")
-        return binary("min", element, index_const(last)), compare("le", element, index_const(last))
+    def _element(self, product: Product, j: Expr) -> tuple[Expr, Expr]:
+        """A thread's reduced element number j, and whether it exists; if not, it is one of the last word."""
+        together, threads = self._together, self.group_threads
+        word, words = j // together * threads + self.member, product.size_r // together
+        if words % threads == 0:
+            return word * together + mod(j, together), const(True, "bool")
+        last = index_const(words - 1)
+        return binary("min", word, last) * together + mod(j, together), compare("le", word, last)
 
     def _weight(self, product: Product, gate: Expr, unit: Expr, j: Expr) -> Expr:
         """The place of a weight in the thread's registers or in shared memory, where a warp accesses adjacent ones."""
@@ -205,7 +202,7 @@ class DividedSums(Steps):
         size = product.gates * self.schedule.units * self._slice(product)
         space, count = ("shared", size * self.schedule.threads) if self.schedule.shared else ("register", size)
         gate, unit, j = Var("g", product.gates), Var("u", self.schedule.units), Var("j", self._slice(product))
-        element, inside = self._element(number, j)
+        element, inside = self._element(product, j)
         owned = self.first_unit + self.thread // self.group_threads * self.schedule.units + unit
         owned = binary("min", owned, index_const(self.form.facts.units - 1)) if self.ragged else owned
         index = self.problem.layouts[source].offset((gate, owned, *decode(element, product.r).values()))
@@ -233,7 +230,7 @@ class DividedSums(Steps):
         form, product = self.form, self.form.products[number]
         rows, count = self.schedule.rows, self._slice(product)
         i, j = Var("i", rows), Var("j", count)
-        element, inside = self._element(number, j)
+        element, inside = self._element(product, j)
         row = tile * rows + i
         row = binary("min", row, index_const(form.facts.rows - 1)) if form.facts.rows % rows else row
         place = {form.row: row, **decode(element, product.r)}
@@ -244,7 +241,7 @@ class DividedSums(Steps):
         else:
             copied = Load(f"state{number}", (i * count + j,), FLOAT32)
             stored = self.problem.values[exchanged].dtype
-            together = self._together(number)
+            together = self._together
             word = Var("word", count // together)
             before = substitute(stored_at(form, exchanged, form.step - 1, row, element), {j: word * together})
             body: Statement = shared_load(Place(copied.buffer, i * count + word * together), Place(exchanged, before), stored, together)

@@ -57,9 +57,11 @@ def loops_apart(candidates: Columns) -> np.ndarray:
     return loops
 
 
-def slices(r: int, candidates: Columns) -> np.ndarray:
-    """Reduced elements per thread."""
-    return ceil_divided(r, candidates["threads"] // candidates["groups"])
+def slices(facts: RecurrenceFacts, r: int, candidates: Columns) -> np.ndarray:
+    """Reduced elements per thread: whole words of states that come from memory, so that a warp reads whole lines."""
+    together = np.where(candidates["cluster"] > 0, 1, facts.together)
+    elements: np.ndarray = ceil_divided(r, candidates["threads"] // candidates["groups"] * together) * together
+    return elements
 
 
 def sums_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
@@ -76,14 +78,14 @@ def padded(sums: np.ndarray) -> np.ndarray:
 
 def thread_weights(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Weights that a thread multiplies with in every step."""
-    each = sum((gates * slices(r, candidates) for gates, r in facts.products), np.zeros(1, np.int64))
+    each = sum((gates * slices(facts, r, candidates) for gates, r in facts.products), np.zeros(1, np.int64))
     weights: np.ndarray = each // loops_apart(candidates) * candidates["units"]
     return weights
 
 
 def registers_of(facts: RecurrenceFacts, candidates: Columns) -> np.ndarray:
     """Estimated registers per thread. States in level 2 are all loaded before the first is used, those in shared memory one after another."""
-    states = candidates["rows"] * sum(slices(r, candidates) for _, r in facts.products) // loops_apart(candidates)
+    states = candidates["rows"] * sum(slices(facts, r, candidates) for _, r in facts.products) // loops_apart(candidates)
     kept = np.where(candidates["shared"] > 0, 0, thread_weights(facts, candidates))
     registers: np.ndarray = (
         OTHER_REGISTERS

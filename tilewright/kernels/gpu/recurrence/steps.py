@@ -24,7 +24,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.barriers import COUNTER, block_barrier, grid_barrier
 from tilewright.codegen.sharing import certainly_evaluated
-from tilewright.ir.dtypes import FLOAT32, computed_in
+from tilewright.ir.dtypes import FLOAT32, computed_in, size_of
 from tilewright.ir.expr import (
     ZERO,
     Apply,
@@ -66,6 +66,7 @@ from tilewright.ir.kernel import (
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.kernels.gpu.counts import WORD
 from tilewright.kernels.recurrence_form import GATES, Product, RecurrenceForm, recurrence_form
 
 ONE = Const(1.0, FLOAT32)
@@ -91,7 +92,10 @@ def shared_form(problem: Problem) -> RecurrenceForm:
             found = linear(load.index[0])
             if (dict(found.terms), found.constant) != (dict(before.terms), before.constant):
                 raise Unsuitable("it reads other states than those of the step before")
-    return form
+    states = exchanged_states(form)
+    together = min(WORD // size_of(problem.values[state].dtype) for state in states)
+    even = all(product.size_r % together == 0 for product in form.products) and all(units_adjacent(form, state, together) for state in states)
+    return replace(form, facts=replace(form.facts, together=together if even else 1))
 
 
 def _unit_of(product: Product) -> Expr:
