@@ -47,8 +47,9 @@ ONE = replace(H200, processors=1)
 TF32 = Numerics(tf32=True)
 
 
-def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP) -> Chooser:
-    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number."""
+def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP, axis: str = "") -> Chooser:
+    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number; of those alone
+    that take the `axis`, if there are any and one is named."""
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
@@ -56,7 +57,11 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
         if own is None:
             return ranking.first()
         begin, end = map(int, ranking.starts[own : own + 2])
-        choice = ranking.choice(begin + (pick(end - begin) if callable(pick) else 0))
+        numbers = range(begin, end)
+        if axis:
+            taken = np.flatnonzero(ranking.parts[own].candidates[axis] > 0)
+            numbers = (begin + taken).tolist() or numbers
+        choice = ranking.choice(numbers[pick(len(numbers)) if callable(pick) else 0])
         used.append(choice.schedule if callable(pick) else pick)
         return replace(choice, schedule=used[-1])
 
@@ -71,8 +76,9 @@ def program_of(
     numerics: Numerics = USUAL,
     schema: AnySchema = WARPGROUP,
     target: Machine = H200,
+    axis: str = "",
 ) -> Program:
-    return planned(module, inputs, target, with_schedule(pick, used, numerics, schema))
+    return planned(module, inputs, target, with_schedule(pick, used, numerics, schema, axis))
 
 
 def compiles(program: Program) -> None:
@@ -134,6 +140,63 @@ def test_tiles_in_turns(schedule: WarpgroupSchedule, target: Machine, dtype: tor
     compiles(program)
 
 
+MEETING = (
+    WarpgroupSchedule(32, 1, 2, split=2, meeting=1),
+    WarpgroupSchedule(96, 2, 3, split=4, meeting=1),
+    WarpgroupSchedule(16, 1, 4, swapped=1, split=2, meeting=1),
+    WarpgroupSchedule(48, 2, 2, swapped=1, split=8, meeting=1),
+)
+"""Blocks of a split that are a cluster: each size, both orders of the factors, one consumer and two, equal shares and others."""
+
+
+def deep(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution with 15 steps of 128 bytes."""
+    torch.manual_seed(0)
+    channels = 320 * 2 // dtype.itemsize
+    layers = nn.Sequential(nn.Conv2d(16, channels, 1), nn.Conv2d(channels, 72, (1, 3), padding=1), nn.Hardswish()).to(dtype)
+    return layers, (torch.randn(2, 16, 3, 7).to(dtype),)
+
+
+def meeting(program: Program, split: int) -> Kernel:
+    """The last region's only kernel, whose clusters are the blocks of a split."""
+    (kernel,) = program.regions[-1].kernels
+    assert kernel.cluster == split
+    return kernel
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("schedule", MEETING, ids=str)
+def test_parts_that_meet(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
+    module, inputs = deep(dtype)
+    program = program_of(module, inputs, schedule, [])
+    meeting(program, schedule.split)
+    check(module, inputs, program)
+    compiles(program)
+
+
+@pytest.mark.parametrize("schedule", MEETING[1:3], ids=str)
+def test_parts_that_meet_in_tf32(schedule: WarpgroupSchedule) -> None:
+    module, inputs = deep(torch.float32)
+    program = program_of(module, inputs, schedule, [], TF32)
+    meeting(program, schedule.split)
+    check_tf32(module, inputs, program)
+    compiles(program)
+
+
+@pytest.mark.parametrize(
+    "left_out, position, found", [("cluster barrier", 1, "race"), ("cluster barrier", -1, "may have ended"), ("wait of a warpgroup", 0, "race")]
+)
+def test_what_is_left_out_where_parts_meet_is_reported(left_out: str, position: int, found: str) -> None:
+    """The meetings before parts are added and at the end, and the wait for a tile."""
+    module, inputs = deep(torch.float16)
+    kernel = meeting(program_of(module, inputs, MEETING[0], []), 2)
+    of_it = [s for s in statements(kernel.body) if isinstance(s, Invoke) and left_out in s.intrinsic.name]
+    arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
+    assert not run(kernel, arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body, lambda s: s is of_it[position])), arrays).faults
+    assert any(found in fault for fault in faults), faults
+
+
 def test_the_last_stage_of_a_tile_is_freed_for_the_next_one() -> None:
     module, inputs = tiled(torch.float16)
     kernel = in_turns(program_of(module, inputs, WarpgroupSchedule(128, 2, 3, persistent=1), [], target=ONE))
@@ -185,20 +248,24 @@ def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
     compiles(program)
 
 
+def check_tf32(module: nn.Module, inputs: tuple[torch.Tensor, ...], program: Program) -> None:
+    """10 bits of mantissa, cut off: an error of 2^-10 per factor."""
+    results, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
+    assert not faults
+    expected = module.double()(inputs[0].double()).detach().numpy()
+    error = abs(results[program.graph.outputs[0]].reshape(expected.shape) - expected).max()
+    assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
+
+
 @pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride"])
 def test_layers_in_tf32(layer: str) -> None:
-    """10 bits of mantissa, cut off: an error of 2^-10 per factor."""
     torch.manual_seed(0)
     make, shape = LAYERS[layer]
     module, inputs = make().eval(), (torch.randn(shape),)
     used: list[WarpgroupSchedule] = []
     program = program_of(module, inputs, WarpgroupSchedule(64, 2, 4), used, TF32)
     assert used
-    results, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
-    assert not faults
-    expected = module.double()(inputs[0].double()).detach().numpy()
-    error = abs(results[program.graph.outputs[0]].reshape(expected.shape) - expected).max()
-    assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
+    check_tf32(module, inputs, program)
     compiles(program)
 
 
@@ -271,6 +338,27 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
     check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
 
 
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
+def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    random = Random(seed)
+    channels, outputs, taps = random.choice((128, 200, 256)), random.choice((5, 24, 80)), random.choice((1, 2, 4))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last = nn.Conv2d(channels, outputs, (taps, 2), stride=random.choice((1, 2)), padding=random.choice((0, 1)))
+        module: nn.Module = nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.SiLU())
+        inputs: tuple[torch.Tensor, ...] = (torch.randn(random.choice((1, 3)), 8, random.choice((6, 9)), random.choice((5, 8))),)
+        if random.random() < 0.4:
+            width = random.choice((320, 512, 640))
+            module, inputs = nn.Sequential(nn.Linear(width, outputs), nn.SiLU()), (torch.randn(random.choice((1, 17, 150)), width),)
+    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, random.randrange, used, axis="meeting")
+    assert used[-1].meeting
+    meeting(program, used[-1].split)
+    check(module, inputs, program)
+
+
 @pytest.mark.parametrize("target", [FEW, H200], ids=["few processors", "h200"])
 def test_candidates(target: Machine) -> None:
     """Clusters of two where there are blocks enough for all processors; sums through shared memory, and tiles in turns, without a split."""
@@ -281,6 +369,8 @@ def test_candidates(target: Machine) -> None:
     assert (blocks_of(form.facts, candidates)[candidates["cluster"] > 1] >= target.processors).all()
     for name in ("staged", "persistent"):
         assert set(candidates[name].tolist()) == {0, 1} and (candidates["split"][candidates[name] > 0] == 1).all()
+    meet = candidates["meeting"] > 0
+    assert set(candidates["split"][meet].tolist()) <= {2, 4, 8} and set(candidates["cluster"][meet].tolist()) == {1}
     several = candidates["persistent"] > 0
     assert (blocks_of(form.facts, candidates)[several] > at_once_of(form.facts, candidates, target)[several]).all()
     assert (shared_bytes_of(form.facts, candidates) <= target.shared_bytes_per_block).all()
@@ -292,6 +382,8 @@ def test_parts_of_a_split_are_not_staged() -> None:
     assert not isinstance(form, Unsuitable), form
     with pytest.raises(Unsuitable, match="parts of a split"):
         WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, staged=1), H200)
+    with pytest.raises(Unsuitable, match="have no tile in common"):
+        WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, cluster=2, meeting=1), H200)
 
 
 @pytest.mark.parametrize(
@@ -394,6 +486,21 @@ def test_tiles_in_turns_on_the_gpu(dtype: torch.dtype) -> None:
     module, inputs = tiled(dtype)
     for schedule, target in IN_TURNS:
         as_interpreted(program_of(module, inputs, schedule, [], target=target))
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+def test_parts_that_meet_on_the_gpu(dtype: torch.dtype) -> None:
+    module, inputs = deep(dtype)
+    for schedule in MEETING:
+        as_interpreted(program_of(module, inputs, schedule, []))
+
+
+@pytest.mark.gpu
+def test_parts_that_meet_in_tf32_on_the_gpu() -> None:
+    module, inputs = deep(torch.float32)
+    for schedule in MEETING:
+        as_interpreted(program_of(module, inputs, schedule, [], TF32))
 
 
 def as_interpreted(program: Program) -> None:

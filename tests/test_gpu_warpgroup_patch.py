@@ -43,8 +43,10 @@ SCHEDULES = (
     PatchSchedule(48, 1, 2, 2, 4, 5, swapped=1, split=2, cluster=2),
     PatchSchedule(48, 2, 2, 1, 10, 9, staged=1),
     PatchSchedule(128, 2, 3, 1, 10, 9, swapped=1, cluster=2, staged=1),
+    PatchSchedule(32, 2, 3, 1, 10, 9, split=2, meeting=1),
+    PatchSchedule(64, 1, 2, 1, 10, 3, swapped=1, split=2, meeting=1),
 )
-"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels,
+"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels, whose parts meet or not,
 clusters, and sums through shared memory."""
 
 IN_TURNS = (
@@ -145,7 +147,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     def size(*choices: int) -> int:
         return random.choice(choices)
 
-    channels, outputs, taps = size(8, 16, 40, 72), size(5, 8, 24, 80), size(2, 3)
+    channels, outputs, taps = size(8, 40, 72, 150), size(5, 8, 24, 80), size(2, 3)
     options = {"dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2)}
     last = nn.Conv2d(channels, outputs, (taps, size(1, taps)), **options)  # type: ignore[arg-type]
     return nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.ReLU()), (torch.randn(size(1, 2, 3), 8, size(9, 11), size(10, 13, 30)),)
@@ -159,7 +161,8 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
+    target, axis = random.choice((H200, FEW, ONE)), random.choice(("", "meeting"))
+    check(module, inputs, program(module, inputs, random.randrange, [], target=target, axis=axis))
 
 
 # --- what it is not for, and what is predicted ------------------------------------------------------------------------

@@ -611,7 +611,7 @@ class CheckedPrinter(CPrinter):
         scalars = [name for name in self.scopes[0].variables.values() if name not in blocks and not name.startswith("thread_")]
         ranks = []
         if self.cluster > 1:
-            ranks = [f"const int64_t rank = first / {self.block_places}, {blocks[0]} = cluster_first + rank;", "s->rank = rank;"]
+            ranks = [f"const int64_t rank = first / {self.block_places}, {blocks[0]} = cluster_first + rank;"]
             ranks += [f"tw_buffer *const {name} = &{name}__all[rank];" for name in self.apart]
             names += [f"{name}__all" for name in self.apart]
             blocks[0] = "cluster_first"

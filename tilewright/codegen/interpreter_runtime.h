@@ -71,7 +71,7 @@ typedef struct {
 typedef struct {
     int64_t threads, agents, width, strands, blocks, stopped, meeting, waiting; /* blocks: of a cluster */
     int32_t *clocks, *now, *published; /* published: the time before which a thread's writes may be accessed by engines */
-    int32_t *reaching; /* [block][thread]: when a thread last arrived at a barrier of the block */
+    int32_t *reaching; /* [block][thread]: when a thread last arrived at a barrier of the block, or read its part of a cluster's buffer */
     tw_barrier *barriers;
     tw_strand *all, *strand;
     ucontext_t scheduler;
@@ -205,6 +205,8 @@ static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
     else
         tw_check_published(s, b, offset, e, 0);
     tw_note_read(s, e);
+    if (b->blocks == TW_CLUSTER && s->clocked)
+        s->clocked->reaching[offset / (b->size / s->clocked->blocks) * s->clocked->threads + s->thread] = s->clocked->now[s->thread];
     if (b->blocks) {
         const int64_t block = tw_block(s, b);
         if (tw_foreign(block, e->writing_block))
@@ -447,7 +449,7 @@ static void tw_meet_strands(tw_state *s) {
     tw_clocks *const c = s->clocked;
     const int64_t meeting = c->strand->meeting = c->meeting + 1;
     if (++c->waiting == c->strands) {
-        c->waiting = 0, c->meeting = meeting;
+        c->waiting = 0, c->meeting = meeting, ++s->meetings;
         tw_join(s, 0, c->threads);
     }
     while (c->meeting < meeting)
@@ -499,7 +501,7 @@ static void tw_signal(tw_state *s, const tw_buffer *b, int64_t offset, int64_t f
     tw_complete(c, barrier);
 }
 
-/* Reports arrivals at barriers of blocks which may have ended by then: none of their threads knows of them. */
+/* Reports threads that reach into blocks which may have ended by then: none of their threads knows of it. */
 static void tw_check_ends(tw_state *s) {
     const tw_clocks *const c = s->clocked;
     const int64_t each = c->threads / c->blocks;
@@ -714,7 +716,7 @@ static void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), con
                 continue;
             progress = 1;
             do {
-                c->strand = one, c->called = 0, tw_entering = c;
+                c->strand = one, c->called = 0, tw_entering = c, s->rank = one->first / (c->threads / c->blocks);
                 swapcontext(&c->scheduler, &one->context);
                 if (c->called)
                     meaning(c->called - 1, c->operands);

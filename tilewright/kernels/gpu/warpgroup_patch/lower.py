@@ -28,7 +28,8 @@ from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
-from tilewright.kernels.gpu.warpgroup.results import stored_sums
+from tilewright.kernels.gpu.warpgroup.results import ending
+from tilewright.kernels.gpu.warpgroup.space import blocks_in_cluster
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -68,7 +69,8 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     launch, before = turns.launch, turns.turn * each
     stages, patches = min(schedule.stages, each * base.taps * turns.most), min(schedule.patches, each * turns.most)
     order = [Var(name, count) for name, count in zip(("part", "cluster", "tile_n", "among"), counts, strict=True)]
-    statements, where = named(decode(turns.tile, order))
+    # parts that meet are adjacent blocks
+    statements, where = named(decode(turns.tile, [*order[1:], order[0]] if schedule.meeting else order))
     part, number, tile_n, among = (where.get(axis, axis) for axis in order)
     if clusters * cluster > prod(extents):  # the last block of the last cluster is beyond the end of the outermost of these
         extents[next(i for i, extent in enumerate(extents) if extent > 1)] += 1
@@ -153,26 +155,31 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     ]
     at_row = at_pixel(form, schedule, image, first)
     result = BlockResult(product, {order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
+    stored, together = ending(result, schedule, part, group, thread), blocks_in_cluster(schedule)
+    common, placed = (statements, []) if stored.end else ([], statements)
     body = block(
         Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
         Allocate(Buffer("filter", dtype, stages * filter_size, "shared", alignment=ALIGNMENT)),
         [Allocate(mbarrier.barriers(f"{kind}{name}", number)) for kind, number in pipelines for name in ("full", "empty")],
+        stored.beginning,
+        common,
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(cluster > 1))),
         wait_for_earlier_kernels(),
-        block_barrier() if cluster == 1 else cluster_barrier(),
+        block_barrier() if together == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(statements, For(chunk, chunks, produce))),
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
             turns.each(
-                statements,
+                placed,
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(chunk, chunks, consume),
                 wgmma.await_sums(columns, sums),
                 [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
-                stored_sums(result, schedule, group, thread),
+                stored.products,
             ),
         ),
+        stored.end,
         [] if cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, launch
