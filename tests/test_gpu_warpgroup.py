@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -28,7 +28,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import For, Invoke, Kernel, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
-from tilewright.kernels.columns import length
+from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
@@ -57,7 +57,7 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
         if own is None:
             return ranking.first()
         begin, end = map(int, ranking.starts[own : own + 2])
-        numbers = range(begin, end)
+        numbers: Sequence[int] = range(begin, end)
         if axis:
             taken = np.flatnonzero(ranking.parts[own].candidates[axis] > 0)
             numbers = (begin + taken).tolist() or numbers
@@ -184,7 +184,7 @@ def test_parts_that_meet_in_tf32(schedule: WarpgroupSchedule) -> None:
 
 
 @pytest.mark.parametrize(
-    "left_out, position, found", [("cluster barrier", 1, "race"), ("cluster barrier", -1, "may have ended"), ("wait of a warpgroup", 0, "race")]
+    "left_out, position, found", [("cluster barrier", 0, "race"), ("cluster barrier", -1, "may have ended"), ("wait of a warpgroup", 0, "race")]
 )
 def test_what_is_left_out_where_parts_meet_is_reported(left_out: str, position: int, found: str) -> None:
     """The meetings before parts are added and at the end, and the wait for a tile."""
@@ -464,6 +464,25 @@ def test_estimates_are_above_the_bounds(batch: int) -> None:
     seconds = WARPGROUP.estimate(form.facts, candidates, counts, H200, options).seconds
     assert (bound > 0).all() and (bound < seconds).all() and seconds.max() < 0.1
     assert (counts.level2_bytes >= counts.read_bytes).all()
+
+
+def test_parts_that_meet_are_not_in_level_2() -> None:
+    """Beside the same tile and split with a second kernel: the same products, no traffic of parts, and for small tiles less time to add them."""
+    problem = convolution_problem(512, 512, 7, 7, 3)
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    options = Options(numerics=TF32)
+    candidates, _ = WARPGROUP.space(form.facts, H200, options)
+    meet = take(candidates, (candidates["meeting"] > 0) & (blocks_of(form.facts, candidates) <= H200.processors // 2))
+    apart = {**meet, "meeting": np.zeros_like(meet["meeting"])}
+    both = [WARPGROUP.counts(form.facts, rows, H200) for rows in (meet, apart)]
+    assert length(meet) > 20 and (both[0].padded_flops == both[1].padded_flops).all()
+    # parts are written and read in float32
+    results = form.facts.product.batch * form.facts.product.m * form.facts.product.n
+    assert (both[1].level2_bytes - both[0].level2_bytes == 2 * 4 * meet["split"] * results).all()
+    adding = [WARPGROUP.estimate(form.facts, rows, counts, H200, options).terms["split"] for rows, counts in zip((meet, apart), both, strict=True)]
+    small = 64 * meet["consumers"] * meet["columns"] <= 64 * 64
+    assert (0 < adding[0]).all() and small.any() and (adding[0] < adding[1])[small].all()
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

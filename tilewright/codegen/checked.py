@@ -252,9 +252,8 @@ class CheckedPrinter(CPrinter):
             self.line("s->arrived = 1;")
             return
         if intrinsic.order == "barrier" and self.strand:
-            if intrinsic.scope == "block" and self.cluster > 1:
-                raise ValueError(f"{self.name} has barriers in memory, clusters, and a barrier of a block: the interpreter has no such model")
-            self.line(f"tw_join(s, {self.first}, {lanes});" if intrinsic.scope in LANES else "tw_meet_strands(s);")
+            joined, cluster = intrinsic.scope in LANES, int(intrinsic.scope == "cluster")
+            self.line(f"tw_join(s, {self.first}, {lanes});" if joined else f"tw_meet_strands(s, {cluster});")
             return
         if intrinsic.order == "barrier":
             self.line("++s->epoch; s->arrived = 0;")

@@ -34,7 +34,7 @@ from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.results import ending
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_in_cluster, blocks_to_ask_for, in_whole_clusters
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
 F = TypeVar("F", bound=Any)
@@ -183,7 +183,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers * schedule.cluster))
         for at in range(stages)
     ]
-    stored, cluster = ending(frame.result, schedule, frame.part, group, thread), blocks_in_cluster(schedule)
+    stored = ending(frame.result, schedule, frame.part, group, thread)
     common, placed = (frame.statements, ()) if stored.end else ((), frame.statements)
     body = block(
         [Allocate(Buffer(side.tiles, dtype, stages * side.elements, "shared", alignment=ALIGNMENT)) for side in (left, right)],
@@ -194,7 +194,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(schedule.cluster > 1))),
         wait_for_earlier_kernels(),
-        block_barrier() if cluster == 1 else cluster_barrier(),
+        block_barrier() if schedule.cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),

@@ -86,11 +86,6 @@ class Consuming(Protocol):
     def threads(self) -> int: ...
 
 
-def blocks_in_cluster(schedule: Consuming) -> int:
-    """Blocks of a cluster, which share copies or a reduction."""
-    return schedule.split if schedule.meeting else schedule.cluster
-
-
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
     taken = {"meeting": schedule.meeting, "swapped": schedule.swapped, "staged": schedule.staged, "persistent": schedule.persistent}

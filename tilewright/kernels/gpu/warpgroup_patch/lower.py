@@ -29,7 +29,6 @@ from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import ending
-from tilewright.kernels.gpu.warpgroup.space import blocks_in_cluster
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -155,7 +154,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     ]
     at_row = at_pixel(form, schedule, image, first)
     result = BlockResult(product, {order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
-    stored, together = ending(result, schedule, part, group, thread), blocks_in_cluster(schedule)
+    stored = ending(result, schedule, part, group, thread)
     common, placed = (statements, []) if stored.end else ([], statements)
     body = block(
         Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
@@ -166,7 +165,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(cluster > 1))),
         wait_for_earlier_kernels(),
-        block_barrier() if together == 1 else cluster_barrier(),
+        block_barrier() if cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
