@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import gcd
 from random import Random
 from typing import Any
 
@@ -217,6 +218,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1, stride": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 24, 1, stride=2)), (2, 16, 9, 8)),
     "1-D": (lambda: nn.Sequential(nn.Conv1d(16, 32, 1), nn.Conv1d(32, 24, 5, padding=2)), (2, 16, 30)),
     "3-D": (lambda: nn.Sequential(nn.Conv3d(16, 32, 1), nn.Conv3d(32, 24, 3, padding=1)), (1, 16, 4, 5, 6)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(16, 96, 1), nn.Conv2d(96, 40, 3, padding=1, groups=2), nn.ReLU()), (2, 16, 9, 8)),
+    "groups, stride": (lambda: nn.Sequential(nn.Conv2d(16, 96, 1), nn.Conv2d(96, 72, (2, 3), stride=2, groups=3)), (2, 16, 9, 8)),
+    "groups, 1x1": (lambda: nn.Sequential(nn.Conv2d(16, 120, 1), nn.Conv2d(120, 72, 1, groups=3), nn.ReLU()), (2, 16, 9, 8)),
 }
 
 
@@ -231,6 +235,39 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     assert used
     check(module, inputs, program)
     compiles(program)
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("schedule", [*SCHEDULES[1:4], *SCHEDULES[5:9], *SCHEDULES[-2:], MEETING[0]], ids=str)
+def test_schedules_of_groups(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS["groups"]
+    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, schedule, used)
+    assert used[-1] == schedule
+    check(module, inputs, program)
+
+
+@pytest.mark.parametrize("channels", [48, 40])
+@pytest.mark.parametrize("taps", [1, 3])
+def test_infinite_channels_of_a_group_stay_there(channels: int, taps: int) -> None:
+    """A step whose 128 bytes reached into the next group would multiply infinity by zero."""
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(16, 3 * channels, 1), nn.Conv2d(3 * channels, 24, taps, groups=3)
+    with torch.no_grad():
+        assert first.bias is not None
+        first.bias[channels : 2 * channels] = torch.inf
+    module, inputs = nn.Sequential(first, last).half().eval(), (torch.randn(1, 16, 5, 6).half(),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, WarpgroupSchedule(16, 1, 2), used)
+    assert len(used) == (channels == 48 or taps == 1)
+    results, faults = run_program(program, {name: array_of(x) for name, x in zip(program.graph.inputs, inputs, strict=True)})
+    found = torch.from_numpy(results[program.graph.outputs[0]]).view(torch.float16).double()
+    expected = module.double()(inputs[0].double()).detach().reshape(found.shape)
+    finite = expected.isfinite()
+    assert not faults and finite.any() and not finite.all() and (found.isfinite() == finite).all()
+    torch.testing.assert_close(found[finite], expected[finite], rtol=1e-2, atol=1e-2)
 
 
 @EACH_TYPE
@@ -257,7 +294,7 @@ def check_tf32(module: nn.Module, inputs: tuple[torch.Tensor, ...], program: Pro
     assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
 
 
-@pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride"])
+@pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride", "groups", "groups, stride"])
 def test_layers_in_tf32(layer: str) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[layer]
@@ -317,8 +354,8 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     def size(*choices: int) -> int:
         return random.choice(choices)
 
-    channels, outputs, taps = size(8, 16, 40, 72), size(5, 8, 24, 80), size(1, 2, 3, 5)
-    options = {"stride": size(1, 1, 2, 3), "dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2)}
+    channels, outputs, taps = size(8, 16, 40, 72, 96), size(5, 8, 24, 80), size(1, 2, 3, 5)
+    options = {"stride": size(1, 1, 2, 3), "dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2), "groups": gcd(channels, outputs, size(1, 2))}
     if random.random() < 0.3:
         width = size(8, 24, 64, 136)
         return nn.Sequential(nn.Linear(width, outputs), nn.SiLU()), (torch.randn(size(1, 17, 150), width),)
@@ -435,7 +472,8 @@ def test_reasons() -> None:
 
     x = torch.randn(2, 16, 9, 8).half()
     assert "has no wgmma" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),), A100)
-    assert "innermost dimension is not one that is reduced" in reason(convolution(16, 2), (x,))
+    assert "innermost dimension is not one that is reduced" in reason(convolution(16, 16), (x,))
+    assert "the channels of a group are not whole 32 bytes" in reason(convolution(16, 2), (x,))
     assert "no multiples of 16 bytes" in reason(convolution(12), (x,))
     far = nn.Sequential(nn.Conv3d(16, 16, 1), nn.Conv3d(16, 8, (1, 1, 2), dilation=31)).half()
     assert "further than 30 pixels" in reason(far, (torch.randn(2, 16, 2, 2, 40).half(),))

@@ -180,6 +180,8 @@ def test_reasons() -> None:
     assert "no filter of several taps" in reason(convolution(kernel_size=1), (x,))
     assert "no filter of several taps" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),))
     assert "moves by more than one pixel" in reason(convolution(kernel_size=3, stride=2), (x,))
+    grouped = nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 32, 3, groups=2)).half()
+    assert "the channels of one group" in reason(grouped, (x,))
     assert reason(convolution(kernel_size=3), (x,)) == ""
 
 
