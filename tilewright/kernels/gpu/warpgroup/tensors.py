@@ -78,6 +78,10 @@ class Pixels:
         box = (row_bytes // size_of(self.dtype), rows)
         return TensorMap(name, self.buffer, self.dtype, self.extents[::-1], self.strides[::-1], box, row_bytes, self.offset, corners, steps)
 
+    def channel(self, batch: Expr, channel: Expr) -> Expr:
+        """A channel of a product, among all channels."""
+        return batch * (self.extents[-1] // self.groups) + channel if self.groups > 1 else channel
+
     def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
         """Coordinates of the column that begins with a row, and the filter's offsets."""
         positions = [Var(f"position{i}", one.outputs) for i, one in enumerate(self.slides)]
@@ -89,9 +93,7 @@ class Pixels:
         filters: list[Expr] = [index_const(0)] * len(self.slides)
         for number, place in zip(numbers, self.taps, strict=True):
             filters[place] = moved.get(number, index_const(0)) * self.slides[place].dilation
-        if self.groups > 1:
-            channel = batch * (self.extents[-1] // self.groups) + channel
-        return [channel, *reversed(begins), where.get(image, index_const(0))], list(reversed(filters))
+        return [self.channel(batch, channel), *reversed(begins), where.get(image, index_const(0))], list(reversed(filters))
 
 
 @dataclass(frozen=True)

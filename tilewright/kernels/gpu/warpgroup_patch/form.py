@@ -67,14 +67,12 @@ def patch_form(problem: Problem, machine: Machine) -> Form[PatchFacts, PatchForm
     """The form of a region.
 
     Raises:
-        Unsuitable: if it is no product by warpgroups, or no filter of several taps slides over its first factor with stride 1, or in groups.
+        Unsuitable: if it is no product by warpgroups, or no filter of several taps slides over its first factor with stride 1.
     """
     base = factors_form(problem, machine).parts
     pixels = base.a
     if not isinstance(pixels, Pixels) or base.facts.taps == 1:
         raise Unsuitable("no filter of several taps slides over an image")
-    if pixels.groups > 1:
-        raise Unsuitable("patches have the channels of one group")
     if any(slide.stride != 1 for slide in pixels.slides if slide.outputs > 1):
         raise Unsuitable("the filter moves by more than one pixel")
     spans = tuple((slide.taps - 1) * slide.dilation for slide in pixels.slides)

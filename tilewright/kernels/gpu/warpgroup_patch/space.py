@@ -193,7 +193,8 @@ def blocks_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
     cluster = candidates["cluster"]
     positions = ceil_divided(tiles_of(facts, candidates), cluster) * cluster
-    blocks: np.ndarray = positions * ceil_divided(facts.base.product.n, channels_of(candidates)) * candidates["split"]
+    product = facts.base.product
+    blocks: np.ndarray = positions * product.batch * ceil_divided(product.n, channels_of(candidates)) * candidates["split"]
     return blocks
 
 
