@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from math import gcd
 from random import Random
 from typing import Any
@@ -32,10 +32,12 @@ from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 
 H200, A100 = machine("h200"), machine("a100")
@@ -416,6 +418,16 @@ def test_candidates(target: Machine) -> None:
     several = candidates["persistent"] > 0
     assert (blocks_of(form.facts, candidates)[several] > at_once_of(form.facts, candidates, target)[several]).all()
     assert (shared_bytes_of(form.facts, candidates) <= target.shared_bytes_per_block).all()
+
+
+@pytest.mark.parametrize("kind", [WARPGROUP.schedule, WARPGROUP_PATCH.schedule])
+def test_texts_of_schedules_from_before_parts_met(kind: Any) -> None:
+    """Records of schedules that came before the axis are found again, and those with it are told apart."""
+    schedule = kind(**{entry.name: 2 if entry.default is MISSING else entry.default for entry in fields(kind)})
+    text = serialisation.schedule_text(schedule)
+    assert "meeting" not in text and serialisation.schedule_of(text) == schedule
+    meet = replace(schedule, split=2, meeting=1)
+    assert serialisation.schedule_of(serialisation.schedule_text(meet)) == meet and "meeting" in str(meet)
 
 
 def test_parts_of_a_split_are_not_staged() -> None:

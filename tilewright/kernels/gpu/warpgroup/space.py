@@ -6,7 +6,7 @@ multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -41,7 +41,7 @@ class WarpgroupSchedule:
     cluster: int = 1
     staged: int = 0
     persistent: int = 0
-    meeting: int = 0
+    meeting: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def rows(self) -> int:

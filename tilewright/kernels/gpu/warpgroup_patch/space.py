@@ -7,7 +7,7 @@ another first pixel on, so that a pixel is copied once instead of once for each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class PatchSchedule:
     cluster: int = 1
     staged: int = 0
     persistent: int = 0
-    meeting: int = 0
+    meeting: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def pixels(self) -> int:
