@@ -2,12 +2,14 @@
 
     python -m bench.gpu_tensor_layers [--layers R2,R12] [--batches 1,64] [--types fp16,tf32] [--first 6] [--name gpu_tensor_layers]
     python -m bench.gpu_tensor_layers --first 1 --only "tensor cores,warpgroups" --against cudnn
+    python -m bench.gpu_tensor_layers --types fp16 --batches 1 --first 2 --only "tensor cores,warpgroups,warpgroup patches" --apart meeting
 
 As in `bench.layer_speed` everything is timed in one process as replays of CUDA graphs over sets of buffers that exceed level 2, interleaved, and the
 median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode, and with the type fp32-tensor compute in float32
 without TF32. Ours reads the channels-last input with the zeroed
 halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema (or of `--only`
-these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections.
+these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections. Candidates of warpgroups that take the
+axis `--apart` count as a schema of their own, so that what the axis gains is measured.
 The second table has the measured and the predicted time of each of these, by schema, from which constants can be judged; fit them to problems of
 `tilewright train`, not to these layers. After `--seconds` no further layer begins, and `--resume` leaves out those of which the result file has rows.
 """
@@ -49,6 +51,9 @@ TYPES = {
 TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "tf32": 2e-3, "fp32-tensor": 1e-4}
 """Largest errors relative to the largest result."""
 
+BEST = "ours, best "
+"""Before the name of a schema: the contender that is its fastest candidate."""
+
 
 def layer_problem(name: str, batch: int, precision: str) -> Problem:
     """The layer with values of the precision's type."""
@@ -57,12 +62,14 @@ def layer_problem(name: str, batch: int, precision: str) -> Problem:
     return replace(problem, values={value: replace(entry, dtype=TYPES[precision][0]) for value, entry in problem.values.items()})
 
 
-def candidates(ranking: Ranking, first: int) -> dict[str, list[Choice]]:
-    """The first candidates of every schema in the order of the ranking."""
-    found: dict[str, list[Choice]] = {}
-    for part in {part.schema.name: part.schema for part in ranking.parts}.values():
-        found[part.name] = list(islice((choice for choice in ranking if choice.schema is part), first))
-    return found
+def candidates(ranking: Ranking, first: int, apart: str = "") -> dict[str, list[Choice]]:
+    """The first candidates of every schema in the order of the ranking; those with the axis `apart` by themselves."""
+
+    def group(choice: Choice) -> str:
+        return choice.schema.name + f", {apart}" * bool(apart and getattr(choice.schedule, apart, 0))
+
+    names = [part.schema.name for part in ranking.parts] + [f"{part.schema.name}, {apart}" for part in ranking.parts if apart in part.candidates]
+    return {name: list(islice((choice for choice in ranking if group(choice) == name), first)) for name in dict.fromkeys(names)}
 
 
 def ranking_of(problem: Problem, machine: Machine, precision: str, learned: bool = False) -> Ranking:
@@ -96,7 +103,8 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: ar
     expected = torch.nn.functional.conv2d(x.double(), w.double(), None, stride, filter_size // 2)
     sets = max(2, min(MOST_SETS, math.ceil(ROTATED_BYTES / (x.element_size() * (x.numel() + w.numel() + expected.numel())))))
     only = options.only.split(",") if options.only else None
-    found = {schema: choices for schema, choices in candidates(ours.ranking, options.first).items() if only is None or schema in only}
+    listed = candidates(ours.ranking, options.first, options.apart)
+    found = {group: choices for group, choices in listed.items() if only is None or group.split(",")[0] in only}
     best_of_all = ours.ranking.first()
     chosen = serialisation.schedule_text(best_of_all.schedule)
     texts = {serialisation.schedule_text(choice.schedule): choice for choices in (*found.values(), [best_of_all]) for choice in choices}
@@ -115,10 +123,10 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: ar
     timers: dict[str, tuple[Callable[[], float], float]] = {}
     if chosen in measured:
         timers["ours"] = ours.timer(chosen)
-    for schema in found:
-        own = {text: measured[text] for text in measured if texts[text].schema.name == schema}
+    for group, choices in found.items():
+        own = {text: measured[text] for text in map(serialisation.schedule_text, (c.schedule for c in choices)) if text in measured}
         if own:
-            timers[f"ours, best {schema}"] = ours.timer(min(own, key=lambda text: own[text]))
+            timers[BEST + group] = ours.timer(min(own, key=lambda text: own[text]))
     calls = library_calls(x, w, stride, filter_size // 2, sets, options.against.split(","))
     contenders = compare(calls, expected, sets, options.rounds, timers, TOLERANCES[precision])
     return {"layer": name, "batch": batch, "precision": precision, "sets": sets, "contenders": contenders, "candidates": rows}
@@ -138,7 +146,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def tables(results: list[dict[str, Any]]) -> list[Table]:
-    """The times of layers with cuDNN's over ours, and each candidate's measured and predicted time."""
+    """The times of layers with cuDNN's over ours, those of the best of each schema, and each candidate's measured and predicted time."""
     times = Table("layer", "batch", "type", "cudnn us", "inductor us", "ours us", "best of ours", "cudnn / ours", "cudnn / best", box=None)
     ratios: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for result in results:
@@ -159,7 +167,13 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
             cells = [f"{1e6 * row['predicted']:.1f}", f"{row['predicted'] / measured:.2f}" if known else "-"]
             cells = [f"{1e6 * measured:.1f}" if known else "-", *cells]
             each.add_row(result["layer"], str(result["batch"]), result["precision"], row["schema"], *cells, row["schedule"])
-    return [times, each]
+    kinds = list(dict.fromkeys(entry["contender"] for result in results for entry in result["contenders"] if entry["contender"].startswith(BEST)))
+    schemas = Table("layer", "batch", "type", *(f"{kind.removeprefix(BEST)} us" for kind in kinds), box=None)
+    for result in results:
+        found = {entry["contender"]: entry["median_us"] for entry in result["contenders"] if entry["median_us"] is not None}
+        cells = [f"{found[kind]:.2f}" if kind in found else "-" for kind in kinds]
+        schemas.add_row(result["layer"], str(result["batch"]), result["precision"], *cells)
+    return [times, schemas, each]
 
 
 def main() -> None:
@@ -170,6 +184,7 @@ def main() -> None:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--first", type=int, default=6, help="candidates of each schema that are measured")
     parser.add_argument("--only", help="schemas whose candidates are measured besides our choice, such as tensor cores,warpgroups")
+    parser.add_argument("--apart", default="", help="an axis of warpgroups, such as meeting, whose candidates are measured by themselves")
     parser.add_argument("--against", default="cudnn,inductor", help="of cudnn,inductor")
     parser.add_argument("--formulas", action="store_true", help="rank without learned corrections")
     parser.add_argument("--rounds", type=int, default=15)

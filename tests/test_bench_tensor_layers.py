@@ -28,11 +28,20 @@ def test_layers_have_candidates_of_each_schema(name: str, batch: int, precision:
         assert serialisation.schedule_of(text) == choices[0].schedule and lower(problem, choices[0].schedule, H200).kernels
 
 
+def test_candidates_with_an_axis_are_apart() -> None:
+    found = candidates(ranking_of(layer_problem("R12", 1, "fp16"), H200, "fp16"), 2, "meeting")
+    for name in ("warpgroups", "warpgroup patches"):
+        assert [choice.schedule.meeting for choice in found[name]] == [0, 0]
+        assert [choice.schedule.meeting for choice in found[f"{name}, meeting"]] == [1, 1]
+    assert "tensor cores, meeting" not in found
+
+
 def test_tables() -> None:
     contenders = [
         {"contender": "cudnn nhwc", "median_us": 6.0},
         {"contender": "cudnn nchw", "median_us": None},
         {"contender": "ours", "median_us": 4.0},
+        {"contender": "ours, best direct", "median_us": 4.25},
     ]
     rows = [
         {"schema": "tensor cores", "schedule": "text", "predicted": 4e-6, "measured": 5e-6},
@@ -44,7 +53,7 @@ def test_tables() -> None:
     for table in tables([result]):
         console.print(table)
     text = console.export_text()
-    assert "1.50" in text and "0.80" in text and "mean" in text
+    assert "1.50" in text and "direct us" in text and "4.25" in text and "0.80" in text and "mean" in text
 
 
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, replace
+from math import gcd
 from random import Random
 from typing import Any
 
@@ -28,13 +29,15 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import For, Invoke, Kernel, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
-from tilewright.kernels.columns import length
+from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.context import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 
 H200, A100 = machine("h200"), machine("a100")
@@ -47,8 +50,9 @@ ONE = replace(H200, processors=1)
 TF32 = Numerics(tf32=True)
 
 
-def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP) -> Chooser:
-    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number."""
+def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP, axis: str = "") -> Chooser:
+    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number; of those alone
+    that take the `axis`, if there are any and one is named."""
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
@@ -56,7 +60,11 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
         if own is None:
             return ranking.first()
         begin, end = map(int, ranking.starts[own : own + 2])
-        choice = ranking.choice(begin + (pick(end - begin) if callable(pick) else 0))
+        numbers: Sequence[int] = range(begin, end)
+        if axis:
+            taken = np.flatnonzero(ranking.parts[own].candidates[axis] > 0)
+            numbers = (begin + taken).tolist() or numbers
+        choice = ranking.choice(numbers[pick(len(numbers)) if callable(pick) else 0])
         used.append(choice.schedule if callable(pick) else pick)
         return replace(choice, schedule=used[-1])
 
@@ -71,8 +79,9 @@ def program_of(
     numerics: Numerics = USUAL,
     schema: AnySchema = WARPGROUP,
     target: Machine = H200,
+    axis: str = "",
 ) -> Program:
-    return planned(module, inputs, target, with_schedule(pick, used, numerics, schema))
+    return planned(module, inputs, target, with_schedule(pick, used, numerics, schema, axis))
 
 
 def compiles(program: Program) -> None:
@@ -134,6 +143,63 @@ def test_tiles_in_turns(schedule: WarpgroupSchedule, target: Machine, dtype: tor
     compiles(program)
 
 
+MEETING = (
+    WarpgroupSchedule(32, 1, 2, split=2, meeting=1),
+    WarpgroupSchedule(96, 2, 3, split=4, meeting=1),
+    WarpgroupSchedule(16, 1, 4, swapped=1, split=2, meeting=1),
+    WarpgroupSchedule(48, 2, 2, swapped=1, split=8, meeting=1),
+)
+"""Blocks of a split that are a cluster: each size, both orders of the factors, one consumer and two, equal shares and others."""
+
+
+def deep(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution with 15 steps of 128 bytes."""
+    torch.manual_seed(0)
+    channels = 320 * 2 // dtype.itemsize
+    layers = nn.Sequential(nn.Conv2d(16, channels, 1), nn.Conv2d(channels, 72, (1, 3), padding=1), nn.Hardswish()).to(dtype)
+    return layers, (torch.randn(2, 16, 3, 7).to(dtype),)
+
+
+def meeting(program: Program, split: int) -> Kernel:
+    """The last region's only kernel, whose clusters are the blocks of a split."""
+    (kernel,) = program.regions[-1].kernels
+    assert kernel.cluster == split
+    return kernel
+
+
+@EACH_TYPE
+@pytest.mark.parametrize("schedule", MEETING, ids=str)
+def test_parts_that_meet(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
+    module, inputs = deep(dtype)
+    program = program_of(module, inputs, schedule, [])
+    meeting(program, schedule.split)
+    check(module, inputs, program)
+    compiles(program)
+
+
+@pytest.mark.parametrize("schedule", MEETING[1:3], ids=str)
+def test_parts_that_meet_in_tf32(schedule: WarpgroupSchedule) -> None:
+    module, inputs = deep(torch.float32)
+    program = program_of(module, inputs, schedule, [], TF32)
+    meeting(program, schedule.split)
+    check_tf32(module, inputs, program)
+    compiles(program)
+
+
+@pytest.mark.parametrize(
+    "left_out, position, found", [("cluster barrier", 0, "race"), ("cluster barrier", -1, "may have ended"), ("wait of a warpgroup", 0, "race")]
+)
+def test_what_is_left_out_where_parts_meet_is_reported(left_out: str, position: int, found: str) -> None:
+    """The meetings before parts are added and at the end, and the wait for a tile."""
+    module, inputs = deep(torch.float16)
+    kernel = meeting(program_of(module, inputs, MEETING[0], []), 2)
+    of_it = [s for s in statements(kernel.body) if isinstance(s, Invoke) and left_out in s.intrinsic.name]
+    arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
+    assert not run(kernel, arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body, lambda s: s is of_it[position])), arrays).faults
+    assert any(found in fault for fault in faults), faults
+
+
 def test_the_last_stage_of_a_tile_is_freed_for_the_next_one() -> None:
     module, inputs = tiled(torch.float16)
     kernel = in_turns(program_of(module, inputs, WarpgroupSchedule(128, 2, 3, persistent=1), [], target=ONE))
@@ -154,6 +220,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1, stride": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 24, 1, stride=2)), (2, 16, 9, 8)),
     "1-D": (lambda: nn.Sequential(nn.Conv1d(16, 32, 1), nn.Conv1d(32, 24, 5, padding=2)), (2, 16, 30)),
     "3-D": (lambda: nn.Sequential(nn.Conv3d(16, 32, 1), nn.Conv3d(32, 24, 3, padding=1)), (1, 16, 4, 5, 6)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(16, 96, 1), nn.Conv2d(96, 40, 3, padding=1, groups=2), nn.ReLU()), (2, 16, 9, 8)),
+    "groups, stride": (lambda: nn.Sequential(nn.Conv2d(16, 96, 1), nn.Conv2d(96, 72, (2, 3), stride=2, groups=3)), (2, 16, 9, 8)),
+    "groups, 1x1": (lambda: nn.Sequential(nn.Conv2d(16, 120, 1), nn.Conv2d(120, 72, 1, groups=3), nn.ReLU()), (2, 16, 9, 8)),
 }
 
 
@@ -171,6 +240,44 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
 
 
 @EACH_TYPE
+@pytest.mark.parametrize("schedule", [*SCHEDULES[1:4], *SCHEDULES[5:9], *SCHEDULES[-2:], MEETING[0]], ids=str)
+def test_schedules_of_groups(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS["groups"]
+    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, schedule, used)
+    assert used[-1] == schedule
+    check(module, inputs, program)
+
+
+def check_infinite_group(channels: int, taps: int, schedule: Any, schema: AnySchema = WARPGROUP) -> bool:
+    """Infinite channels of one of three groups affect its results alone. Returns whether the schema computed them: a step whose 128 bytes reached
+    into the next group would multiply infinity by zero."""
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(16, 3 * channels, 1), nn.Conv2d(3 * channels, 24, taps, groups=3)
+    with torch.no_grad():
+        assert first.bias is not None
+        first.bias[channels : 2 * channels] = torch.inf
+    module, inputs = nn.Sequential(first, last).half().eval(), (torch.randn(1, 16, 5, 6).half(),)
+    used: list[Any] = []
+    program = program_of(module, inputs, schedule, used, schema=schema)
+    results, faults = run_program(program, {name: array_of(x) for name, x in zip(program.graph.inputs, inputs, strict=True)})
+    found = torch.from_numpy(results[program.graph.outputs[0]]).view(torch.float16).double()
+    expected = module.double()(inputs[0].double()).detach().reshape(found.shape)
+    finite = expected.isfinite()
+    assert not faults and finite.any() and not finite.all() and (found.isfinite() == finite).all()
+    torch.testing.assert_close(found[finite], expected[finite], rtol=1e-2, atol=1e-2)
+    return bool(used)
+
+
+@pytest.mark.parametrize("channels", [48, 40])
+@pytest.mark.parametrize("taps", [1, 3])
+def test_infinite_channels_of_a_group_stay_there(channels: int, taps: int) -> None:
+    assert check_infinite_group(channels, taps, WarpgroupSchedule(16, 1, 2)) == (channels == 48 or taps == 1)
+
+
+@EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -185,20 +292,24 @@ def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
     compiles(program)
 
 
-@pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride"])
-def test_layers_in_tf32(layer: str) -> None:
+def check_tf32(module: nn.Module, inputs: tuple[torch.Tensor, ...], program: Program) -> None:
     """10 bits of mantissa, cut off: an error of 2^-10 per factor."""
+    results, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
+    assert not faults
+    expected = module.double()(inputs[0].double()).detach().numpy()
+    error = abs(results[program.graph.outputs[0]].reshape(expected.shape) - expected).max()
+    assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
+
+
+@pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride", "groups", "groups, stride"])
+def test_layers_in_tf32(layer: str) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[layer]
     module, inputs = make().eval(), (torch.randn(shape),)
     used: list[WarpgroupSchedule] = []
     program = program_of(module, inputs, WarpgroupSchedule(64, 2, 4), used, TF32)
     assert used
-    results, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
-    assert not faults
-    expected = module.double()(inputs[0].double()).detach().numpy()
-    error = abs(results[program.graph.outputs[0]].reshape(expected.shape) - expected).max()
-    assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
+    check_tf32(module, inputs, program)
     compiles(program)
 
 
@@ -250,8 +361,8 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     def size(*choices: int) -> int:
         return random.choice(choices)
 
-    channels, outputs, taps = size(8, 16, 40, 72), size(5, 8, 24, 80), size(1, 2, 3, 5)
-    options = {"stride": size(1, 1, 2, 3), "dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2)}
+    channels, outputs, taps = size(8, 16, 40, 72, 96), size(5, 8, 24, 80), size(1, 2, 3, 5)
+    options = {"stride": size(1, 1, 2, 3), "dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2), "groups": gcd(channels, outputs, size(1, 2))}
     if random.random() < 0.3:
         width = size(8, 24, 64, 136)
         return nn.Sequential(nn.Linear(width, outputs), nn.SiLU()), (torch.randn(size(1, 17, 150), width),)
@@ -271,6 +382,27 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
     check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
 
 
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
+def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    random = Random(seed)
+    channels, outputs, taps = random.choice((128, 200, 256)), random.choice((5, 24, 80)), random.choice((1, 2, 4))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last = nn.Conv2d(channels, outputs, (taps, 2), stride=random.choice((1, 2)), padding=random.choice((0, 1)))
+        module: nn.Module = nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.SiLU())
+        inputs: tuple[torch.Tensor, ...] = (torch.randn(random.choice((1, 3)), 8, random.choice((6, 9)), random.choice((5, 8))),)
+        if random.random() < 0.4:
+            width = random.choice((320, 512, 640))
+            module, inputs = nn.Sequential(nn.Linear(width, outputs), nn.SiLU()), (torch.randn(random.choice((1, 17, 150)), width),)
+    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, random.randrange, used, axis="meeting")
+    assert used[-1].meeting
+    meeting(program, used[-1].split)
+    check(module, inputs, program)
+
+
 @pytest.mark.parametrize("target", [FEW, H200], ids=["few processors", "h200"])
 def test_candidates(target: Machine) -> None:
     """Clusters of two where there are blocks enough for all processors; sums through shared memory, and tiles in turns, without a split."""
@@ -281,9 +413,21 @@ def test_candidates(target: Machine) -> None:
     assert (blocks_of(form.facts, candidates)[candidates["cluster"] > 1] >= target.processors).all()
     for name in ("staged", "persistent"):
         assert set(candidates[name].tolist()) == {0, 1} and (candidates["split"][candidates[name] > 0] == 1).all()
+    meet = candidates["meeting"] > 0
+    assert set(candidates["split"][meet].tolist()) <= {2, 4, 8} and set(candidates["cluster"][meet].tolist()) == {1}
     several = candidates["persistent"] > 0
     assert (blocks_of(form.facts, candidates)[several] > at_once_of(form.facts, candidates, target)[several]).all()
     assert (shared_bytes_of(form.facts, candidates) <= target.shared_bytes_per_block).all()
+
+
+@pytest.mark.parametrize("kind", [WARPGROUP.schedule, WARPGROUP_PATCH.schedule])
+def test_texts_of_schedules_from_before_parts_met(kind: Any) -> None:
+    """Records of schedules that came before the axis are found again, and those with it are told apart."""
+    schedule = kind(**{entry.name: 2 if entry.default is MISSING else entry.default for entry in fields(kind)})
+    text = serialisation.schedule_text(schedule)
+    assert "meeting" not in text and serialisation.schedule_of(text) == schedule
+    meet = replace(schedule, split=2, meeting=1)
+    assert serialisation.schedule_of(serialisation.schedule_text(meet)) == meet and "meeting" in str(meet)
 
 
 def test_parts_of_a_split_are_not_staged() -> None:
@@ -292,6 +436,8 @@ def test_parts_of_a_split_are_not_staged() -> None:
     assert not isinstance(form, Unsuitable), form
     with pytest.raises(Unsuitable, match="parts of a split"):
         WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, staged=1), H200)
+    with pytest.raises(Unsuitable, match="have no tile in common"):
+        WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, cluster=2, meeting=1), H200)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +489,8 @@ def test_reasons() -> None:
 
     x = torch.randn(2, 16, 9, 8).half()
     assert "has no wgmma" in reason(nn.Linear(64, 32).half(), (torch.randn(5, 64).half(),), A100)
-    assert "innermost dimension is not one that is reduced" in reason(convolution(16, 2), (x,))
+    assert "innermost dimension is not one that is reduced" in reason(convolution(16, 16), (x,))
+    assert "the channels of a group are not whole 32 bytes" in reason(convolution(16, 2), (x,))
     assert "no multiples of 16 bytes" in reason(convolution(12), (x,))
     far = nn.Sequential(nn.Conv3d(16, 16, 1), nn.Conv3d(16, 8, (1, 1, 2), dilation=31)).half()
     assert "further than 30 pixels" in reason(far, (torch.randn(2, 16, 2, 2, 40).half(),))
@@ -374,6 +521,25 @@ def test_estimates_are_above_the_bounds(batch: int) -> None:
     assert (counts.level2_bytes >= counts.read_bytes).all()
 
 
+def test_parts_that_meet_are_not_in_level_2() -> None:
+    """Beside the same tile and split with a second kernel: the same products, no traffic of parts, and for small tiles less time to add them."""
+    problem = convolution_problem(512, 512, 7, 7, 3)
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    options = Options(numerics=TF32)
+    candidates, _ = WARPGROUP.space(form.facts, H200, options)
+    meet = take(candidates, (candidates["meeting"] > 0) & (blocks_of(form.facts, candidates) <= H200.processors // 2))
+    apart = {**meet, "meeting": np.zeros_like(meet["meeting"])}
+    both = [WARPGROUP.counts(form.facts, rows, H200) for rows in (meet, apart)]
+    assert length(meet) > 20 and (both[0].padded_flops == both[1].padded_flops).all()
+    # parts are written and read in float32
+    results = form.facts.product.batch * form.facts.product.m * form.facts.product.n
+    assert (both[1].level2_bytes - both[0].level2_bytes == 2 * 4 * meet["split"] * results).all()
+    adding = [WARPGROUP.estimate(form.facts, rows, counts, H200, options).terms["split"] for rows, counts in zip((meet, apart), both, strict=True)]
+    small = 64 * meet["consumers"] * meet["columns"] <= 64 * 64
+    assert (0 < adding[0]).all() and small.any() and (adding[0] < adding[1])[small].all()
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +560,21 @@ def test_tiles_in_turns_on_the_gpu(dtype: torch.dtype) -> None:
     module, inputs = tiled(dtype)
     for schedule, target in IN_TURNS:
         as_interpreted(program_of(module, inputs, schedule, [], target=target))
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+def test_parts_that_meet_on_the_gpu(dtype: torch.dtype) -> None:
+    module, inputs = deep(dtype)
+    for schedule in MEETING:
+        as_interpreted(program_of(module, inputs, schedule, []))
+
+
+@pytest.mark.gpu
+def test_parts_that_meet_in_tf32_on_the_gpu() -> None:
+    module, inputs = deep(torch.float32)
+    for schedule in MEETING:
+        as_interpreted(program_of(module, inputs, schedule, [], TF32))
 
 
 def as_interpreted(program: Program) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import gcd
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
-from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, compiles, in_turns, program_of
+from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, in_turns, program_of
 from tests.test_gpu_warpgroup import reason as reason_of
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tilewright.hardware import machine
@@ -43,8 +44,10 @@ SCHEDULES = (
     PatchSchedule(48, 1, 2, 2, 4, 5, swapped=1, split=2, cluster=2),
     PatchSchedule(48, 2, 2, 1, 10, 9, staged=1),
     PatchSchedule(128, 2, 3, 1, 10, 9, swapped=1, cluster=2, staged=1),
+    PatchSchedule(32, 2, 3, 1, 10, 9, split=2, meeting=1),
+    PatchSchedule(64, 1, 2, 1, 10, 3, swapped=1, split=2, meeting=1),
 )
-"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels,
+"""One patch and two, both orders of the factors, each number of consumers, tiles that do not divide the image, split channels, whose parts meet or not,
 clusters, and sums through shared memory."""
 
 IN_TURNS = (
@@ -80,6 +83,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dilation": (lambda: nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 24, (3, 2), padding=2, dilation=2)), (1, 16, 9, 8)),
     "1-D": (lambda: nn.Sequential(nn.Conv1d(16, 32, 1), nn.Conv1d(32, 24, 5, padding=2)), (2, 16, 30)),
     "3-D": (lambda: nn.Sequential(nn.Conv3d(16, 32, 1), nn.Conv3d(32, 24, 3, padding=1)), (1, 16, 4, 5, 6)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(16, 96, 1), nn.Conv2d(96, 40, 3, padding=1, groups=2), nn.ReLU()), (2, 16, 9, 8)),
 }
 
 
@@ -101,10 +105,12 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
 
 
 @EACH_TYPE
+@pytest.mark.parametrize("groups", [1, 2], ids=["", "groups"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_schedules(schedule: PatchSchedule, dtype: torch.dtype) -> None:
+def test_schedules(schedule: PatchSchedule, groups: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    layers = nn.Conv2d(16, 72, 1), nn.Conv2d(72, 40, (3, 2), padding=1), nn.Hardswish()
+    channels = 72 if groups == 1 else 192
+    layers = nn.Conv2d(16, channels, 1), nn.Conv2d(channels, 40, (3, 2), padding=1, groups=groups), nn.Hardswish()
     module, inputs = nn.Sequential(*layers).to(dtype), (torch.randn(1, 16, 10, 9).to(dtype),)
     used: list[PatchSchedule] = []
     made = program(module, inputs, schedule, used)
@@ -113,7 +119,11 @@ def test_schedules(schedule: PatchSchedule, dtype: torch.dtype) -> None:
     compiles(made)
 
 
-@pytest.mark.parametrize("layer", ["3x3", "1-D"])
+def test_infinite_channels_of_a_group_stay_there() -> None:
+    assert check_infinite_group(48, 3, PatchSchedule(16, 1, 2, 1, 3, 4), WARPGROUP_PATCH)
+
+
+@pytest.mark.parametrize("layer", ["3x3", "1-D", "groups"])
 def test_layers_in_tf32(layer: str) -> None:
     """10 bits of mantissa, cut off: an error of 2^-10 per factor."""
     torch.manual_seed(0)
@@ -145,8 +155,8 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     def size(*choices: int) -> int:
         return random.choice(choices)
 
-    channels, outputs, taps = size(8, 16, 40, 72), size(5, 8, 24, 80), size(2, 3)
-    options = {"dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2)}
+    channels, outputs, taps = size(8, 40, 160, 150), size(5, 8, 24, 80), size(2, 3)
+    options = {"dilation": size(1, 1, 2), "padding": size(0, 1, taps // 2), "groups": gcd(channels, outputs, size(1, 2, 5))}
     last = nn.Conv2d(channels, outputs, (taps, size(1, taps)), **options)  # type: ignore[arg-type]
     return nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.ReLU()), (torch.randn(size(1, 2, 3), 8, size(9, 11), size(10, 13, 30)),)
 
@@ -159,7 +169,8 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
         torch.manual_seed(seed)
         module, inputs = drawn(random)
     module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
-    check(module, inputs, program(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
+    target, axis = random.choice((H200, FEW, ONE)), random.choice(("", "meeting"))
+    check(module, inputs, program(module, inputs, random.randrange, [], target=target, axis=axis))
 
 
 # --- what it is not for, and what is predicted ------------------------------------------------------------------------
@@ -227,7 +238,7 @@ def test_no_candidate_is_twice_in_the_space(name: str) -> None:
 
 @pytest.mark.gpu
 @EACH_TYPE
-@pytest.mark.parametrize("layer", ["3x3", "5x5", "dilation", "no padding"])
+@pytest.mark.parametrize("layer", ["3x3", "5x5", "dilation", "no padding", "groups"])
 def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[layer]

@@ -12,7 +12,7 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics import mbarrier
-from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.ir.expr import Expr, Load, Var, compare, const
 from tilewright.ir.expr import index_const as at
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Launch, Let, Place, Statement, Store, thread_variable
@@ -130,11 +130,35 @@ def test_a_barrier_of_a_block_that_some_strands_do_not_reach_is_a_deadlock() -> 
     assert ["deadlock" in fault and "a barrier of the block" in fault for fault in report.faults] == [True], report.faults
 
 
-def test_barriers_of_blocks_are_not_modelled_beside_barriers_in_memory_of_clusters() -> None:
-    kernel = Kernel("k", (), Allocate(mbarrier.barriers("b", 1)), Launch((2, 1, 1), (32, 1, 1)), cluster=2)
-    body = block(kernel.body, mbarrier.arrive(Place("b", at(0))), block_barrier())
-    with pytest.raises(ValueError, match="barriers in memory, clusters, and a barrier of a block"):
-        run(Kernel("k", (), body, kernel.launch, cluster=2), [])
+def exchanged(barrier: str, other: int, last: bool = True) -> Kernel:
+    """Each block of a cluster of two stores its part of x in its shared memory, and reads it, or the other's if `other`, in reverse. `last`: no block
+    ends before the other has read."""
+    grid, blocks = Launch((2, 1, 1), (64, 1, 1)), Var("block_x", 2)
+    thread, between = thread_variable(grid), {"block": [block_barrier()], "cluster": [cluster_barrier()], "none": []}
+    body = block(
+        Allocate(mbarrier.barriers("b", 1)),
+        Allocate(Buffer("parts", "f32", 128, "cluster")),
+        If(compare("eq", thread, 0), mbarrier.initialise(Place("b", at(0)), 1)),
+        Store("parts", blocks * 64 + thread, Load("x", (blocks * 64 + thread,), "f32")),
+        between[barrier],
+        Store("out", blocks * 64 + thread, Load("parts", ((blocks + other) % 2 * 64 + (63 - thread),), "f32")),
+        [cluster_barrier()] if last else [],
+    )
+    return Kernel("exchanged", (Buffer("x", "f32", 128), Buffer("out", "f32", 128, writable=True)), body, grid, cluster=2)
+
+
+@pytest.mark.parametrize("barrier, other", [("block", 0), ("cluster", 0), ("cluster", 1)])
+def test_blocks_of_a_cluster_have_barriers_of_their_own(barrier: str, other: int) -> None:
+    x, out = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
+    report = run(exchanged(barrier, other), [x, out])
+    assert report.is_clean, report
+    np.testing.assert_array_equal(out.reshape(2, 64), x.reshape(2, 64)[:: 1 - 2 * other, ::-1])
+
+
+@pytest.mark.parametrize("barrier, other, last, found", [("none", 0, True, "race"), ("block", 1, True, "race"), ("cluster", 1, False, "ended")])
+def test_what_no_barrier_orders_in_a_cluster_is_reported(barrier: str, other: int, last: bool, found: str) -> None:
+    faults = run(exchanged(barrier, other, last), [np.zeros(128, np.float32), np.zeros(128, np.float32)]).faults
+    assert any(found in fault for fault in faults), faults
 
 
 def test_nvrtc_compiles_them() -> None:

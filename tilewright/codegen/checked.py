@@ -252,9 +252,8 @@ class CheckedPrinter(CPrinter):
             self.line("s->arrived = 1;")
             return
         if intrinsic.order == "barrier" and self.strand:
-            if intrinsic.scope == "block" and self.cluster > 1:
-                raise ValueError(f"{self.name} has barriers in memory, clusters, and a barrier of a block: the interpreter has no such model")
-            self.line(f"tw_join(s, {self.first}, {lanes});" if intrinsic.scope in LANES else "tw_meet_strands(s);")
+            joined, cluster = intrinsic.scope in LANES, int(intrinsic.scope == "cluster")
+            self.line(f"tw_join(s, {self.first}, {lanes});" if joined else f"tw_meet_strands(s, {cluster});")
             return
         if intrinsic.order == "barrier":
             self.line("++s->epoch; s->arrived = 0;")
@@ -611,7 +610,7 @@ class CheckedPrinter(CPrinter):
         scalars = [name for name in self.scopes[0].variables.values() if name not in blocks and not name.startswith("thread_")]
         ranks = []
         if self.cluster > 1:
-            ranks = [f"const int64_t rank = first / {self.block_places}, {blocks[0]} = cluster_first + rank;", "s->rank = rank;"]
+            ranks = [f"const int64_t rank = first / {self.block_places}, {blocks[0]} = cluster_first + rank;"]
             ranks += [f"tw_buffer *const {name} = &{name}__all[rank];" for name in self.apart]
             names += [f"{name}__all" for name in self.apart]
             blocks[0] = "cluster_first"

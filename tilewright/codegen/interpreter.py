@@ -11,9 +11,9 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach a different number of times, and warp instructions that some lanes do not reach;
 - barriers of a grid whose counter is not the number of arrivals that is awaited;
-- barriers in memory: a wait that never ends (instead of hanging); an arrival at a barrier of a block of the cluster that may have ended; bytes that
-  were copied and not expected; accesses of what engines copy or multiply that no wait orders (races), and engines' accesses of what threads wrote
-  without publishing it;
+- barriers in memory: a wait that never ends (instead of hanging); an arrival at a barrier of a block of the cluster that may have ended, or a read of
+  its shared memory; bytes that were copied and not expected; accesses of what engines copy or multiply that no wait orders (races), and engines'
+  accesses of what threads wrote without publishing it;
 - accesses of sums that tensor cores may not have written yet;
 - stores to parameters that are not writable.
 
@@ -242,7 +242,7 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
     if _KINDS[kind] == "bytes":
         return f"{kernel.name}: bytes: {_agent(kernel, places_of(kernel) + offset)} were {-other} more than the phases expected"
     if _KINDS[kind] == "ended":
-        return f"{kernel.name}: ended: {who} arrives at a barrier of block {offset} of its cluster, which may have ended"
+        return f"{kernel.name}: ended: {who} reaches into block {offset} of its cluster, which may have ended"
     if _KINDS[kind] == "deadlock" and number < 0:
         return f"{kernel.name}: deadlock: {who} waits at a barrier of the block that others do not reach"
     buffer = buffers[number]

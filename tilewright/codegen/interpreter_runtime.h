@@ -53,11 +53,17 @@ typedef struct {
     int32_t *gathered, *released;
 } tw_barrier;
 
+/* A barrier of a block or of a cluster: how often all strands met, and how many wait for the next time. */
+typedef struct tw_meeting {
+    int64_t done, waiting;
+} tw_meeting;
+
 /* Threads in lockstep. They have a stack of their own, so that others can run while they wait. */
 typedef struct {
     ucontext_t context;
     char *stack;
     int64_t first, ended, parity, meeting, thread, index;
+    const struct tw_meeting *at; /* whose `meeting` is awaited, if that is not 0 */
     const tw_buffer *buffer; /* that of the barrier that is awaited, */
     tw_barrier *barrier;     /* or NULL */
 } tw_strand;
@@ -69,9 +75,10 @@ typedef struct {
 } tw_flight;
 
 typedef struct {
-    int64_t threads, agents, width, strands, blocks, stopped, meeting, waiting; /* blocks: of a cluster */
+    int64_t threads, agents, width, strands, blocks, stopped; /* blocks: of a cluster */
+    tw_meeting *meetings; /* of each block, and of the cluster */
     int32_t *clocks, *now, *published; /* published: the time before which a thread's writes may be accessed by engines */
-    int32_t *reaching; /* [block][thread]: when a thread last arrived at a barrier of the block */
+    int32_t *reaching; /* [block][thread]: when a thread last arrived at a barrier of the block, or read its part of a cluster's buffer */
     tw_barrier *barriers;
     tw_strand *all, *strand;
     ucontext_t scheduler;
@@ -205,6 +212,8 @@ static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
     else
         tw_check_published(s, b, offset, e, 0);
     tw_note_read(s, e);
+    if (b->blocks == TW_CLUSTER && s->clocked)
+        s->clocked->reaching[offset / (b->size / s->clocked->blocks) * s->clocked->threads + s->thread] = s->clocked->now[s->thread];
     if (b->blocks) {
         const int64_t block = tw_block(s, b);
         if (tw_foreign(block, e->writing_block))
@@ -392,6 +401,7 @@ static void tw_start_clocks(tw_state *s, int64_t threads, int64_t width, int64_t
     c->published = calloc((size_t)threads, sizeof *c->published);
     c->reaching = calloc((size_t)(threads * blocks), sizeof *c->reaching);
     c->barriers = calloc((size_t)(barriers ? barriers : 1), sizeof *c->barriers);
+    c->meetings = calloc((size_t)blocks + 1, sizeof *c->meetings);
     for (int64_t i = 0; i < barriers; ++i) {
         c->barriers[i].gathered = calloc((size_t)c->agents, sizeof *c->now);
         c->barriers[i].released = calloc((size_t)c->agents, sizeof *c->now);
@@ -409,7 +419,7 @@ static void tw_end_clocks(tw_state *s) {
     }
     for (int64_t i = 0; i < c->strands; ++i)
         free(c->all[i].stack);
-    free(c->clocks), free(c->now), free(c->published), free(c->reaching), free(c->barriers), free(c->all), free(c->flights), free(c);
+    free(c->clocks), free(c->now), free(c->published), free(c->reaching), free(c->barriers), free(c->meetings), free(c->all), free(c->flights), free(c);
 }
 
 static void tw_merge(const tw_clocks *c, int32_t *into, const int32_t *from) {
@@ -442,17 +452,21 @@ static void tw_pause(tw_clocks *c) {
 
 static int64_t tw_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* A barrier of the block; the last strand that reaches it joins all. */
-static void tw_meet_strands(tw_state *s) {
+/* A barrier of the cluster, or of the strand's block; the last strand that reaches it joins all. */
+static void tw_meet_strands(tw_state *s, int64_t cluster) {
     tw_clocks *const c = s->clocked;
-    const int64_t meeting = c->strand->meeting = c->meeting + 1;
-    if (++c->waiting == c->strands) {
-        c->waiting = 0, c->meeting = meeting;
-        tw_join(s, 0, c->threads);
+    tw_strand *const mine = c->strand;
+    const int64_t threads = cluster ? c->threads : c->threads / c->blocks, block = mine->first / threads;
+    tw_meeting *const at = c->meetings + (cluster ? c->blocks : block);
+    const int64_t meeting = at->done + 1;
+    mine->at = at, mine->meeting = meeting;
+    if (++at->waiting == threads / c->width) {
+        at->waiting = 0, at->done = meeting, s->meetings += cluster;
+        tw_join(s, block * threads, threads);
     }
-    while (c->meeting < meeting)
+    while (at->done < meeting)
         tw_pause(c);
-    c->strand->meeting = 0;
+    mine->meeting = 0;
 }
 
 static void tw_publish(tw_state *s) {
@@ -499,7 +513,7 @@ static void tw_signal(tw_state *s, const tw_buffer *b, int64_t offset, int64_t f
     tw_complete(c, barrier);
 }
 
-/* Reports arrivals at barriers of blocks which may have ended by then: none of their threads knows of them. */
+/* Reports threads that reach into blocks which may have ended by then: none of their threads knows of it. */
 static void tw_check_ends(tw_state *s) {
     const tw_clocks *const c = s->clocked;
     const int64_t each = c->threads / c->blocks;
@@ -688,7 +702,7 @@ static void tw_call(tw_state *s, tw_meaning meaning, int64_t number, void **oper
 /* Runs a block: strands in turn until all have ended, or all wait for what never happens. */
 static void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), const void *environment, tw_meaning meaning) {
     tw_clocks *const c = s->clocked;
-    c->body = body, c->environment = environment, c->meeting = c->waiting = c->stopped = c->flying = c->actor = 0;
+    c->body = body, c->environment = environment, c->stopped = c->flying = c->actor = 0;
     for (int64_t i = c->threads; i < c->agents; ++i)
         ++c->now[i]; /* what was not awaited ends with the block */
     for (int64_t i = 0; i < c->agents - c->threads - c->strands; ++i) {
@@ -696,6 +710,7 @@ static void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), con
         b->bytes = 0;
         memset(b->gathered, 0, (size_t)c->agents * sizeof *b->gathered);
     }
+    memset(c->meetings, 0, (size_t)(c->blocks + 1) * sizeof *c->meetings);
     memset(c->reaching, 0, (size_t)(c->threads * c->blocks) * sizeof *c->reaching);
     memcpy(c->clocks, c->now, (size_t)c->agents * sizeof *c->now);
     tw_join(s, 0, c->threads);
@@ -710,11 +725,11 @@ static void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), con
         progress = 0;
         for (int64_t i = 0; i < c->strands && !c->stopped; ++i) {
             tw_strand *const one = c->all + i;
-            if (one->ended || one->barrier && (one->barrier->completed & 1) == one->parity || one->meeting > c->meeting)
+            if (one->ended || one->barrier && (one->barrier->completed & 1) == one->parity || one->meeting && one->meeting > one->at->done)
                 continue;
             progress = 1;
             do {
-                c->strand = one, c->called = 0, tw_entering = c;
+                c->strand = one, c->called = 0, tw_entering = c, s->rank = one->first / (c->threads / c->blocks);
                 swapcontext(&c->scheduler, &one->context);
                 if (c->called)
                     meaning(c->called - 1, c->operands);

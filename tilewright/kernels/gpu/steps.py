@@ -58,16 +58,23 @@ def on_processors(step: BlockStep, counts: TileCounts, ends: np.ndarray, cluster
         cycles: np.ndarray = np.maximum(count * through, np.maximum(through, step.least) + step.barrier)
         return cycles
 
-    share = np.ones(len(blocks))
-    for size, reached in ((2, fitted.clustered_share_2), (4, fitted.clustered_share_4), (8, fitted.clustered_share_8)):
-        share = np.where((cluster > 0) & (counts.split == size), reached, share)
-    reached_each = blocks / (machine.processors * share)
-    # blocks of the busiest processor: at least two if clusters cannot all be resident at once
-    each = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
+    each = blocks_each(blocks, counts.split, cluster, machine)
     full, rest = each // resident, each % resident
     cycles = counts.steps * (full * cycles_of(resident) + np.where(rest > 0, cycles_of(np.where(rest > 0, rest, 1.0)), 0.0))
     rounds = full + (rest > 0)
     return Work(cycles / machine.clock_hz, rounds * ends / machine.clock_hz, each, rounds)
+
+
+def blocks_each(blocks: np.ndarray, split: np.ndarray, cluster: np.ndarray, machine: Machine) -> np.ndarray:
+    """Blocks of the busiest processor; a fraction if clusters, of the blocks of a split, reach only a share of the processors (fitted), and at least
+    two if they cannot all be resident at once."""
+    fitted = gpu_calibration(machine).steps
+    share = np.ones(len(blocks))
+    for size, reached in ((2, fitted.clustered_share_2), (4, fitted.clustered_share_4), (8, fitted.clustered_share_8)):
+        share = np.where((cluster > 0) & (split == size), reached, share)
+    reached_each = blocks / (machine.processors * share)
+    each: np.ndarray = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
+    return each
 
 
 def split_seconds(

@@ -98,17 +98,22 @@ def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> l
 
 
 def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> list[Statement]:
-    """Stores the thread's sums in the block's part of `parts` [part, m, n], and synchronises the cluster, or without a split the block."""
-    size = result.rows * result.pitch
+    """Stores the thread's sums in the block's part of `parts`, and synchronises the cluster, or without a split the block."""
+    return [parts_of(result, split), put_sums(result, sums, part), cluster_barrier() if split > 1 else block_barrier()]
+
+
+def parts_of(result: BlockResult, split: int) -> Allocate:
+    """`parts` [part, m, n], of which each block of a cluster has one in its shared memory."""
+    return Allocate(Buffer(PARTS, result.form.dtype, split * result.rows * result.pitch, "cluster" if split > 1 else "shared"))
+
+
+def put_sums(result: BlockResult, sums: ThreadSums, part: Expr) -> Statement:
+    """Stores the thread's sums in the block's part of `parts`."""
     lanes = sums.lanes(4)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
-    place = part * size + sums.row(i) * result.pitch + sums.column(j * lanes)
+    place = part * (result.rows * result.pitch) + sums.row(i) * result.pitch + sums.column(j * lanes)
     put = Store(PARTS, place, sums.held(i, j * lanes, result.form.dtype, lanes))
-    return [
-        Allocate(Buffer(PARTS, result.form.dtype, split * size, "cluster" if split > 1 else "shared")),
-        For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll"),
-        cluster_barrier() if split > 1 else block_barrier(),
-    ]
+    return For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll")
 
 
 def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:

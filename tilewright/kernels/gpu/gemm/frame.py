@@ -107,21 +107,22 @@ def block_frame(
     steps_in_all: int | None = None,
     along_m: int = 1,
     most: int = 0,
+    equal: bool = True,
 ) -> BlockFrame:
-    """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and have equal shares.
-    `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent blocks have the same columns; the last of them
-    may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles in turns; 0 for one block for each. Entries of
-    the batch follow one another, unless they are adjacent in memory, as groups of channels are: then their blocks are adjacent too, so that the
-    sectors that they share are read from memory once.
+    """The frame for tiles of (m, n, r) elements, whose reduction `split` blocks share. `cluster`: these blocks are adjacent, and, if `equal`, have
+    as many steps, as they have as many barriers. `steps_in_all`: of the reduction, if they are not runs of r elements. Groups of `along_m` adjacent
+    blocks have the same columns; the last of them may be beyond the end of m. `most`: blocks of the grid, each of which then computes several tiles
+    in turns; 0 for one block for each. Entries of the batch follow one another, unless they are adjacent in memory, as groups of channels are: then
+    their blocks are adjacent too, so that the sectors that they share are read from memory once.
 
     Raises:
-        Unsuitable: if a cluster does not divide the steps evenly.
+        Unsuitable: if a cluster does not divide steps evenly that have to be equal.
     """
     facts = form.facts
     bm, bn, bk = tile
     steps_in_all = steps_in_all or -(-facts.r // bk)
     steps_each = -(-steps_in_all // split)
-    if cluster and steps_in_all % split:
+    if cluster and equal and steps_in_all % split:
         raise Unsuitable(f"a cluster of {split} does not divide {steps_in_all} steps evenly")
     counts = (split, facts.batch, -(-facts.m // (bm * along_m)), -(-facts.n // bn), along_m)
     turns = turns_of(prod(counts), threads, most, ((facts.batch, 1), (facts.m, bm * along_m)))

@@ -14,7 +14,7 @@ from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.gpu.counts import TensorCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
-from tilewright.kernels.gpu.steps import Work, split_seconds
+from tilewright.kernels.gpu.steps import Work, blocks_each, split_seconds
 from tilewright.kernels.gpu.tensor_cores.estimate import FRAGMENT_ROWS, store_cycles
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.space import (
@@ -58,11 +58,12 @@ def pipelined_counts(
 ) -> TensorCounts:
     """Counts of blocks of bm x bn results, in `steps` of which each copies so many bytes from level 2. `warps` are those that multiply, and each
     reads a quarter of what its warpgroup does from shared memory: 64 rows of one factor, all of the other one. Parts of a split are written and read
-    as float32."""
+    as float32, unless they meet; then each block stores a share of a tile."""
     product, one = facts.product, np.ones(len(blocks))
     columns, consumers, split = candidates["columns"], candidates["consumers"], candidates["split"]
     warps, threads = GROUP_WARPS * consumers, threads_of(candidates)
-    parts = np.where(split > 1, split * product.batch * product.m * product.n * float(product.element_bytes), 0)
+    meeting = candidates["meeting"] > 0
+    parts = np.where((split > 1) & ~meeting, split * product.batch * product.m * product.n * float(product.element_bytes), 0)
     read = one * (product.a.bytes + product.b.bytes + product.epilogue_bytes)
     registers = registers_of(candidates)
     stored = product.bytes_written / (product.batch * product.m * product.n)
@@ -89,7 +90,7 @@ def pipelined_counts(
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,
         drain_wavefronts=0 * one,
-        store_instructions=warps * sums / width_of(facts, candidates),
+        store_instructions=warps * sums / np.where(meeting, split, 1) / width_of(facts, candidates),
         store_sectors=bm * np.maximum(bn * stored / SECTOR_BYTES, 1.0),
         distinct_bytes=read,
         written_bytes=one * product.bytes_written,
@@ -116,17 +117,21 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
 
 
 def width_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
-    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of staged vectors."""
+    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of vectors in shared memory."""
     most = facts.product.store_vector
-    width: np.ndarray = np.where(candidates["staged"] > 0, most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
+    width: np.ndarray = np.where((candidates["staged"] | candidates["meeting"]) > 0, most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
     return width
 
 
 def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> np.ndarray:
-    """Cycles of a processor in which a block stores its results. Unless they are staged, a warp's store touches eight rows, or four if swapped."""
-    swapped, elements = candidates["swapped"] > 0, counts.warps * counts.accumulators
-    lines, adjacent = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
-    return store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, candidates["staged"] > 0, machine)
+    """Cycles of a processor in which a block stores its results, or its share of a tile whose parts meet. From registers a warp's store touches eight
+    rows, or four if swapped."""
+    swapped, meeting = candidates["swapped"] > 0, candidates["meeting"] > 0
+    elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1)
+    lines, across = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
+    adjacent = np.where(meeting, block_of(candidates)[1], across)
+    shared = meeting | (candidates["staged"] > 0)
+    return store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, shared, machine)
 
 
 def pipelined_estimate(
@@ -140,7 +145,7 @@ def pipelined_estimate(
 
     A processor with b blocks (or tiles of `persistent` ones) has floor(b / resident) rounds of resident ones, and a last one with the rest; each
     begins with a latency, if it is not the next tile of persistent blocks, and ends with the stores of its results, which take as long as the bytes
-    through memory or the accesses of level 1.
+    through memory or the accesses of level 1. Blocks of a split that meet store a share of their tile each, behind the exchange of `split_seconds`.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product
@@ -150,13 +155,14 @@ def pipelined_estimate(
     latency = fitted.copy_latencies * memory_latency
     through = np.maximum(np.maximum(tensor / fitted.share, read), copied / fitted.copy_gain)
     alone = np.maximum(through, latency / np.maximum(counts.stages - 1, 1)) + apart / fitted.copy_gain
-    each = ceil_divided(counts.blocks, machine.processors)
+    each = blocks_each(counts.blocks, counts.split, candidates["meeting"], machine)
     full, rest = each // counts.resident, each % counts.resident
     steps = full * np.maximum(counts.resident * through, alone) + (rest > 0) * np.maximum(rest * through, alone)
     rounds = full + (rest > 0)
     results = product.batch * product.m * product.n
-    # parts of a split are float32 in level 2, other results are in memory at the end
-    stored = np.where(counts.split > 1, 0, tile * (product.bytes_written + product.epilogue_bytes) / results)
+    # parts of a split that do not meet are float32 in level 2, other results are in memory at the end
+    share = np.where(candidates["meeting"] > 0, 1 / counts.split, counts.split == 1)
+    stored = share * tile * (product.bytes_written + product.epilogue_bytes) / results
     ends = np.where(candidates["persistent"] > 0, 1, rounds) * fitted.end_latencies * memory_latency
     cycles = result_cycles(facts, candidates, counts, machine)
     stores = each * np.maximum(stored * machine.processors / bandwidth(machine), cycles / machine.clock_hz) / fitted.store_share
@@ -167,7 +173,7 @@ def pipelined_estimate(
         "compute": work.compute_seconds,
         "memory": counts.memory_bytes / bandwidth(machine),
         "drain": ends + stores,
-        "split": split_seconds(counts.split, none, none, results, product.element_bytes, tile, work, counts.resident, machine),
+        "split": split_seconds(counts.split, candidates["meeting"], none, results, product.element_bytes, tile, work, counts.resident, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
 

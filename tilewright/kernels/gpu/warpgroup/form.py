@@ -27,13 +27,15 @@ ROW_BYTES = (32, 64, 128)
 @dataclass(frozen=True)
 class WarpgroupFacts:
     """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
-    whether rows and columns are in memory in the order of the region's axes, as parts of a split are."""
+    whether rows and columns are in memory in the order of the region's axes, as parts of a split are. `grouped`: the channels of another product
+    follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros."""
 
     product: ContractionFacts
     kind: str
     taps: int
     channels: int
     ordered: bool
+    grouped: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -41,8 +43,11 @@ class WarpgroupFacts:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of channels in a step: all of them if they fit, else 128."""
-        return next((count for count in ROW_BYTES if self.channels * self.element_bytes <= count), ROW_BYTES[-1])
+        """Bytes of channels in a step: all of them if they fit, else 128; or as many as divide them if they are `grouped`."""
+        count = self.channels * self.element_bytes
+        if self.grouped:
+            return max(part for part in ROW_BYTES if count % part == 0)
+        return next((part for part in ROW_BYTES if count <= part), ROW_BYTES[-1])
 
     @property
     def steps(self) -> int:
@@ -106,7 +111,10 @@ def factors_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, War
     kind = next((kind for kind, stored in STORED.items() if {first.tensor.dtype, second.dtype} == {stored}), None)
     if kind is None or product.dtype != FLOAT32:
         raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
-    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered)
+    grouped = isinstance(first.tensor, Pixels) and first.tensor.groups > 1
+    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped)
+    if grouped and facts.channels * facts.element_bytes % ROW_BYTES[0]:
+        raise Unsuitable(f"the channels of a group are not whole {ROW_BYTES[0]} bytes")
     try:
         for tensor in (first.tensor, second):
             tensor.map("map", 64, facts.row_bytes)

@@ -4,8 +4,8 @@ Each stage has a barrier for "full" and one for "empty". The producer, one threa
 starts to copy them. A consumer waits until it is full, multiplies its 64 rows by all columns, awaits the products of the step before, and arrives at
 the "empty" barrier of that step's stage, with one thread per warp. Blocks of a cluster copy parts of B to all of them, and a stage is empty when the
 consumers of all have arrived. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements outside of the factors are zeros, so
-that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`), or, `staged`,
-through shared memory (`results.py`). With a single producing warp there are
+that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`), or, `staged` or added by the blocks
+of a split that meet, through shared memory (`results.py`). With a single producing warp there are
 registers enough for every consumer, so that none have to be moved between warps.
 """
 
@@ -33,7 +33,7 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
-from tilewright.kernels.gpu.warpgroup.results import stored_sums
+from tilewright.kernels.gpu.warpgroup.results import ending
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
@@ -97,10 +97,12 @@ def lowered(
     request, given the form's facts.
 
     Raises:
-        Unsuitable: if parts of a split are staged, or computed in turns.
+        Unsuitable: if parts of a split are staged, or computed in turns, or if a cluster shares both copies and a reduction.
     """
     if schedule.split > 1 and (schedule.staged or schedule.persistent):
         raise Unsuitable("parts of a split are stored as they are, by a block for each tile")
+    if schedule.meeting and schedule.cluster > 1:
+        raise Unsuitable("blocks that share a reduction have no tile in common")
     at_once = int(in_whole_clusters(resident(schedule, form.facts, machine), schedule.cluster, machine))
     forms = {form.product.output: form}
 
@@ -120,6 +122,7 @@ def lowered(
         lambda product: resident(schedule, form.facts, machine),
         lambda product: maps(forms[product.output], schedule),
         split=schedule.split,
+        cluster=bool(schedule.meeting),
         together=schedule.cluster,
     )
 
@@ -138,7 +141,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
     facts, product, columns = form.facts, form.product, schedule.columns
     dtype, depth, wide = STORED[facts.kind], DEPTHS[facts.kind], facts.row_bytes // facts.element_bytes
     size = schedule.block_m, schedule.block_n, wide
-    frame = block_frame(product, size, schedule.threads, schedule.split, False, facts.steps, schedule.cluster, most)
+    frame = block_frame(product, size, schedule.threads, schedule.split, bool(schedule.meeting), facts.steps, schedule.cluster, most, equal=False)
     left, right = reversed(sides(form, schedule, frame.first)) if schedule.swapped else sides(form, schedule, frame.first)
     turns, parts = frame.turns, facts.steps // facts.taps
     stages = min(schedule.stages, frame.steps_each * turns.most)
@@ -180,26 +183,31 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers * schedule.cluster))
         for at in range(stages)
     ]
+    stored = ending(frame.result, schedule, frame.part, group, thread)
+    common, placed = (frame.statements, ()) if stored.end else ((), frame.statements)
     body = block(
         [Allocate(Buffer(side.tiles, dtype, stages * side.elements, "shared", alignment=ALIGNMENT)) for side in (left, right)],
         Allocate(mbarrier.barriers("full", stages)),
         Allocate(mbarrier.barriers("empty", stages)),
+        stored.beginning,
+        common,
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(schedule.cluster > 1))),
         wait_for_earlier_kernels(),
         block_barrier() if schedule.cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(list(frame.statements), For(step, frame.steps, produce))),
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
             turns.each(
-                list(frame.statements),
+                placed,
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(step, frame.steps, consume),
                 wgmma.await_sums(columns, sums),
                 [last] if turns.most > 1 else [],
-                stored_sums(frame.result, schedule, group, thread),
+                stored.products,
             ),
         ),
+        stored.end,
         [] if schedule.cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, frame.launch

@@ -1,25 +1,45 @@
-"""Stores of the sums in the registers of warpgroups: each thread stores its own, or they go through shared memory to adjacent stores."""
+"""Stores of the sums in the registers of warpgroups: each thread stores its own, or they go through shared memory to adjacent stores, where the
+blocks of a split that are a cluster add theirs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics import mbarrier
+from tilewright.codegen.intrinsics.barriers import cluster_barrier
 from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.ir.expr import Expr, Load, Var, index_const, replace_loads
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
-from tilewright.kernels.gpu.gemm.block_result import BlockResult, ThreadSums, store_sums
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, ThreadSums, parts_of, put_sums, store_shares, store_sums
 from tilewright.kernels.gpu.warpgroup.space import STAGED_PADDING, Consuming, staged_columns
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 STAGED = "staged"
 
 
-def stored_sums(result: BlockResult, schedule: Consuming, group: Expr, thread: Expr) -> list[Statement]:
-    """Stores the sums `acc` of the thread's warpgroup."""
+@dataclass(frozen=True)
+class Ending:
+    """What becomes of the sums `acc` of warpgroups: statements at the beginning of the kernel, those of the warpgroups behind their products, and
+    those of all threads at the end."""
+
+    beginning: tuple[Statement, ...] = ()
+    products: tuple[Statement, ...] = ()
+    end: tuple[Statement, ...] = ()
+
+
+def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, thread: Var) -> Ending:
+    """The stores of a block's sums. `part`: its number among those that share the reduction. If these meet, each has its sums in shared memory, and
+    adds up and stores a share of the tile; all threads have to know where that is."""
+    if schedule.meeting:
+        padded = replace(result, padding=STAGED_PADDING[schedule.swapped])
+        put = put_sums(padded, thread_sums(schedule.columns, schedule.swapped, group, thread), part)
+        shares = store_shares(padded, part, schedule.split, thread, schedule.threads)
+        return Ending((parts_of(padded, schedule.split),), (put,), (cluster_barrier(), *shares))
     if schedule.staged:
-        return store_staged_sums(result, schedule, group, thread)
-    return store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread))
+        return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
+    return Ending(products=tuple(store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread))))
 
 
 def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:

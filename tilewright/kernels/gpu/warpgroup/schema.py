@@ -18,7 +18,7 @@ WARPGROUP = Schema(
     counts=warpgroup_counts,
     estimate=lambda facts, candidates, counts, machine, options: warpgroup_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_warpgroup(problem, form.parts, schedule, machine),
-    within=in_tile_if(lambda facts, schedule: schedule.staged),
+    within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: warpgroup_features(facts, candidates, machine),
 )

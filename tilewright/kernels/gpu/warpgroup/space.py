@@ -6,7 +6,7 @@ multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
-from tilewright.kernels.gpu.gemm.space import SPLITS
+from tilewright.kernels.gpu.gemm.space import CLUSTERS, SPLITS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 
 S = TypeVar("S", int, np.ndarray)
@@ -27,8 +27,9 @@ BARRIER_BYTES = 8
 @dataclass(frozen=True)
 class WarpgroupSchedule:
     """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
-    are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order. `cluster` blocks
-    of the same columns of n each copy a part of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
+    are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order; if they are
+    `meeting` (0 or 1), they are a cluster and add them themselves, through shared memory. `cluster` blocks of the same columns of n each copy a part
+    of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
     adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
     blocks as fit at once; each computes several tiles, and copies for the next one while it stores."""
 
@@ -40,6 +41,7 @@ class WarpgroupSchedule:
     cluster: int = 1
     staged: int = 0
     persistent: int = 0
+    meeting: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def rows(self) -> int:
@@ -71,16 +73,22 @@ class Consuming(Protocol):
     @property
     def swapped(self) -> int: ...
     @property
+    def split(self) -> int: ...
+    @property
+    def meeting(self) -> int: ...
+    @property
     def cluster(self) -> int: ...
     @property
     def staged(self) -> int: ...
     @property
     def persistent(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
 
 
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
-    taken = {"swapped": schedule.swapped, "staged": schedule.staged, "persistent": schedule.persistent}
+    taken = {"meeting": schedule.meeting, "swapped": schedule.swapped, "staged": schedule.staged, "persistent": schedule.persistent}
     return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * number for name, number in taken.items())
 
 
@@ -133,11 +141,12 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
 
 
 def ways_of(facts: WarpgroupFacts) -> dict[str, np.ndarray]:
-    """How blocks share the reduction of a tile and copies, and how they store results: parts of a split, which are in the order of the result, are
-    stored as they are, by a block for each tile; staged results are vectors."""
-    ways = product_of({"split": SPLITS, "cluster": (1, 2), "staged": (0, 1), "persistent": (0, 1)})
-    alone, plain = ways["split"] == 1, (ways["staged"] == 0) & (ways["persistent"] == 0)
-    return take(ways, (alone | (plain & facts.ordered)) & ((ways["staged"] == 0) | (facts.product.store_vector > 1)))
+    """How blocks share the reduction of a tile and copies, and how they store results: parts of a split, which in memory are in the order of the
+    result, are stored as they are, by a block for each tile; staged results are vectors."""
+    ways = product_of({"split": SPLITS, "cluster": (1, 2), "staged": (0, 1), "persistent": (0, 1), "meeting": (0, 1)})
+    alone, plain, meeting = ways["split"] == 1, (ways["staged"] == 0) & (ways["persistent"] == 0), ways["meeting"] > 0
+    shared = np.where(meeting, np.isin(ways["split"], CLUSTERS) & (ways["cluster"] == 1), facts.ordered)
+    return take(ways, ((alone & ~meeting) | (plain & shared)) & ((ways["staged"] == 0) | (facts.product.store_vector > 1)))
 
 
 def steps_each(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
@@ -155,7 +164,8 @@ def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, two barriers a stage, and sums on their way."""
     rows = sum(block_of(candidates))
     stages = stages_of(candidates, steps_each(facts, candidates))
-    needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024 + staged_bytes_of(candidates)  # tiles are aligned to as much
+    needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # tiles are aligned to as much
+    needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates))
     return needed
 
 
@@ -169,6 +179,12 @@ def staged_bytes_of(candidates: Columns) -> np.ndarray:
     width, swapped = staged_columns(candidates["columns"]), candidates["swapped"] > 0
     rows, across, padding = (np.where(swapped, *pair) for pair in ((width, M), (M, width), STAGED_PADDING[::-1]))
     needed: np.ndarray = candidates["staged"] * candidates["consumers"] * rows * (across + padding) * size_of(FLOAT32)
+    return needed
+
+
+def parts_bytes_of(candidates: Columns, bm: np.ndarray, bn: np.ndarray) -> np.ndarray:
+    """Bytes of shared memory for a block's part of bm x bn float32 sums, if the blocks of a split meet."""
+    needed: np.ndarray = candidates["meeting"] * bm * (bn + np.asarray(STAGED_PADDING)[candidates["swapped"]]) * size_of(FLOAT32)
     return needed
 
 

@@ -55,7 +55,8 @@ class Slide:
 @dataclass(frozen=True)
 class Pixels:
     """Images [image, spatial dimensions..., channel] with dense channels, over which a filter slides; a row of the product is an image and an output
-    position. `taps`: places of the spatial dimensions in the order of the filter's taps."""
+    position. `taps`: places of the spatial dimensions in the order of the filter's taps. `groups`: equal parts of the channels, each of which belongs
+    to one product of a batch."""
 
     buffer: str
     dtype: str
@@ -64,6 +65,7 @@ class Pixels:
     offset: int
     slides: tuple[Slide, ...]
     taps: tuple[int, ...]
+    groups: int = 1
 
     def map(self, name: str, rows: int, row_bytes: int) -> TensorMap:
         """Columns of `rows` pixels with so many bytes of channels."""
@@ -76,6 +78,10 @@ class Pixels:
         box = (row_bytes // size_of(self.dtype), rows)
         return TensorMap(name, self.buffer, self.dtype, self.extents[::-1], self.strides[::-1], box, row_bytes, self.offset, corners, steps)
 
+    def channel(self, batch: Expr, channel: Expr) -> Expr:
+        """A channel of a product, among all channels."""
+        return batch * (self.extents[-1] // self.groups) + channel if self.groups > 1 else channel
+
     def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
         """Coordinates of the column that begins with a row, and the filter's offsets."""
         positions = [Var(f"position{i}", one.outputs) for i, one in enumerate(self.slides)]
@@ -87,7 +93,7 @@ class Pixels:
         filters: list[Expr] = [index_const(0)] * len(self.slides)
         for number, place in zip(numbers, self.taps, strict=True):
             filters[place] = moved.get(number, index_const(0)) * self.slides[place].dilation
-        return [channel, *reversed(begins), where.get(image, index_const(0))], list(reversed(filters))
+        return [self.channel(batch, channel), *reversed(begins), where.get(image, index_const(0))], list(reversed(filters))
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,11 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
             raise Unsuitable("a factor's innermost dimension ends within a window")
         outer, extents[number], pitches[number] = [*outer, number], count, pitch
         terms[number], terms[last] = {row: 1, None: 0}, {channel: 1, None: 0}
+    group = next((axis for axis in terms[last] if axis in batch), None)
+    if channel is not None and group is not None and terms[last] == {group: channel.extent, channel: 1, None: 0}:
+        number = len(strides)  # a dimension for the group
+        outer, extents[number], pitches[number] = [number, *outer], group.extent or 1, channel.extent or 1
+        terms[number], terms[last] = {group: 1, None: 0}, {channel: 1, None: 0}
     if channel is None or terms[last] != {channel: 1, None: 0}:
         raise Unsuitable("a factor's innermost dimension is not one that is reduced")
     dtype, used = problem.dtypes[load.buffer], {axis for one in terms.values() for axis in one}
@@ -141,9 +152,12 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
     if axes == [*batch, *rows] and images is not None and height is not None:
         shape, apart = (images[0], height[0], 1, channel.extent or 1), (images[1], height[1], PIECE_BYTES, 1)
         return Factor(Rows(load.buffer, dtype, shape, apart, start), (), channel)
+    groups = 1
     if batch:
-        raise Unsuitable("a factor of several products is not a matrix in memory")
-    return _pixels(load.buffer, dtype, [(extents[d], pitches[d], terms[d]) for d in outer], rows, r, channel, start)
+        if group is None or len(batch) > 1:
+            raise Unsuitable("a factor of several products is not a matrix in memory")
+        groups, outer = group.extent or 1, outer[1:]
+    return _pixels(load.buffer, dtype, [(extents[d], pitches[d], terms[d]) for d in outer], rows, r, channel, groups, start)
 
 
 def _pixels(
@@ -153,9 +167,10 @@ def _pixels(
     rows: Sequence[Var],
     r: Sequence[Var],
     channel: Var,
+    groups: int,
     start: int,
 ) -> Factor:
-    """The columns of a convolution, given extent, stride and terms of each dimension but the channels, outermost first."""
+    """The columns of a convolution, given extent, stride and terms of each dimension but the channels, outermost first. `groups`: of channels."""
     images = [(extent, stride) for extent, stride, terms in dims[:1] if _lone(terms, extent) in rows[:1]]
     spatial = dims[len(images) :]
     slides, taps = [], []
@@ -177,9 +192,9 @@ def _pixels(
     if any((one.taps - 1) * one.dilation >= MOST_FILTER[len(slides)] for one in slides):
         raise Unsuitable(f"a filter reaches further than {MOST_FILTER[len(slides)] - 1} pixels")
     around = images or [(1, PIECE_BYTES)]
-    extents = (around[0][0], *(extent for extent, _, _ in spatial), channel.extent or 1)
+    extents = (around[0][0], *(extent for extent, _, _ in spatial), groups * (channel.extent or 1))
     strides = (around[0][1], *(stride for _, stride, _ in spatial), 1)
-    tensor = Pixels(buffer, dtype, extents, strides, start, tuple(slides), tuple(taps.index(axis) for axis in reduced))
+    tensor = Pixels(buffer, dtype, extents, strides, start, tuple(slides), tuple(taps.index(axis) for axis in reduced), groups)
     return Factor(tensor, tuple(reduced), channel)
 
 

@@ -28,7 +28,7 @@ from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
-from tilewright.kernels.gpu.warpgroup.results import stored_sums
+from tilewright.kernels.gpu.warpgroup.results import ending
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -63,13 +63,16 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     places_of = (-(-extent // one) for extent, one in zip(facts.outputs, tile, strict=True))
     extents = [facts.images, *places_of]
     clusters = -(-prod(extents) // cluster)
-    counts = (schedule.split, clusters, -(-product.facts.n // schedule.channels), cluster)
+    counts = (schedule.split, clusters, product.facts.batch, -(-product.facts.n // schedule.channels), cluster)
     turns = turns_of(prod(counts), schedule.threads, most)
     launch, before = turns.launch, turns.turn * each
     stages, patches = min(schedule.stages, each * base.taps * turns.most), min(schedule.patches, each * turns.most)
-    order = [Var(name, count) for name, count in zip(("part", "cluster", "tile_n", "among"), counts, strict=True)]
-    statements, where = named(decode(turns.tile, order))
-    part, number, tile_n, among = (where.get(axis, axis) for axis in order)
+    order = [Var(name, count) for name, count in zip(("part", "cluster", "batch", "tile_n", "among"), counts, strict=True)]
+    # parts that meet are adjacent blocks
+    statements, where = named(decode(turns.tile, [*order[1:], order[0]] if schedule.meeting else order))
+    part, number, batch, tile_n, among = (where.get(axis, axis) for axis in order)
+    batch_lets, bind = named(decode(batch, product.batch))
+    statements += batch_lets
     if clusters * cluster > prod(extents):  # the last block of the last cluster is beyond the end of the outermost of these
         extents[next(i for i, extent in enumerate(extents) if extent > 1)] += 1
     axes = [Var(name, count) for name, count in zip(("image", *(f"tile{i}" for i in range(len(tile)))), extents, strict=True)]
@@ -85,14 +88,15 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     thread, group = thread_variable(launch), Var("group", schedule.consumers + 1)
     chunk, tap, piece = Var("chunk", each), Var("tap", base.taps), Var("piece", wide // depth)
     channel, step, patch = (part * each + chunk) * wide, chunk * base.taps + tap, before + chunk
+    begin = form.pixels.channel(batch, channel)
     stage, slot, phase = (before * base.taps + step) % stages, patch % patches, (before * base.taps + step) // stages
     full, empty, sums = Place("full", stage), Place("empty", stage), Place("acc", index_const(0))
     begins = [start + slide.first for start, slide in zip(first, form.pixels.slides, strict=True)]
-    at_filter, _ = form.base.b.at(index_const(0), tile_n * schedule.channels + among * (schedule.channels // cluster), tap, channel)
+    at_filter, _ = form.base.b.at(batch, tile_n * schedule.channels + among * (schedule.channels // cluster), tap, channel)
     produce = block(
         mbarrier.wait(Place("patch_empty", slot), (patch // patches + 1) % 2, "thread"),
         mbarrier.expect(Place("patch_full", slot), image_map.bytes),
-        copy_box(Place("patch", slot * patch_size), image_map, Place("patch_full", slot), [channel, *reversed(begins), image]),
+        copy_box(Place("patch", slot * patch_size), image_map, Place("patch_full", slot), [begin, *reversed(begins), image]),
         For(
             tap,
             index_const(base.taps),
@@ -152,27 +156,32 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         for at in range(number)
     ]
     at_row = at_pixel(form, schedule, image, first)
-    result = BlockResult(product, {order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
+    result = BlockResult(product, {**bind, order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
+    stored = ending(result, schedule, part, group, thread)
+    common, placed = (statements, []) if stored.end else ([], statements)
     body = block(
         Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
         Allocate(Buffer("filter", dtype, stages * filter_size, "shared", alignment=ALIGNMENT)),
         [Allocate(mbarrier.barriers(f"{kind}{name}", number)) for kind, number in pipelines for name in ("full", "empty")],
+        stored.beginning,
+        common,
         Let(group, thread // GROUP),
         If(compare("eq", thread, 0), block(*setup, mbarrier.publish(cluster > 1))),
         wait_for_earlier_kernels(),
         block_barrier() if cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(statements, For(chunk, chunks, produce))),
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
             turns.each(
-                statements,
+                placed,
                 Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                 For(chunk, chunks, consume),
                 wgmma.await_sums(columns, sums),
                 [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
-                stored_sums(result, schedule, group, thread),
+                stored.products,
             ),
         ),
+        stored.end,
         [] if cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, launch

@@ -19,7 +19,7 @@ WARPGROUP_PATCH = Schema(
     counts=patch_counts,
     estimate=lambda facts, candidates, counts, machine, options: patch_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_patches(problem, form.parts, schedule, machine),
-    within=in_tile_if(lambda facts, schedule: schedule.staged),
+    within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.base.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: patch_features(facts, candidates, machine),
 )

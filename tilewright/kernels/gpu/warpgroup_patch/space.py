@@ -7,7 +7,7 @@ another first pixel on, so that a pixel is copied once instead of once for each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     BARRIER_BYTES,
     in_whole_clusters,
     marks_of,
+    parts_bytes_of,
     registers_of,
     staged_bytes_of,
     stages_of,
@@ -37,8 +38,8 @@ ROWS = 8
 class PatchSchedule:
     """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
     A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
-    share the channels of one output tile, whose parts a second kernel adds in order. `cluster` blocks of the same output channels each copy a part of
-    the filter, to all of them. `staged`, `persistent` (0 or 1): as in `WarpgroupSchedule`."""
+    share the channels of one output tile. `cluster` blocks of the same output channels each copy a part of the filter, to all of them. `staged`,
+    `persistent`, `meeting` (0 or 1): as in `WarpgroupSchedule`."""
 
     columns: int
     consumers: int
@@ -51,6 +52,7 @@ class PatchSchedule:
     cluster: int = 1
     staged: int = 0
     persistent: int = 0
+    meeting: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def pixels(self) -> int:
@@ -175,7 +177,8 @@ def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     patches = np.where(candidates["persistent"] > 0, candidates["patches"], np.minimum(candidates["patches"], each))
     rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
     tiles, barriers = rows * facts.base.row_bytes + 2 * 1024, 2 * BARRIER_BYTES * (stages + patches)  # both buffers are aligned to as much
-    needed: np.ndarray = tiles + barriers + staged_bytes_of(candidates)
+    sums = staged_bytes_of(candidates) + parts_bytes_of(candidates, pixels_of(candidates), channels_of(candidates))
+    needed: np.ndarray = tiles + barriers + sums
     return needed
 
 
@@ -190,7 +193,8 @@ def blocks_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
     cluster = candidates["cluster"]
     positions = ceil_divided(tiles_of(facts, candidates), cluster) * cluster
-    blocks: np.ndarray = positions * ceil_divided(facts.base.product.n, channels_of(candidates)) * candidates["split"]
+    product = facts.base.product
+    blocks: np.ndarray = positions * product.batch * ceil_divided(product.n, channels_of(candidates)) * candidates["split"]
     return blocks
 
 
