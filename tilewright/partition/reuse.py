@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tilewright.codegen.trips import redefined
+from tilewright.codegen.trips import with_trips
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import ZERO, Expr, Load, Var, mul, rewrite, sub, substitute, variables
 from tilewright.ir.kernel import TRIPS, If, Kernel, statements
@@ -66,7 +66,7 @@ def kernels_of_images(memory: Memory, problem: Problem) -> Lowered | None:
 def _form(problem: Problem) -> object:
     """What problems have in common that are of the same steps for other sizes."""
     region = problem.region
-    steps = tuple((step.names, step.kind, step.combiner, len(step.reduction)) for step in region.steps)
+    steps = tuple((step.names, step.kind, step.combiner, *_extents(step.reduction)) for step in region.steps)
     values = tuple((name, value.dtype, name in problem.constants) for name, value in problem.values.items())
     return (region.kind, tuple((stage.kind, len(stage.steps)) for stage in region.stages), region.outputs, steps, values)
 
@@ -220,7 +220,7 @@ def _for_images(lowered: Lowered, images: Images) -> Lowered | None:
     called = [(kernels[call.kernel, call.trips], call, [images.distances.get(name, 0) for name in call.arguments]) for call in lowered.calls]
     note = f"for {images.count} images, of which the sizes below are those of one"
     if all(_passes_on(kernel, distances) for kernel, _, distances in called):
-        larger = {key: _longer(kernel, images.count, note) for key, kernel in kernels.items()}
+        larger = {key: _described(with_trips(kernel, images.count * kernel.trips), note) for key, kernel in kernels.items()}
         calls = tuple(Call.of(larger[call.kernel, call.trips], call.arguments) for call in lowered.calls)
         return replace(lowered, kernels=tuple(larger.values()), calls=calls)
     if images.count > MOST_CALLS:
@@ -230,18 +230,14 @@ def _for_images(lowered: Lowered, images: Images) -> Lowered | None:
         for number in range(images.count)
         for _, call, distances in called
     )
-    return replace(lowered, kernels=tuple(replace(kernel, header=f"{note}, one by one\n{kernel.header}") for kernel in lowered.kernels), calls=calls)
+    return replace(lowered, kernels=tuple(_described(kernel, f"{note}, one by one") for kernel in lowered.kernels), calls=calls)
+
+
+def _described(kernel: Kernel, note: str) -> Kernel:
+    return replace(kernel, header=f"{note}\n{kernel.header}")
 
 
 def _passes_on(kernel: Kernel, distances: Sequence[int]) -> bool:
     """Whether the trip after the last one of an image is the first one of the next image: no trip is told from others."""
     told = any(isinstance(statement, If) and TRIPS in variables(statement.condition) for statement in statements(kernel.body))
     return kernel.trips > 0 and not told and [buffer.growth * kernel.trips for buffer in kernel.parameters] == [*distances]
-
-
-def _longer(kernel: Kernel, count: int, note: str) -> Kernel:
-    """The kernel with the trips of all images."""
-    trips = count * kernel.trips
-    parameters = tuple(replace(buffer, size=buffer.size + buffer.growth * (trips - kernel.trips)) for buffer in kernel.parameters)
-    body = redefined(kernel.body, trips)
-    return replace(kernel, body=body, parameters=parameters, trips=trips, header=f"{note}\n{kernel.header}")
