@@ -166,6 +166,19 @@ def test_an_equal_problem_under_another_schedule_is_lowered() -> None:
         assert low.call_count == 2
 
 
+def test_programs_of_free_and_fixed_sizes_name_values_alike() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.reshape(x.shape[0] * x.shape[1], -1) * 2
+            return ((y.abs() * y).view(x.shape) + x.shape[0] * x).pow(2)
+
+    x = torch.randn(2, 3, 4)
+    fixed, free = import_module(Rows(), (x,)).graph, ModuleModel(Rows(), (x,), None, [{0: "batch"}])
+    assert "mul" not in [node.name for node in free._base.program.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    assert [node.name for node in free.bind((2,)).graph.nodes] == [node.name for node in fixed.nodes]
+    assert "mul" in fixed.values
+
+
 # what is no image of another problem
 
 ROWS, COLUMNS = 6, 5
