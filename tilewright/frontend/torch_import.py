@@ -197,11 +197,12 @@ class _Importer:
         expected = self._expected(node)
         values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
         handler = HANDLERS.get(target)
-        with self.builder.at(self.names[node], place_of(node), [t for t in expected if t is not None]):
+        place = place_of(node)
+        with self.builder.at(self.names[node], place, [t for t in expected if t is not None]):
             reason = _uncomputed(values, expected) or (None if handler else "no definition in the operator table")
             if handler and not reason:
                 marks = len(self.builder.nodes)
-                subject = f"{target} at {place_of(node) or 'an unknown place'}"
+                subject = f"{target} at {place or 'an unknown place'}"
                 handled = partial(_handled, handler, self.builder, bound(called, *values), expected)
                 result, reason = contained(subject, "runs through PyTorch", handled, _lost)
                 if reason is None:
