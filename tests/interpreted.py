@@ -83,6 +83,9 @@ def run_program(
                 roots = [program.aliases.get(name, name) for name in call.arguments]
                 arrays = [at_base(buffer(root), storage[name].layout) for root, name in zip(roots, call.arguments, strict=True)]
                 pairs = list(zip(kernel.parameters, call.arguments, strict=True))
+                if call.shifts:
+                    own_parts = zip(arrays, call.shifts, kernel.parameters, strict=True)
+                    arrays = [array[shift : shift + parameter.size] for array, shift, parameter in own_parts]
                 for parameter, name in pairs:
                     if parameter.writable and (name in inputs or storage[name].source is not None):
                         faults.append(f"{kernel.name} writes {name}")

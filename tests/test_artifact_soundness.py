@@ -43,6 +43,12 @@ def changed(name: str, change: Change, path: Path) -> Path:
     return put(signed(files(name), manifest), path / "artifact")
 
 
+def shift(manifest: Any, elements: int) -> None:
+    """Lets the first call begin that many elements behind the start of its arguments."""
+    call = manifest["program"]["regions"][0]["calls"][0]
+    call[3] = [elements] * len(call[1])
+
+
 def storage(manifest: Any, name: str) -> Any:
     return manifest["program"]["storage"][name]
 
@@ -131,6 +137,11 @@ MEMORY: dict[str, Change] = {
     "a kernel that no binary has": lambda m: m["binaries"].pop(),
     "a binary with a function that it does not have": lambda m: m["binaries"][0]["entries"].append("printf"),
     "more arguments than parameters": lambda m: m["program"]["regions"][0]["calls"][0][1].append("x"),
+    "a call beyond the end of its arguments": lambda m: shift(m, 1),
+    "a call before the start of its arguments": lambda m: shift(m, -1),
+    "a call far beyond its arguments": lambda m: shift(m, 1 << 62),
+    "more shifts than arguments": lambda m: m["program"]["regions"][0]["calls"][0][3].extend([0] * 9),
+    "a call without shifts": lambda m: m["program"]["regions"][0]["calls"][0].pop(),
 }
 TRIPS: dict[str, Change] = {
     "more trips than there are": lambda m: trips_of(m).__setitem__(2, 64),

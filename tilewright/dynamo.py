@@ -41,6 +41,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.partition.precision import check_precision
 from tilewright.runtime.dynamic import DynamicExecutable
 from tilewright.runtime.executable import Executable
+from tilewright.system.collection import collection_paused
 
 LOG = logging.getLogger(__name__)
 
@@ -350,7 +351,8 @@ class _CompiledGraph:
         try:
             # outside inference mode: tensors made in it have no versions, and export rejects them
             with torch.inference_mode(False), torch.no_grad():
-                model = _Frozen(self._eager, bound, free, self._sizes, fractions)
+                with collection_paused():
+                    model = _Frozen(self._eager, bound, free, self._sizes, fractions)
                 executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), **options)
         except TilewrightError as error:
             self._decline(_not_compiled(error))

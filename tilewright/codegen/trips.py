@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, children, linear, loads
-from tilewright.ir.kernel import SERIAL_WORK, TRIPS, AtomicAdd, Block, Comment, For, If, Invoke, Let, Place, Statement, Store, With
+from tilewright.ir.kernel import SERIAL_WORK, TRIPS, AtomicAdd, Block, Comment, For, If, Invoke, Kernel, Let, Place, Statement, Store, With
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ def redefined(body: Statement, trips: int) -> Block:
     """A body that defines TRIPS first, with another number of them."""
     assert isinstance(body, Block) and isinstance(body.statements[0], Let) and body.statements[0].variable == TRIPS
     return Block((Let(TRIPS, Const(trips, INDEX)), *body.statements[1:]))
+
+
+def with_trips(kernel: Kernel, trips: int) -> Kernel:
+    """A CPU kernel that takes its trips as an argument, for another number of them."""
+    more = trips - kernel.trips
+    parameters = tuple(replace(buffer, size=buffer.size + more * buffer.growth) for buffer in kernel.parameters)
+    return replace(kernel, body=redefined(kernel.body, trips), parameters=parameters, trips=trips)
 
 
 def given(body: Statement, growths: Mapping[str, int]) -> Counted | None:

@@ -23,7 +23,7 @@ from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator
 from tilewright.frontend.functional import STATEMENTS, out_of_place, written
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Parameter, State
-from tilewright.frontend.places import place_of
+from tilewright.frontend.places import names_of, place_of
 from tilewright.frontend.reading import printable, reading
 from tilewright.frontend.sizes import NO_SIZES, Sizes, is_symbolic
 from tilewright.frontend.tensor_memory import is_nowhere
@@ -94,6 +94,7 @@ class _Importer:
         file: str | None = None,
     ) -> None:
         self.program = program
+        self.names = names_of(program.graph)
         self.sizes = sizes
         self.held = held
         self.file = file
@@ -196,11 +197,12 @@ class _Importer:
         expected = self._expected(node)
         values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
         handler = HANDLERS.get(target)
-        with self.builder.at(node.name, place_of(node), [t for t in expected if t is not None]):
+        place = place_of(node)
+        with self.builder.at(self.names[node], place, [t for t in expected if t is not None]):
             reason = _uncomputed(values, expected) or (None if handler else "no definition in the operator table")
             if handler and not reason:
                 marks = len(self.builder.nodes)
-                subject = f"{target} at {place_of(node) or 'an unknown place'}"
+                subject = f"{target} at {place or 'an unknown place'}"
                 handled = partial(_handled, handler, self.builder, bound(called, *values), expected)
                 result, reason = contained(subject, "runs through PyTorch", handled, _lost)
                 if reason is None:
@@ -212,7 +214,7 @@ class _Importer:
         base, positions = gathered(node, self.sizes)
         self.strides.update(fixed(base, node, self.leaf_of, self.sizes))
         x = self.environment[base]
-        with self.builder.at(node.name, place_of(node)):
+        with self.builder.at(self.names[node], place_of(node)):
             index = self.builder.constant(positions, "positions")
             if x.dtype in COMPUTED:
                 return self.builder.op("index_select", self.builder.reshape(x, (-1,)), index, axis=0)
@@ -227,7 +229,7 @@ class _Importer:
             except InvalidArtifact as error:
                 raise InvalidModel(f"{self.file}: {error.cause}", error.remedy) from error
         arguments, keywords = values
-        with self.builder.at(f"{node.name}_index", place_of(node)):
+        with self.builder.at(f"{self.names[node]}_index", place_of(node)):
             arguments = checked_arguments(self.builder, str(called), arguments)
         inputs, call = call_recipe(arguments, keywords)
         attributes = {"target": str(called), "call": call, "reason": reason}

@@ -73,16 +73,23 @@ class Unsuitable(ValueError):
 @dataclass(frozen=True)
 class Call:
     """One kernel call; its arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters. `trips`: see
-    `ir.kernel.Kernel`."""
+    `ir.kernel.Kernel`. `shifts`: elements between the address of each argument and the one that the kernel receives, for a kernel of one image that
+    is called for another one (`partition.reuse`); empty if all are 0. On CPUs only."""
 
     kernel: str
     arguments: tuple[str, ...]
     trips: int = 0
+    shifts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, kernel: Kernel, arguments: tuple[str, ...]) -> Call:
         """A call with the trips that the kernel was made for."""
         return cls(kernel.name, arguments, kernel.trips)
+
+    @property
+    def shifted(self) -> tuple[tuple[str, int], ...]:
+        """The arguments with their shifts."""
+        return tuple(zip(self.arguments, self.shifts or (0,) * len(self.arguments), strict=True))
 
 
 @dataclass(frozen=True)

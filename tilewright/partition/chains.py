@@ -23,6 +23,7 @@ from tilewright.partition.divisions import Place, Worth, best_division, can_run
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
 from tilewright.partition.paths import Section, Uses, joined, sections, sorted_regions
+from tilewright.partition.reuse import kernels_of_images
 
 LONGEST = 3
 """Maximum regions of a chain."""
@@ -190,7 +191,7 @@ class Search:
             schedule = self.memory.schedules[_results(segment)]
             problem = self._problem(segment)
             try:
-                lowered = self.judge.lower(problem, schedule)
+                lowered = kernels_of_images(self.memory, problem) or self.judge.lower(problem, schedule)
             except Unsuitable:
                 return []
             self.judge.kernels[key_of(problem)] = lowered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tilewright.codegen.describe import prediction
 from tilewright.errors import contained
@@ -13,6 +14,7 @@ from tilewright.kernels.registry import lower_for_images
 from tilewright.partition.canonical import key_of, named
 from tilewright.partition.context import Context, canonical_problem
 from tilewright.partition.merges import KEPT
+from tilewright.partition.reuse import kernels_of_images, remember, same_kernels
 from tilewright.selection.bounds import NO_BOUNDS, bounds_of
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
@@ -39,16 +41,16 @@ def _lower(problem: Problem, context: Context, results: tuple[str, ...]) -> Lowe
         kernel = context.judge.kernels[key_of(problem)]
         assert not isinstance(kernel, str)
         return replace(kernel, region=replace(problem.region, reasons=()))
-    if context.as_before and (earlier := context.memory.schedules.get(results)) is not None:
-        try:
-            lowered = lower_for_images(problem, earlier, context.machine, context.sizes)
-            return replace(lowered, region=replace(problem.region, reasons=("has the schedule of other sizes; not predicted for these",)))
-        except Unsuitable:
-            pass
+    if context.as_before:
+        before = kernels_of_images(context.memory, problem)
+        if before is None and (earlier := context.memory.schedules.get(results)) is not None:
+            before = _possible(problem, earlier, context)
+        if before is not None:
+            return replace(before, region=replace(problem.region, reasons=("has the schedule of other sizes; not predicted for these",)))
     with context.stages.stage("choice"):
         choice = _as_before(problem, context.choose(problem, context.machine, context.threads), context, results)
         context.stages.ranked(choice.space.generated)
-    lowered = lower_for_images(problem, choice.schedule, context.machine, context.sizes)
+    lowered = _lowered(problem, choice.schedule, context)
     said = [prediction(choice.predicted, choice.terms, len(lowered.kernels))] if choice.predicted else [f"what follows {choice.schedule}"]
     if choice.measured_seconds is not None:
         said.append(f"measured {1e6 * choice.measured_seconds:.3g} us")
@@ -67,6 +69,28 @@ def _lower(problem: Problem, context: Context, results: tuple[str, ...]) -> Lowe
         ),
         comparison=choice.comparison,
     )
+
+
+def _lowered(problem: Problem, schedule: Any, context: Context) -> Lowered:
+    """The problem's kernels under a schedule; on CPUs those of an equal problem of another size or program.
+
+    Raises:
+        Unsuitable: as `lower_for_images` does.
+    """
+    if context.machine.is_gpu:
+        return lower_for_images(problem, schedule, context.machine, context.sizes)
+    known = same_kernels(context.memory, problem, schedule)
+    if known is None:
+        known = lower_for_images(problem, schedule, context.machine, context.sizes)
+        remember(context.memory, problem, schedule, known)
+    return known
+
+
+def _possible(problem: Problem, schedule: Any, context: Context) -> Lowered | None:
+    try:
+        return _lowered(problem, schedule, context)
+    except Unsuitable:
+        return None
 
 
 def _as_before(problem: Problem, best: Choice, context: Context, results: tuple[str, ...]) -> Choice:

@@ -230,14 +230,26 @@ class Merge:
 
 
 @dataclass(frozen=True)
+class Known:
+    """A canonical problem that was lowered: what equal problems have in common (`canonical.key_of`), the schedule, and the kernels."""
+
+    problem: Problem
+    key: object
+    schedule: Any
+    lowered: Lowered
+
+
+@dataclass(frozen=True)
 class Memory:
     """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
-    strips, which are of one image; the schedule chosen last for the region with some results; by its last result the results of each region or chain
-    of a path; by the results of siblings those of them that are merged; by the results of maps and of the contraction that reads them whether that
-    computes them; by those of two loops whether these are one; and by value and description whether an alternative to its layout is taken."""
+    strips, which are of one image; by form the problems that were lowered (`partition.reuse`); the schedule chosen last for the region with some
+    results; by its last result the results of each region or chain of a path; by the results of siblings those of them that are merged; by those of
+    maps and of the contraction that reads them whether that computes them; by those of two loops whether these are one; and by value and description
+    whether an alternative to its layout is taken."""
 
     near_seconds: dict[object, float] = field(default_factory=dict)
     strips: dict[object, Lowered] = field(default_factory=dict)
+    kernels: dict[object, tuple[Known, ...]] = field(default_factory=dict)
     schedules: dict[tuple[str, ...], Any] = field(default_factory=dict)
     chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)

@@ -34,7 +34,7 @@ RUNNER_SOURCE = """\
 
 typedef void (*kernel_function)(void *const *arguments, const int64_t *scalars);
 typedef struct { kernel_function function; void *const *arguments; const int64_t *scalars; } record;
-typedef struct { void **slot; int64_t external; } patch;
+typedef struct { void **slot; int64_t external; int64_t shift; } patch;
 typedef struct {
     const record *records; int64_t record_count;
     const patch *patches; int64_t patch_count;
@@ -55,7 +55,7 @@ static int64_t now(void)
 int tilewright_run(const segment *s)
 {
     for (int64_t i = 0; i < s->patch_count; i++)
-        *s->patches[i].slot = s->externals[s->patches[i].external];
+        *s->patches[i].slot = (char *)s->externals[s->patches[i].external] + s->patches[i].shift;
     int before = 0, fault = 0;
     if (s->get_threads && s->set_threads) {
         before = s->get_threads();
@@ -258,7 +258,7 @@ class CpuEngine:
         self.arguments = np.zeros(max(slots, 1), dtype=np.int64)
         scalars: list[int] = []
         records: list[tuple[int, int, int]] = []
-        patches: list[tuple[int, int]] = []
+        patches: list[tuple[int, int, int]] = []
         self.region_starts = [0]
         cursor = 0
         argument_base = self.arguments.ctypes.data
@@ -266,12 +266,12 @@ class CpuEngine:
             calls: list[tuple[int, int, Call]] = []
             for call in region.calls:
                 calls.append((self.library.entries[call.kernel], argument_base + 8 * cursor, call))
-                for name in call.arguments:
-                    slot = self.buffers.slot(name)
+                for name, elements in call.shifted:
+                    slot, shift = self.buffers.slot(name), elements * program.element_bytes(name) if elements else 0
                     if slot is None:
-                        self.arguments[cursor] = self.buffers.address(name)
+                        self.arguments[cursor] = self.buffers.address(name) + shift
                     else:
-                        patches.append((argument_base + 8 * cursor, slot))
+                        patches.append((argument_base + 8 * cursor, slot, shift))
                     cursor += 1
             for step in range(region.repeat):
                 for function, arguments, call in calls:
@@ -281,7 +281,7 @@ class CpuEngine:
         self.scalars = np.array(scalars, dtype=np.int64)
         self.records = np.array(records, dtype=np.int64).reshape(-1, 3)
         self.records[:, 2] = self.scalars.ctypes.data + 8 * self.records[:, 2]
-        self.patches = np.array(patches, dtype=np.int64).reshape(-1, 2)
+        self.patches = np.array(patches, dtype=np.int64).reshape(-1, 3)
 
     @property
     def threads(self) -> int:
@@ -356,8 +356,8 @@ class CpuEngine:
         return 0.0
 
     def _run_in_python(self, segment: _Segment) -> bool:
-        for slot, external in self.patches:
-            self.arguments[(slot - self.arguments.ctypes.data) // 8] = self.externals[external] or 0
+        for slot, external, shift in self.patches.tolist():
+            self.arguments[(slot - self.arguments.ctypes.data) // 8] = (self.externals[external] or 0) + shift
         before = 0
         if self.library.openmp is not None:
             before = self.library.openmp.omp_get_max_threads()

@@ -211,7 +211,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "nodes": list(region.nodes),
                 "inputs": list(region.inputs),
                 "outputs": list(region.outputs),
-                "calls": [[call.kernel, list(call.arguments), call.trips] for call in region.calls],
+                "calls": [[call.kernel, list(call.arguments), call.trips, list(call.shifts)] for call in region.calls],
                 "repeat": region.repeat,
                 "schedule": _prose(region.schedule),
                 "reasons": list(map(_prose, region.reasons)),
@@ -305,8 +305,8 @@ def _decode_space(data: Field) -> SpaceCounts:
 
 
 def _decode_call(data: Field) -> Call:
-    kernel, arguments, trips = data.exactly(3)
-    return Call(kernel.name(), arguments.names(), trips.integer(0, MOST_ELEMENTS))
+    kernel, arguments, trips, shifts = data.exactly(4)
+    return Call(kernel.name(), arguments.names(), trips.integer(0, MOST_ELEMENTS), shifts.integers(0, MOST_ELEMENTS))
 
 
 def _decode_view_of(data: Field) -> View:

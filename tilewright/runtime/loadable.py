@@ -157,6 +157,10 @@ class LoadableProgram:
         storage = self.storage.get(name)
         return storage.layout.base * size_of(storage.value.dtype) if storage is not None and name in self.aliases else 0
 
+    def element_bytes(self, name: str) -> int:
+        """Bytes of an element of a buffer."""
+        return size_of((self.storage.get(name) or self.storage[self.root(name)]).value.dtype)
+
     def constant_source(self, name: str) -> str | None:
         """The graph constant that a buffer is a packed copy of; None if it is no constant."""
         source = self.storage[name].source
@@ -278,6 +282,8 @@ def check(program: LoadableProgram) -> None:
                 raise ValueError(f"kernel {call.kernel} has {len(kernel.writes)} parameters, called with {len(call.arguments)}")
             if bool(kernel.trips) != bool(call.trips):
                 raise ValueError(f"kernel {call.kernel} is called with {call.trips} trips")
+            if len(call.shifts) not in (0, len(call.arguments)):
+                raise ValueError(f"kernel {call.kernel} is called with {len(call.arguments)} arguments and {len(call.shifts)} shifts")
             if prod(kernel.grid) < 1 or prod(kernel.block) < 1:
                 raise ValueError(f"kernel {call.kernel} is launched with grid {kernel.grid} and block {kernel.block}")
             for name in call.arguments:

@@ -60,6 +60,8 @@ def check(program: LoadableProgram, signature: Signature, machine: Machine, stat
         _check_kernel(kernel, machine)
     if sum(region.repeat * len(region.calls) for region in program.regions) > MOST_CALLS:
         raise ValueError(f"it calls more than {MOST_CALLS} kernels")
+    if machine.is_gpu and any(call.shifts for region in program.regions for call in region.calls):
+        raise ValueError("it calls a kernel of a GPU for one image of several")
     _check_signature(program, signature, states)
     kept = frozenset(program.graph.inputs) - _updated(program, signature)
     _check_places(program, kept)
@@ -329,9 +331,9 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
             raise ValueError(f"{where} for {call.trips} trips, for which it is not made")
     arguments = call.arguments
     times = Counter(program.root(name) for name in arguments)
-    for at, (name, extent, writes) in enumerate(zip(arguments, kernel.touched(call.trips), kernel.writes, strict=True)):
+    for at, ((name, shift), extent, writes) in enumerate(zip(call.shifted, kernel.touched(call.trips), kernel.writes, strict=True)):
         root = program.root(name)
-        held = program.bytes_of(root) - program.base_bytes(name)
+        held = program.bytes_of(root) - program.base_bytes(name) - shift * program.element_bytes(name)
         if held < extent:
             raise ValueError(f"{where}, which touches {extent} bytes of {name}, and {name} has {held}")
         if writes and root in read_only:
