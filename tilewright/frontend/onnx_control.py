@@ -25,6 +25,10 @@ Environment = MutableMapping[str, Any]
 unsupported nodes."""
 
 
+_MOST_RUN = 10_000_000
+"""Nodes of all iterations of a loop that ONNX's runtimes are given, which takes them seconds: more are a damaged file."""
+
+
 class Reader(Protocol):
     """What control flow needs of the importer."""
 
@@ -33,8 +37,8 @@ class Reader(Protocol):
     def results_of(self, graph: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int) -> list[Any]: ...
     def inside(self, builder: GraphBuilder, origins: Mapping[str, Value]) -> Reader: ...
     def materialise(self, array: np.ndarray) -> Value: ...
-    def specialise(self, operand: Value, what: str) -> Unsupported: ...
-    def count_inlined(self, nodes: int) -> None: ...
+    def decides(self, operand: Value, what: str) -> Unsupported: ...
+    def count_inlined(self, nodes: int, finite: bool) -> None: ...
 
 
 def control(
@@ -59,7 +63,7 @@ def _branch(
 
 def _known(reader: Reader, operand: Any, what: str) -> np.ndarray:
     if isinstance(operand, Value):
-        raise reader.specialise(operand, what)
+        raise reader.decides(operand, what)
     if isinstance(operand, Later):
         raise Unsupported(f"{what} is computed from a tensor whose shape depends on data")
     if not isinstance(operand, np.ndarray):
@@ -75,9 +79,13 @@ def _unrolled(
     condition = np.array(True) if operands[1] is None else operands[1]
     states, count = list(operands[2:]), len(operands) - 2
     stacked: list[list[Any]] = [[] for _ in body.output[1 + count :]]
-    iteration = 0
+    iteration, nodes = 0, max(len(body.node), 1)
+    finite = most is not None and most * nodes <= _MOST_RUN
+    if finite and most is not None and _goes_on(body):
+        reader.count_inlined(most * nodes, finite)
+        nodes = 0  # they are counted
     while (most is None or iteration < most) and _known(reader, condition, "its condition").all():
-        reader.count_inlined(max(len(body.node), 1))
+        reader.count_inlined(nodes, finite)
         given = [np.array(iteration, np.int64), condition, *states]
         inner: Environment = ChainMap(dict(zip((i.name for i in body.input), given, strict=True)), environment)
         condition, *results = reader.results_of(body, inner, opsets, depth)
@@ -86,6 +94,15 @@ def _unrolled(
             rows.append(row)
         iteration += 1
     return [*states, *(_stacked(reader, rows) for rows in stacked)]
+
+
+def _goes_on(body: onnx.GraphProto) -> bool:
+    """Whether the condition after an iteration is the one before it."""
+    sources = {output: node for node in body.node for output in node.output}
+    name: str = body.output[0].name
+    while name in sources and sources[name].op_type == "Identity":
+        name = sources[name].input[0]
+    return name == str(body.input[1].name)
 
 
 def _stacked(reader: Reader, rows: Sequence[Any]) -> Any:
