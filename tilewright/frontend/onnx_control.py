@@ -102,7 +102,7 @@ def _goes_on(body: onnx.GraphProto) -> bool:
     name: str = body.output[0].name
     while name in sources and sources[name].op_type == "Identity":
         name = sources[name].input[0]
-    return name == str(body.input[1].name)
+    return bool(name == body.input[1].name)
 
 
 def _stacked(reader: Reader, rows: Sequence[Any]) -> Any:
@@ -223,4 +223,6 @@ def _body(
         if value.name in b.inputs or value.name in b.constants or value in outputs:
             value = b.op("copy", value)
         outputs.append(value)
+    if any(node.operator == "scan" for node in b.nodes):
+        raise Unsupported("a scan or a recurrent layer within a scan")
     return b.finish(outputs), list(names.outer.values())
