@@ -5,7 +5,7 @@ body graph.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -37,7 +37,8 @@ class Reader(Protocol):
     def results_of(self, graph: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int) -> list[Any]: ...
     def inside(self, builder: GraphBuilder, origins: Mapping[str, Value]) -> Reader: ...
     def materialise(self, array: np.ndarray) -> Value: ...
-    def decides(self, operand: Value, what: str) -> Unsupported: ...
+    def specialise(self, operand: Value, what: str) -> Unsupported: ...
+    def specialise_flag(self, operand: Value, what: str) -> Unsupported: ...
     def count_inlined(self, nodes: int, finite: bool) -> None: ...
 
 
@@ -57,13 +58,17 @@ def _branch(
     reader: Reader, condition: Any, bodies: Mapping[str, onnx.GraphProto], environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
     """The branch that a known condition chooses."""
-    taken = "then_branch" if _known(reader, condition, "its condition").all() else "else_branch"
+    taken = "then_branch" if _holds(reader, condition) else "else_branch"
     return reader.results_of(bodies[taken], ChainMap({}, environment), opsets, depth)
 
 
-def _known(reader: Reader, operand: Any, what: str) -> np.ndarray:
+def _holds(reader: Reader, condition: Any) -> bool:
+    return bool(_known(condition, "its condition", reader.specialise_flag).all())
+
+
+def _known(operand: Any, what: str, specialise: Callable[[Value, str], Unsupported]) -> np.ndarray:
     if isinstance(operand, Value):
-        raise reader.decides(operand, what)
+        raise specialise(operand, what)
     if isinstance(operand, Later):
         raise Unsupported(f"{what} is computed from a tensor whose shape depends on data")
     if not isinstance(operand, np.ndarray):
@@ -75,7 +80,7 @@ def _unrolled(
     reader: Reader, operands: Sequence[Any], body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
     """Every iteration's nodes one after another. States may change their shapes, and the number of iterations may depend on known states."""
-    most = None if operands[0] is None else int(_known(reader, operands[0], "its number of iterations").reshape(-1)[0])
+    most = None if operands[0] is None else int(_known(operands[0], "its number of iterations", reader.specialise).reshape(-1)[0])
     condition = np.array(True) if operands[1] is None else operands[1]
     states, count = list(operands[2:]), len(operands) - 2
     stacked: list[list[Any]] = [[] for _ in body.output[1 + count :]]
@@ -84,7 +89,7 @@ def _unrolled(
     if finite and most is not None and _goes_on(body):
         reader.count_inlined(most * nodes, finite)
         nodes = 0  # they are counted
-    while (most is None or iteration < most) and _known(reader, condition, "its condition").all():
+    while (most is None or iteration < most) and _holds(reader, condition):
         reader.count_inlined(nodes, finite)
         given = [np.array(iteration, np.int64), condition, *states]
         inner: Environment = ChainMap(dict(zip((i.name for i in body.input), given, strict=True)), environment)

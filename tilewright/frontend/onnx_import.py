@@ -105,10 +105,12 @@ _MISSING = _Missing()
 
 @dataclass
 class Inlined:
-    """How many nodes of functions' and iterations' bodies were added, and how many control nodes are around the current one."""
+    """How many nodes of functions' and iterations' bodies were added, and how many control nodes and functions of ONNX's own are around the current
+    one."""
 
     nodes: int = 0
     within: int = 0
+    standard: int = 0
 
 
 class _Importer:
@@ -321,7 +323,8 @@ class _Importer:
     ) -> Sequence[Any]:
         """Results of control flow: of the nodes that it runs, if these are known and all are supported, else of the tail."""
         wanted, before, marks, inlined = frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes), self.inlined.nodes
-        tail = self.tail if opset_number(opsets) == self.opset else None  # of a function of ONNX's the tail has the operator itself
+        # of an operator that ONNX defines by a function the tail has the operator itself
+        tail = self.tail if opset_number(opsets) == self.opset and not self.inlined.standard else None
         collected = tail.mark() if tail is not None else ()
         self.inlined.within += 1
         try:
@@ -415,8 +418,8 @@ class _Importer:
         self.wanted |= origins
         return Unspecialised(f"{what} depends on the values of the input {names}")
 
-    def decides(self, operand: Value, what: str) -> Unsupported:
-        """As `specialise`, for what decides which nodes control flow runs. Only inputs of a few integers or truth values are specialised for that:
+    def specialise_flag(self, operand: Value, what: str) -> Unsupported:
+        """As `specialise`, for a condition, on which no shape need depend: only inputs of a few integers or truth values are specialised, since
         ONNX's runtimes run what data decide."""
         given = [self.given[name] for name in self._origins_of(operand)]
         if all(len(value.shape) <= 1 and value.elements <= _LARGEST_FLAG and not is_float(value.dtype) for value in given):
@@ -482,7 +485,10 @@ class _Importer:
         self.count_inlined(len(function.node), finite=True)
         wanted = {name for name, use in zip(function.output, used, strict=False) if use}
         place = label(node)
+        is_standard = (node.domain, node.op_type) not in self.functions
+        self.inlined.standard += is_standard
         self._nodes([bound(n, given, place) for n in function.node], inner, own or opsets, wanted, depth + 1)
+        self.inlined.standard -= is_standard
         return [inner.get(name) for name in function.output]
 
     # --- outputs ------------------------------------------------------------------------------------------------------
