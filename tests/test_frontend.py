@@ -363,3 +363,17 @@ def test_a_tensor_that_is_kept_outside_of_buffers_is_a_warning(recwarn: pytest.W
     assert not [w for w in recwarn if "assigned during export" in str(w.message)]
     with pytest.warns(UserWarning, match=r"self\.last[, ].*register_buffer"):
         import_module(Kept(), (torch.ones(3),))
+
+
+def test_operators_that_make_tensors_of_numbers() -> None:
+    """What PyTorch decomposes into numbers of its own intermediate operators."""
+
+    class Logarithms(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.xlogy(x, 1.7), torch.xlogy(1.7, x), torch.special.xlog1py(x, 0.3)
+
+    x = torch.rand(50) + 0.1
+    graph = import_module(Logarithms(), (x,)).graph
+    assert "torch" not in {node.operator for node in graph.nodes}
+    for got, wanted in zip(evaluate(graph, [x]), Logarithms()(x.double()), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)

@@ -149,6 +149,24 @@ def test_explicit_casts_round() -> None:
 
 
 @EACH_TYPE
+def test_operators_that_jump_round_their_numbers(dtype: torch.dtype) -> None:
+    """Where a value is a number, or a multiple of one, rounded to the type. Remainders jump by the modulus there."""
+
+    class Jumps(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            remainders = torch.remainder(x, 1.7), torch.remainder(1.7, x), torch.fmod(x, 1.7), torch.remainder(x, y), torch.fmod(x, y), x % -0.3
+            return *remainders, x == 1.7, x != 1.7, x <= 1.7, x > 1.7, x >= 1.7, x < 1.7
+
+    number = torch.tensor(1.7, dtype=dtype)
+    x = torch.cat([number.repeat(3), -number.repeat(3), torch.arange(-40, 41) * number, 20 * torch.randn(900), -1e-4 * torch.rand(40)]).to(dtype)
+    x[x == 0] = 1
+    y = torch.where(torch.rand(len(x)) < 0.5, x / torch.randint(1, 9, (len(x),)), torch.rand(len(x)) * 3 + 0.1).to(dtype)
+    module = Jumps()
+    for got, wanted in zip(tilewright.compile(module, (x, y), "native")(x, y), module(x, y), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@EACH_TYPE
 def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
     class Regions(nn.Module):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import tilewright
 from tests.onnx_models import evaluated
-from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
+from tilewright.errors import InvalidModel, NotCompiled, TilewrightError, UnsupportedOperator
 from tilewright.frontend.onnx_import import import_onnx
 
 FLOAT = TensorProto.FLOAT
@@ -72,6 +72,62 @@ def test_a_scan_is_compiled() -> None:
     tensors = tuple(map(torch.from_numpy, inputs))
     for got, want in zip(tilewright.compile(model, tensors, "native")(*tensors), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_constants_of_a_body_are_not_those_around_it() -> None:
+    """Weights of a recurrence, and a constant that has the name of another one around the body."""
+    generator = np.random.default_rng(3)
+    weight, inner, outer = (generator.standard_normal(shape, np.float32) / 4 for shape in ((16, 16), (2, 16), (2, 16)))
+    nodes = [
+        helper.make_node("MatMul", ["h", "weight"], ["p"]), helper.make_node("Mul", ["x", "c"], ["s"]), helper.make_node("Add", ["p", "s"], ["q"]),
+        helper.make_node("Tanh", ["q"], ["new"]), helper.make_node("Identity", ["new"], ["out"]),
+    ]  # fmt: skip
+    body = helper.make_graph(
+        nodes, "body", [info("h", [2, 16]), info("x", [2, 16])], [info("new", [2, 16]), info("out", [2, 16])], [numpy_helper.from_array(inner, "c")]
+    )
+    scans = [helper.make_node("Add", ["h0", "c"], ["h1"]), helper.make_node("Scan", ["h1", "xs"], ["last", "ys"], body=body, num_scan_inputs=1)]
+    inputs, outputs = [info("h0", [2, 16]), info("xs", [5, 2, 16])], [info("last", [2, 16]), info("ys", [5, 2, 16])]
+    model = model_of(scans, inputs, outputs, weight=weight, c=outer)
+    h, xs = (generator.standard_normal(s, np.float32) for s in ((2, 16), (5, 2, 16)))
+    executable = tilewright.compile(model, (torch.from_numpy(h), torch.from_numpy(xs)), "native")
+    assert "torch" not in {region.kind for region in executable.image.program.regions}
+    last, ys = executable(torch.from_numpy(h), torch.from_numpy(xs))
+    state, wanted = (h + outer).astype(np.float64), []
+    for x in xs:
+        state = np.tanh(state @ weight.astype(np.float64) + x * inner)
+        wanted.append(state)
+    np.testing.assert_allclose(last, state, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ys, np.stack(wanted), rtol=1e-5, atol=1e-6)
+
+
+def test_a_scan_in_a_scan() -> None:
+    """ONNX's runtimes run it. The state of the outer one is that of the inner one after all of its steps; both have weights."""
+    generator = np.random.default_rng(4)
+    w, v = (generator.standard_normal((4, 4), np.float32) / 2 for _ in range(2))
+    inner = helper.make_graph(
+        [helper.make_node("MatMul", ["s", "w"], ["p"]), helper.make_node("Add", ["p", "e"], ["t"]), helper.make_node("Identity", ["t"], ["each"])],
+        "inner", [info("s", [3, 4]), info("e", [3, 4])], [info("t", [3, 4]), info("each", [3, 4])],
+    )  # fmt: skip
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["h", "v"], ["m"]), helper.make_node("Scan", ["m", "x"], ["next", "all"], body=inner, num_scan_inputs=1),
+         helper.make_node("ReduceSum", ["all"], ["total"], keepdims=0)],
+        "body", [info("h", [3, 4]), info("x", [2, 3, 4])], [info("next", [3, 4]), info("total", [])],
+    )  # fmt: skip
+    node = helper.make_node("Scan", ["h0", "xs"], ["last", "totals"], body=body, num_scan_inputs=1)
+    model = model_of([node], [info("h0", [3, 4]), info("xs", [5, 2, 3, 4])], [info("last", [3, 4]), info("totals", [5])], w=w, v=v)
+    h, xs = (generator.standard_normal(s, np.float32) for s in ((3, 4), (5, 2, 3, 4)))
+    with pytest.warns(NotCompiled, match="a scan or a recurrent layer within a scan; .* computes it, after the program"):
+        executable = tilewright.compile(model, (torch.from_numpy(h), torch.from_numpy(xs)), "native")
+    last, totals = executable(torch.from_numpy(h), torch.from_numpy(xs))
+    state, sums = h.astype(np.float64), []
+    for x in xs:
+        state, total = state @ v, 0.0
+        for element in x:
+            state = state @ w + element
+            total += state.sum()
+        sums.append(total)
+    np.testing.assert_allclose(last, state, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(totals, sums, rtol=1e-4, atol=1e-5)
 
 
 def loop(trip: int) -> onnx.ModelProto:

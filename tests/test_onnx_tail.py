@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 import tilewright
 from tests.sample_artifacts import rewrite_manifest
-from tilewright.errors import InvalidArtifact, NotCompiled, UnsupportedOperator
+from tilewright.errors import InvalidArtifact, InvalidInput, NotCompiled, UnsupportedOperator
 from tilewright.report.explanation import explanation
 from tilewright.tuning.measure import double_precision_outputs
 from tilewright.tuning.onnx_module import OnnxModule
@@ -333,6 +333,96 @@ def test_random_loops(most: int, limit: float, endless: bool, seed: int) -> None
         loop.input[1] = ""
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
     check(model, tilewright.compile(model, x, "native"), x)
+
+
+def repeated_product(times: int, inner: int = 0) -> Any:
+    """`times` iterations of v' = v w + x, or of `inner` such ones, and the sum of each v."""
+    step = [helper.make_node("Mul", ["v", "w"], ["p"]), helper.make_node("Add", ["p", "x"], ["q"])]
+    within = body_of([*step, helper.make_node("Identity", ["go"], ["on"])], {"v": "float"}, {"on": "bool", "q": "float"})
+    nodes = step if not inner else [helper.make_node("Loop", ["inner", "", "v"], ["q"], body=within)]
+    nodes = [*nodes, helper.make_node("ReduceSum", ["q"], ["sum"], keepdims=0), helper.make_node("Identity", ["go"], ["on"])]
+    body = body_of(nodes, {"v": "float"}, {"on": "bool", "q": "float", "sum": "float"})
+    short = helper.make_node("Loop", ["two", "", "t"], ["short"], body=within)
+    nodes = [helper.make_node("Loop", ["times", "", "x"], ["last", "sums"], body=body, name="long"), helper.make_node("Tanh", ["x"], ["t"]), short]
+    constants = {"times": np.array(times), "inner": np.array(inner), "two": np.array(2), "w": np.array(0.75, np.float32)}
+    return model_of(nodes, {"last": "float", "sums": "float", "short": "float"}, constants, [4, 3])
+
+
+@pytest.mark.parametrize(("times", "inner"), [(400, 0), (30, 20)], ids=["one", "nested"])
+def test_a_loop_that_is_too_long_to_be_unrolled(times: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one node of the tail, also if a loop in its body is what is too long; loops after it are unrolled as ever."""
+    monkeypatch.setattr("tilewright.frontend.onnx_import._MOST_INLINED", 1000)
+    model = repeated_product(times, inner)
+    with pytest.warns(NotCompiled, match="1 operator runs .*\n  onnx.Loop at long: .* more than 1,000 nodes, .* computes it, after the program"):
+        executable = tilewright.compile(model, torch.ones(4, 3), "native")
+    for _ in range(3):
+        check(model, executable, torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("shape", [[], [1], [2, 3]], ids=str)
+@pytest.mark.parametrize("kind", ["If", "Loop"])
+def test_a_few_numbers_that_decide_are_data(kind: str, shape: list[int]) -> None:
+    """A condition that is computed from an input of a few floating-point numbers: every call may have others."""
+    if kind == "If":
+        then, other = (
+            helper.make_graph([helper.make_node(operator, ["x"], ["r"])], operator, [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)])
+            for operator in ("Neg", "Exp")
+        )
+        last = [helper.make_node("Greater", ["s", "two"], ["c"]), helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)]
+    else:
+        halves = [helper.make_node("Mul", ["v", "half"], ["w"]), helper.make_node("ReduceSum", ["w"], ["t"], keepdims=0),
+                  helper.make_node("Greater", ["t", "two"], ["on"])]  # fmt: skip
+        body = body_of(halves, {"v": "float"}, {"on": "bool", "w": "float"})
+        last = [helper.make_node("Greater", ["s", "two"], ["c"]), helper.make_node("Loop", ["", "c", "x"], ["y"], body=body)]
+    nodes = [helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0), *last]
+    model = model_of(nodes, {"y": "float"}, {"two": np.array(2, np.float32), "half": np.array(0.5, np.float32)}, shape)
+    executable = tilewright.compile(model, torch.ones(shape), "native")
+    for scale in (1.0, -1.0, 7.5, 40.0):
+        check(model, executable, torch.full(shape, scale))
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("opset", [13, 27])
+def test_a_range_is_no_loop_of_the_tail(opset: int, few: bool) -> None:
+    """ONNX defines it by one, whose results have an axis more. A few numbers are specialised, for the shape; what is computed from data is not."""
+    if opset > onnx.defs.onnx_opset_version():
+        pytest.skip(f"this ONNX has no operator set {opset}")
+    nodes = [helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0), helper.make_node("Range", ["zero", "s", "step"], ["y"])]
+    constants = {"zero": np.array(0, np.float32), "step": np.array(0.5, np.float32)}
+    model = model_of(nodes, {"y": "float"}, constants, [2 if few else 20])
+    model.opset_import[0].version = opset
+    x = torch.full((2,), 1.5) if few else torch.full((20,), 0.125)
+    executable = tilewright.compile(model, x, "native")
+    assert (executable.image.signature.tail is None) == few
+    torch.testing.assert_close(executable(x), torch.arange(6 if few else 5) / 2)
+    if not few:
+        torch.testing.assert_close(executable(2 * x), torch.arange(10) / 2)
+
+
+def test_tokens_that_decide_are_data_and_flags_are_not() -> None:
+    """Inputs of one dimension and a few integers or truth values are specialised for conditions."""
+    then, other = (
+        helper.make_graph([helper.make_node(operator, ["f"], ["r"])], operator, [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)])
+        for operator in ("Neg", "Exp")
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["tokens"], ["most"], keepdims=0), helper.make_node("Equal", ["most", "end"], ["c"]),
+        helper.make_node("Cast", ["tokens"], ["f"], to=TensorProto.FLOAT), helper.make_node("If", ["flag"], ["z"], then_branch=then, else_branch=other),
+        helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other),
+    ]  # fmt: skip
+    inputs = [helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, 4]), helper.make_tensor_value_info("flag", TensorProto.BOOL, [1])]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "yz"]
+    graph = helper.make_graph(nodes, "g", inputs, results, [numpy_helper.from_array(np.array(2), "end")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    flag = torch.tensor([True])
+    executable = tilewright.compile(model, (torch.tensor([[0, 1, 0, 1]]), flag), "native")
+    for tokens in (torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 2, 0, 1]])):
+        y, z = executable(tokens, flag)
+        f = tokens.float()
+        torch.testing.assert_close(y, -f if 2 in tokens else f.exp())
+        torch.testing.assert_close(z, -f)
+    with pytest.raises(InvalidInput, match="compiled for the constant"):
+        executable(tokens, ~flag)
 
 
 def test_a_scan_whose_body_has_shapes_that_depend_on_data() -> None:

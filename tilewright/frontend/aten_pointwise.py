@@ -7,12 +7,26 @@ from typing import Any
 
 import torch
 
-from tilewright.frontend.handlers import Handlers, Unsupported, elementwise, result_type, simple, torch_dtype
+from tilewright.frontend.handlers import Handler, Handlers, Unsupported, elementwise, result_type, simple, torch_dtype
 from tilewright.graph.builder import GraphBuilder, Operand
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import NARROW_FLOATS, is_float
 from tilewright.ir.graph import Value
 
 HANDLERS = Handlers()
+
+
+def _jumping(operator: str) -> Handler:
+    """A handler for a comparison or a remainder. It jumps where its operands are equal or multiples, so numbers are rounded to the 16-bit type of its
+    tensor, as PyTorch does on every device: a tensor filled with 0.1 equals 0.1, and its remainder by 0.1 is 0."""
+
+    def handler(g: GraphBuilder, *operands: Operand) -> Value:
+        kind = result_type(*operands)
+        if kind in NARROW_FLOATS:
+            operands = tuple(o if isinstance(o, Value) else torch.tensor(o, dtype=torch_dtype(kind)).item() for o in operands)
+        return elementwise(g, operator, *operands)
+
+    return handler
+
 
 _SAME_NAME = (
     "relu sigmoid silu mish hardswish hardsigmoid sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
@@ -23,8 +37,10 @@ HANDLERS.table.update({f"{name}.default": simple(name) for name in _SAME_NAME})
 HANDLERS.table |= {"round.default": simple("round"), "max.other": simple("maximum"), "min.other": simple("minimum")}
 for _name in ("and", "or", "xor"):
     HANDLERS.table.update({f"__{_name}__.{overload}": simple(f"bitwise_{_name}") for overload in ("Tensor", "Scalar")})
-for _name in ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "fmod", "remainder"):
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
     HANDLERS.table.update({f"{_name}.{overload}": simple(_name) for overload in ("Tensor", "Scalar", "Scalar_Tensor")})
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder"):
+    HANDLERS.table.update({f"{_name}.{overload}": _jumping(_name) for overload in ("Tensor", "Scalar", "Scalar_Tensor")})
 HANDLERS.table["softsign.default"] = simple("softsign")
 for _name, _operator in (
     ("__lshift__", "shift_left"),

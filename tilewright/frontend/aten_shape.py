@@ -347,7 +347,7 @@ def new_full(g: GraphBuilder, x: Value, shape: list[int], number: float, *_: Any
     return g.full(g.expected[0][0], number, g.expected[0][1])
 
 
-@HANDLERS.handles("scalar_tensor.default")
+@HANDLERS.handles("scalar_tensor.default", "prims.scalar_tensor.default")
 def scalar_tensor(g: GraphBuilder, number: float, *_: Any) -> Value:
     return g.full((), number, g.expected[0][1])
 

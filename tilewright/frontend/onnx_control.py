@@ -5,7 +5,7 @@ body graph.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -25,6 +25,10 @@ Environment = MutableMapping[str, Any]
 unsupported nodes."""
 
 
+_MOST_RUN = 10_000_000
+"""Nodes of all iterations of a loop that ONNX's runtimes are given, which takes them seconds: more are a damaged file."""
+
+
 class Reader(Protocol):
     """What control flow needs of the importer."""
 
@@ -34,7 +38,8 @@ class Reader(Protocol):
     def inside(self, builder: GraphBuilder, origins: Mapping[str, Value]) -> Reader: ...
     def materialise(self, array: np.ndarray) -> Value: ...
     def specialise(self, operand: Value, what: str) -> Unsupported: ...
-    def count_inlined(self, nodes: int) -> None: ...
+    def specialise_flag(self, operand: Value, what: str) -> Unsupported: ...
+    def count_inlined(self, nodes: int, finite: bool) -> None: ...
 
 
 def control(
@@ -53,13 +58,17 @@ def _branch(
     reader: Reader, condition: Any, bodies: Mapping[str, onnx.GraphProto], environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
     """The branch that a known condition chooses."""
-    taken = "then_branch" if _known(reader, condition, "its condition").all() else "else_branch"
+    taken = "then_branch" if _holds(reader, condition) else "else_branch"
     return reader.results_of(bodies[taken], ChainMap({}, environment), opsets, depth)
 
 
-def _known(reader: Reader, operand: Any, what: str) -> np.ndarray:
+def _holds(reader: Reader, condition: Any) -> bool:
+    return bool(_known(condition, "its condition", reader.specialise_flag).all())
+
+
+def _known(operand: Any, what: str, specialise: Callable[[Value, str], Unsupported]) -> np.ndarray:
     if isinstance(operand, Value):
-        raise reader.specialise(operand, what)
+        raise specialise(operand, what)
     if isinstance(operand, Later):
         raise Unsupported(f"{what} is computed from a tensor whose shape depends on data")
     if not isinstance(operand, np.ndarray):
@@ -71,13 +80,17 @@ def _unrolled(
     reader: Reader, operands: Sequence[Any], body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
     """Every iteration's nodes one after another. States may change their shapes, and the number of iterations may depend on known states."""
-    most = None if operands[0] is None else int(_known(reader, operands[0], "its number of iterations").reshape(-1)[0])
+    most = None if operands[0] is None else int(_known(operands[0], "its number of iterations", reader.specialise).reshape(-1)[0])
     condition = np.array(True) if operands[1] is None else operands[1]
     states, count = list(operands[2:]), len(operands) - 2
     stacked: list[list[Any]] = [[] for _ in body.output[1 + count :]]
-    iteration = 0
-    while (most is None or iteration < most) and _known(reader, condition, "its condition").all():
-        reader.count_inlined(max(len(body.node), 1))
+    iteration, nodes = 0, max(len(body.node), 1)
+    finite = most is not None and most * nodes <= _MOST_RUN
+    if finite and most is not None and _goes_on(body):
+        reader.count_inlined(most * nodes, finite)
+        nodes = 0  # they are counted
+    while (most is None or iteration < most) and _holds(reader, condition):
+        reader.count_inlined(nodes, finite)
         given = [np.array(iteration, np.int64), condition, *states]
         inner: Environment = ChainMap(dict(zip((i.name for i in body.input), given, strict=True)), environment)
         condition, *results = reader.results_of(body, inner, opsets, depth)
@@ -86,6 +99,15 @@ def _unrolled(
             rows.append(row)
         iteration += 1
     return [*states, *(_stacked(reader, rows) for rows in stacked)]
+
+
+def _goes_on(body: onnx.GraphProto) -> bool:
+    """Whether the condition after an iteration is the one before it."""
+    sources = {output: node for node in body.node for output in node.output}
+    name: str = body.output[0].name
+    while name in sources and sources[name].op_type == "Identity":
+        name = sources[name].input[0]
+    return bool(name == body.input[1].name)
 
 
 def _stacked(reader: Reader, rows: Sequence[Any]) -> Any:
@@ -206,4 +228,6 @@ def _body(
         if value.name in b.inputs or value.name in b.constants or value in outputs:
             value = b.op("copy", value)
         outputs.append(value)
+    if any(node.operator == "scan" for node in b.nodes):
+        raise Unsupported("a scan or a recurrent layer within a scan")
     return b.finish(outputs), list(names.outer.values())

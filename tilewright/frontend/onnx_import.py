@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,6 +73,7 @@ _LISTED = 20  # nodes that an error names
 _LARGEST_SPECIALISED = 1 << 10  # elements of an input whose values may be taken from its example
 _MOST_READINGS = 32  # readings of a model, each with more inputs specialised
 _LARGEST_SCALE = 8  # elements of a floating-point tensor from which a shape may be computed: more are data
+_LARGEST_FLAG = 8  # elements of an input that decides control flow and is specialised: more are data
 _MOST_ORIGINS = 16  # inputs from which one shape is computed
 
 
@@ -101,6 +103,16 @@ class _Missing:
 _MISSING = _Missing()
 
 
+@dataclass
+class Inlined:
+    """How many nodes of functions' and iterations' bodies were added, and how many control nodes and functions of ONNX's own are around the current
+    one."""
+
+    nodes: int = 0
+    within: int = 0
+    standard: int = 0
+
+
 class _Importer:
     """State of importing one model."""
 
@@ -110,6 +122,7 @@ class _Importer:
         self.specialised = specialised
         self.opset = 0
         self.wanted: set[str] = set()  # inputs without whose values a node cannot be compiled
+        self.given: dict[str, Value] = {}  # the inputs that are not specialised
         self.origins: dict[str, Set[str]] = {}  # value -> the inputs that it is computed from, none if these are not to be specialised
         self.examples = None if example_inputs is None else list(example_inputs)
         self.builder = GraphBuilder()
@@ -118,7 +131,7 @@ class _Importer:
         self.names: dict[int, tuple[np.ndarray, str]] = {}  # the arrays are kept, so that no other gets their identity
         self.parameters: list[Parameter] = []
         self.unsupported: list[UnsupportedNode] = []
-        self.inlined = [0]
+        self.inlined = Inlined()
         self.by_name: dict[str, torch.Tensor] = {}  # examples by the names of their inputs; those on the device "meta" have no values
         self.tail: TailBuilder | None = TailBuilder(self.materialise)  # bodies have none: their tensors have fixed shapes
         self.around: tuple[_Importer, Mapping[str, Value]] | None = None  # of a body: the importer around it, and its values by the body's inputs
@@ -141,7 +154,7 @@ class _Importer:
             if literal is None:
                 value = self.builder.input(info.name, shape, dtype)
                 self.origins[value.name] = {info.name} if value.elements <= _LARGEST_SPECIALISED else set()
-                environment[info.name] = value
+                environment[info.name] = self.given[info.name] = value
             else:
                 environment[info.name] = literal.numpy()
             leaves.append(len(self.builder.inputs) - 1 if literal is None else None)
@@ -309,9 +322,11 @@ class _Importer:
         self, node: onnx.NodeProto, operands: Sequence[Any], environment: Environment, opsets: Mapping[str, int], depth: int
     ) -> Sequence[Any]:
         """Results of control flow: of the nodes that it runs, if these are known and all are supported, else of the tail."""
-        wanted, before, marks = frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes)
-        tail = self.tail if opset_number(opsets) == self.opset else None  # of a function of ONNX's the tail has the operator itself
+        wanted, before, marks, inlined = frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes), self.inlined.nodes
+        # of an operator that ONNX defines by a function the tail has the operator itself
+        tail = self.tail if opset_number(opsets) == self.opset and not self.inlined.standard else None
         collected = tail.mark() if tail is not None else ()
+        self.inlined.within += 1
         try:
             results = control(self, node, operands, environment, opsets, depth)
             if len(self.unsupported) == before or tail is None:
@@ -321,11 +336,15 @@ class _Importer:
             if tail is None or isinstance(error, Unspecialised) and self.examples is None:
                 raise
             reason = error
+        finally:
+            self.inlined.within -= 1
         if self.wanted != wanted:  # they are read again
             return [_MISSING] * len(node.output)
         found = self.unsupported[before:]
         del self.unsupported[before:], self.builder.nodes[marks:]
         tail.undo(collected)
+        if not self.inlined.within:  # or what is around this node, of which there are too many iterations, is for the tail, too
+            self.inlined.nodes = inlined
         try:
             return self._later(node, environment, opsets, reason)
         except Unsupported as error:
@@ -399,6 +418,14 @@ class _Importer:
         self.wanted |= origins
         return Unspecialised(f"{what} depends on the values of the input {names}")
 
+    def specialise_flag(self, operand: Value, what: str) -> Unsupported:
+        """As `specialise`, for a condition, on which no shape need depend: only inputs of a few integers or truth values are specialised, since
+        ONNX's runtimes run what data decide."""
+        given = [self.given[name] for name in self._origins_of(operand)]
+        if all(len(value.shape) <= 1 and value.elements <= _LARGEST_FLAG and not is_float(value.dtype) for value in given):
+            return self.specialise(operand, what)
+        return Unsupported(f"{what} is computed from the model's inputs, not constant")
+
     def _check_types(self, operands: Iterable[Any]) -> None:
         bad = sorted({v.dtype for v in operands if isinstance(v, Value)} - COMPUTED)
         if bad:
@@ -419,10 +446,14 @@ class _Importer:
         body.origins, body.around, body.tail = {}, (self, outer), None
         return body
 
-    def count_inlined(self, nodes: int) -> None:
-        self.inlined[0] += nodes
-        if self.inlined[0] > _MOST_INLINED:
+    def count_inlined(self, nodes: int, finite: bool) -> None:
+        """Counts the nodes of a function's body or of iterations. If they are too many, raises Unsupported within control flow that is `finite`, so
+        that ONNX's runtimes may run it, and otherwise InvalidModel."""
+        self.inlined.nodes += nodes
+        if self.inlined.nodes > _MOST_INLINED:
             cause = f"the functions and loops of the model are more than {_MOST_INLINED:,} nodes, all calls and iterations together"
+            if finite and self.inlined.within:
+                raise Unsupported(cause)
             raise InvalidModel(cause, "export it without functions and with shorter loops")
 
     def _function(self, node: onnx.NodeProto, operands: Sequence[Any] | None, opsets: Mapping[str, int]) -> onnx.FunctionProto | None:
@@ -451,10 +482,13 @@ class _Importer:
         inner: Environment = {"": None}
         inner.update(zip(function.input, [*operands, *[None] * (len(function.input) - len(operands))], strict=True))
         own = {entry.domain: entry.version for entry in function.opset_import}
-        self.count_inlined(len(function.node))
+        self.count_inlined(len(function.node), finite=True)
         wanted = {name for name, use in zip(function.output, used, strict=False) if use}
         place = label(node)
+        is_standard = (node.domain, node.op_type) not in self.functions
+        self.inlined.standard += is_standard
         self._nodes([bound(n, given, place) for n in function.node], inner, own or opsets, wanted, depth + 1)
+        self.inlined.standard -= is_standard
         return [inner.get(name) for name in function.output]
 
     # --- outputs ------------------------------------------------------------------------------------------------------

@@ -432,6 +432,23 @@ def simplify_loops(graph: Graph) -> Graph:
     return graph.with_nodes(nodes) if changed else graph
 
 
+def lift_loop_constants(graph: Graph) -> Graph:
+    """Makes the constants of loops' bodies constants of the graph, which the bodies read as inputs: all that a step reads is stored outside of it."""
+    nodes: list[Node] = []
+    values, constants = dict(graph.values), dict(graph.constants)
+    for node in graph.nodes:
+        body: Graph | None = node.attributes.get("body") if node.operator == "scan" else None
+        if body is not None and body.constants:
+            names = {name: f"{node.name}.{name}" for name in body.constants}
+            assert not values.keys() & names.values()  # results are the node's name with numbers, and operators have names of identifiers
+            values.update((outer, replace(body.values[name], name=outer)) for name, outer in names.items())
+            constants.update((outer, body.constants[name]) for name, outer in names.items())
+            body = replace(body, inputs=(*body.inputs, *names), constants=MappingProxyType({}))
+            node = replace(node, inputs=(*node.inputs, *names.values()), attributes=MappingProxyType({**node.attributes, "body": body}))
+        nodes.append(node)
+    return rebuilt(graph, nodes, values, constants) if len(constants) > len(graph.constants) else graph
+
+
 PASSES: tuple[Pass, ...] = (
     remove_dead_nodes,
     fold_constants,
@@ -441,5 +458,6 @@ PASSES: tuple[Pass, ...] = (
     merge_views,
     eliminate_common_subexpressions,
     simplify_loops,
+    lift_loop_constants,
     remove_dead_nodes,
 )
