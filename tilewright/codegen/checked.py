@@ -628,14 +628,14 @@ class CheckedPrinter(CPrinter):
             *body,
             "    return;",
             "done:",
-            "    s->clocked->stopped = 1;",
+            "    s->stopped = 1;",
             "}",
             "",
         )
         values = ", ".join(name for _, name in members)
         self.line(f"const tw_environment environment = {{{values}}};")
         self.line("tw_run_strands(s, strand, &environment, meaning);")
-        self.line("if (s->clocked->stopped) goto done;")
+        self.line("if (s->stopped) goto done;")
 
     # --- the whole ---
 
