@@ -20,7 +20,8 @@ from math import prod
 
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
 from tilewright.codegen.cuda import shared_offsets, shares_places
-from tilewright.codegen.printer import EQUALITY, UNARY, Code, Helper
+from tilewright.codegen.helpers import Helper
+from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var, index_const
 from tilewright.ir.intrinsic import INTERPRETER, LANES, Intrinsic, Operand, moved
