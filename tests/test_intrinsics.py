@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,17 +14,19 @@ from tilewright.analysis.cpu.pipeline_operands import USAGES
 from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
+from tilewright.codegen.checked import CheckedPrinter
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics import amx, async_copy, barriers, launching, mbarrier, mma, shuffle, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.power import power_of_two
 from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.pipelines import PIPELINES
-from tilewright.ir.expr import Load, Var, compare, const, select
+from tilewright.ir.expr import Expr, Load, Var, compare, const, select
 from tilewright.ir.expr import index_const as at
-from tilewright.ir.intrinsic import LANES, Context, ContextText, Intrinsic, Operand, Text, moved
+from tilewright.ir.intrinsic import INTERPRETER, LANES, Context, ContextText, Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import (
     Allocate,
     Buffer,
@@ -87,6 +90,31 @@ def test_descriptions_agree_with_themselves_and_with_the_tables() -> None:
             ]
             (target,) = [operand for operand in intrinsic.operands if operand.writes]
             assert intrinsic.meaning(*given).shape == (lanes, *target.shape), intrinsic
+
+
+SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38, -126.0, -126.5, 127.99)
+
+
+@pytest.mark.parametrize("perform", [mma.round_to_tf32, power_of_two])
+def test_texts_for_the_interpreter_compute_the_meaning(perform: Callable[[Place, Expr], Invoke]) -> None:
+    launch = Launch((1, 1, 1), (256, 1, 1))
+    thread = thread_variable(launch)
+    x = np.random.default_rng(0).standard_normal(256).astype(np.float32) * np.float32(20)
+    x[: len(SPECIAL)] = SPECIAL
+    invoked = perform(Place("value", at(0)), Load("x", (thread,), "f32"))
+    body = block([Allocate(Buffer("value", "f32", 1, "register")), invoked, Store("out", thread, Load("value", (at(0),), "f32"))])
+    kernel = Kernel("performed", (Buffer("x", "f32", 256), Buffer("out", "f32", 256, writable=True)), body, launch)
+    printer = CheckedPrinter(kernel)
+    printer.checked(kernel)
+    assert INTERPRETER in invoked.intrinsic.text and not printer.intrinsics
+    out = np.full(256, np.nan, np.float32)
+    assert run(kernel, [x, out]).is_clean
+    assert invoked.intrinsic.meaning is not None
+    expected = invoked.intrinsic.meaning(x)[:, 0]
+    if perform is mma.round_to_tf32:
+        np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+    else:
+        np.testing.assert_allclose(out, expected, rtol=2.0**-22)
 
 
 MACHINE_CODE = {

@@ -4,7 +4,7 @@ Blocks run one after another; those of a cluster, and all of a grid with barrier
 for all; accesses of one element by two blocks race unless a barrier of their cluster or grid is between them). A block's body is split at its
 barriers: each piece runs for one thread after another, and the state that a thread keeps across a barrier (variables, register buffers) is stored in
 arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp around its instructions, one warp after another: an
-instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`) runs in Python.
+instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`) runs in Python, unless it has a text for the interpreter.
 
 In a kernel with barriers in memory, or of warps or warpgroups, not all threads of a block meet at once: each warp, or warpgroup if the kernel has
 instructions of warpgroups, is a strand that runs the whole body on its own stack and gives way to others where it waits. Threads of a strand still
@@ -20,10 +20,11 @@ from math import prod
 
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
 from tilewright.codegen.cuda import shared_offsets, shares_places
+from tilewright.codegen.helpers import Helper
 from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var, index_const
-from tilewright.ir.intrinsic import LANES, Intrinsic, Operand, moved
+from tilewright.ir.intrinsic import INTERPRETER, LANES, Intrinsic, Operand, moved
 from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
@@ -309,6 +310,9 @@ class CheckedPrinter(CPrinter):
         result = arrays[taken[0][0].name]
         if intrinsic.meaning is moved:
             result = arrays[given[0][0].name]
+        elif (text := intrinsic.text.get(INTERPRETER)) is not None:
+            self.functions[self.need(text.function)] = Helper(text.source)
+            self.line(text.line.format(**arrays))
         else:
             if intrinsic not in self.intrinsics:
                 self.intrinsics.append(intrinsic)
@@ -627,14 +631,14 @@ class CheckedPrinter(CPrinter):
             *body,
             "    return;",
             "done:",
-            "    s->clocked->stopped = 1;",
+            "    s->stopped = 1;",
             "}",
             "",
         )
         values = ", ".join(name for _, name in members)
         self.line(f"const tw_environment environment = {{{values}}};")
         self.line("tw_run_strands(s, strand, &environment, meaning);")
-        self.line("if (s->clocked->stopped) goto done;")
+        self.line("if (s->stopped) goto done;")
 
     # --- the whole ---
 

@@ -1,6 +1,7 @@
 """Runs any kernel on a CPU, GPU kernels included, and reports its faults.
 
-The kernel becomes C with a check on every access, which is compiled (unoptimised, to compile fast) and called. It reports:
+The kernel becomes C with a check on every access, which is compiled (unoptimised, to compile fast; the checks themselves once, optimised) and called.
+It reports:
 
 - accesses out of bounds of global, shared and register buffers;
 - reads of the target of an asynchronous copy before the copy was awaited, and races with its arrival;
@@ -33,6 +34,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -50,7 +52,7 @@ from tilewright.system.libraries import mapped
 from tilewright.system.private_files import make_folder, read_private
 from tilewright.system.programs import ProgramHung, run_program
 
-_FLAGS = ("-O0", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
+_FLAGS = ("-w", "-fwrapv", "-fno-strict-aliasing", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
 _KINDS = (
     "out of bounds", "uninitialised", "race", "race between blocks", "misaligned", "barrier divergence", "read-only", "deadlock", "not awaited",
@@ -87,27 +89,42 @@ def _compiler() -> str:
 
 @lru_cache(maxsize=1024)
 def _library(source: str) -> ctypes.CDLL:
-    """The compiled source, from the cache folder if it is there and intact; from a temporary folder if the cache cannot be written."""
-    compiler = _compiler()
-    key = hashlib.sha256("\0".join((compiler, *_FLAGS, source)).encode()).hexdigest()[:32]
-    folder = settings.cache_directory() / "interpreter"
+    """The compiled source, with the runtime in it."""
+    inputs = {"kernel.c": source.encode(), "runtime.o": _runtime(_compiler())}
+    return mapped(_compiled("interpreter", _compiler(), (*_FLAGS, "-O0", "-shared"), inputs, ("runtime.o", "-lm")), "interpreter")
+
+
+@lru_cache(maxsize=8)
+def _runtime(compiler: str) -> bytes:
+    """What all kernels call, as an object file."""
+    header, text = ((files(__package__) / f"interpreter_runtime.{suffix}").read_bytes() for suffix in "hc")
+    inputs = {"kernel.c": text, "interpreter_runtime.h": header}
+    return _compiled("interpreter_runtime", compiler, (*_FLAGS, "-O2", "-fvisibility=hidden", "-c"), inputs)
+
+
+def _compiled(name: str, compiler: str, flags: Sequence[str], inputs: Mapping[str, bytes], others: Sequence[str] = ()) -> bytes:
+    """What `kernel.c`, one of the given files, is compiled to: from the folder of that name in the cache if it is there and intact; from a temporary
+    folder if the cache cannot be written. `others`: arguments that follow the file."""
+    command = (compiler, *flags, "-o", "compiled", "kernel.c", *others)
+    key = hashlib.sha256(b"\0".join((*map(str.encode, command), *inputs.values()))).hexdigest()[:32]
+    folder = settings.cache_directory() / name
     path = folder / f"{key}.hashed"
     content = _read(path)
     if content is not None:
-        return mapped(content, "interpreter")
+        return content
     try:
         make_folder(folder)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            content = _built(compiler, source, Path(work)).read_bytes()
+            content = _built(command, inputs, Path(work))
             (Path(work) / "hashed").write_bytes(hashlib.sha256(content).digest() + content)
             (Path(work) / "hashed").chmod(0o600)
             os.replace(Path(work) / "hashed", path)
-        return mapped(content, "interpreter")
+        return content
     except OSError:  # full or read-only
         pass
     try:
         with tempfile.TemporaryDirectory() as work:
-            return mapped(_built(compiler, source, Path(work)).read_bytes(), "interpreter")
+            return _built(command, inputs, Path(work))
     except OSError as error:
         raise CacheError(
             f"neither {folder} nor the temporary folder can be written: {' '.join(str(error).split())}",
@@ -116,7 +133,7 @@ def _library(source: str) -> ctypes.CDLL:
 
 
 def _read(path: Path) -> bytes | None:
-    """The shared object in a file that begins with its hash; None if there is no such file, it is damaged, or another user may have written it."""
+    """The content of a file that begins with its hash; None if there is no such file, it is damaged, or another user may have written it."""
     try:
         content = read_private(path, path.parent)
     except OSError:
@@ -124,10 +141,10 @@ def _read(path: Path) -> bytes | None:
     return content[32:] if hashlib.sha256(content[32:]).digest() == content[:32] else None
 
 
-def _built(compiler: str, source: str, folder: Path) -> Path:
-    """The source compiled into a folder. Raises OSError for faults of the disk, KernelFailed for faults of the source."""
-    (folder / "kernel.c").write_text(source)
-    command = [compiler, *_FLAGS, "-o", "kernel.so", "kernel.c", "-lm"]
+def _built(command: Sequence[str], inputs: Mapping[str, bytes], folder: Path) -> bytes:
+    """What the command writes in a folder with these files. Raises OSError for faults of the disk, KernelFailed for faults of the source."""
+    for name, content in inputs.items():
+        (folder / name).write_bytes(content)
     try:
         done = run_program(command, settings.compile_seconds(), folder)
     except ProgramHung as error:
@@ -136,7 +153,7 @@ def _built(compiler: str, source: str, folder: Path) -> Path:
         if any(os.strerror(code) in done.errors for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)):
             raise OSError(f"the compiler could not write: {done.errors[-200:]}")
         raise KernelFailed(f"the interpreter's code does not compile: {done.errors[:2000]}", "report this as a defect")
-    return folder / "kernel.so"
+    return (folder / "compiled").read_bytes()
 
 
 @lru_cache(maxsize=256)

@@ -95,10 +95,16 @@ class Operand:
         return self.strides[0] if self.strides else self.row
 
 
+INTERPRETER = "interpreter"
+
+
 @dataclass(frozen=True)
 class Text:
     """An instruction in one language: a statement with operand names in braces, and the function that it calls. An operand in a buffer is printed as
-    its address, or in a context's buffer as the context's name for it. The function's source is printed ahead of the kernels."""
+    its address, or in a context's buffer as the context's name for it. The function's source is printed ahead of the kernels.
+
+    In the language `INTERPRETER`, C for the interpreter, an operand is an array [lanes][elements]. Such a text computes what the meaning does, and is
+    used instead: where threads perform an instruction one by one, calls of Python would take most of the time."""
 
     line: str
     function: str = ""

@@ -6,8 +6,6 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 import tilewright
 from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
@@ -129,5 +127,9 @@ def generator(machine: Machine, chain: bool = False) -> str:
 def code_of(lowered: Lowered | LoadableRegion) -> str:
     """The name of the code in records: the kernels' names, which are digests of their code, in the order of the calls; a library's operator first, as
     PyTorch's of this version."""
-    library = [f"torch_{torch.__version__}_{lowered.library.operator}"] if lowered.library is not None else []
+    library = []
+    if lowered.library is not None:
+        import torch  # here alone: processes that compile candidates start in a quarter of the time without it
+
+        library = [f"torch_{torch.__version__}_{lowered.library.operator}"]
     return "+".join((*library, *dict.fromkeys(call.kernel for call in lowered.calls)))

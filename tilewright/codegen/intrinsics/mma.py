@@ -22,7 +22,7 @@ import numpy as np
 
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, size_of
 from tilewright.ir.expr import Expr, Load
-from tilewright.ir.intrinsic import LANES, Array, Intrinsic, Operand, Text
+from tilewright.ir.intrinsic import INTERPRETER, LANES, Array, Intrinsic, Operand, Text
 from tilewright.ir.kernel import Invoke, Kernel, Place, Statement, Store, statements
 
 M, N = 16, 8
@@ -217,7 +217,18 @@ _ROUND = Intrinsic(
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
     *target = __uint_as_float(bits);
 }}""",
-        )
+        ),
+        INTERPRETER: Text(
+            "tw_round_to_tf32({target}[0], {value}[0][0]);",
+            "tw_round_to_tf32",
+            """static void tw_round_to_tf32(float *target, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value == value)
+        bits = (bits + 0x1000) & 0xffffe000;
+    memcpy(target, &bits, sizeof bits);
+}""",
+        ),
     },
     "cvt.rna.tf32",
     ("sm_80",),

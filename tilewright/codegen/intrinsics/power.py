@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import Expr
-from tilewright.ir.intrinsic import Array, Intrinsic, Operand, Text
+from tilewright.ir.intrinsic import INTERPRETER, Array, Intrinsic, Operand, Text
 from tilewright.ir.kernel import Invoke, Place
 
 
@@ -28,7 +28,15 @@ _POWER = Intrinsic(
             """static __device__ __forceinline__ void tw_power_of_two(float *target, float value) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(*target) : "f"(value));
 }""",
-        )
+        ),
+        INTERPRETER: Text(
+            "tw_power_of_two({target}[0], {value}[0][0]);",
+            "tw_power_of_two",
+            """static void tw_power_of_two(float *target, float value) {
+    const float power = exp2f(value);
+    *target = power < 0x1p-126f ? 0.0f : power;
+}""",
+        ),
     },
     "ex2.approx",
 )
