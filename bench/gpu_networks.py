@@ -139,7 +139,7 @@ def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32"
 
 def reused(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but buffers share memory as if kernels ran one after another, so that some that could run concurrently do not."""
-    with mock.patch.object(buffers, "plan_memory", lambda program, alignment, concurrent: plan_memory(program, alignment)):
+    with mock.patch.object(buffers, "plan_memory", lambda program, alignment, _: plan_memory(program, alignment)):
         executable = ours(module, inputs, precision=precision)
         executable(*inputs)  # plans the memory
     return executable

@@ -473,6 +473,40 @@ def recurrent_many() -> Rows:
     return [*rows, ["**geometric mean**", "", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"]]
 
 
+def recurrent_both() -> Rows:
+    """Recurrent layers of both directions, as one loop and as two kernels, and which of them is taken."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for entry in results_of("gpu_recurrent_both"):
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry
+    rows = [["layer, both directions", "one loop, us; predicted", "two kernels, us; predicted", "taken", "cuDNN, us", "cuDNN / taken"]]
+    ratios = []
+    for layer, ways in found.items():
+        own = {"one loop": ways["tilewright joined"], "two kernels": ways["tilewright apart"]}
+        taken = min(own, key=lambda way: own[way]["predicted_seconds"])
+        cudnn = min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
+        ratios.append(cudnn / own[taken]["median_seconds"])
+        times = (f"{1e6 * entry['median_seconds']:.0f}; {1e6 * entry['predicted_seconds']:.0f}" for entry in own.values())
+        rows.append([layer.removesuffix(", both directions"), *times, taken, f"{1e6 * cudnn:.0f}", f"{ratios[-1]:.2f}"])
+    return [*rows, ["**geometric mean**", "", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"]]
+
+
+def precisions() -> Rows:
+    """Float32 modules with `precision="fp16"` against 16 bits in all regions, TF32, float32, and PyTorch's autocast."""
+    others = {"everywhere": "16 bits everywhere", "tf32": "TF32", "fp32": "float32", "autocast": "autocast"}
+    rows = [["module", "batch", "ours, us", *(f"{label} / ours" for label in others.values())]]
+    found: dict[str, dict[str, float]] = {}
+    for file in ("gpu_precision_h100", "gpu_precision_recurrent_h100"):  # the later file has recurrent layers of the first again
+        for entry in results_of(file):
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry["median_seconds"]
+    ratios = [[times[other] / times["tilewright"] for other in others] for times in found.values()]
+    for (label, times), row in zip(found.items(), ratios, strict=True):
+        name, _, batch = label.rsplit(" ", 2)
+        rows.append([name.removeprefix("torchvision:"), batch[1:], f"{1e6 * times['tilewright']:.1f}", *(f"{ratio:.2f}" for ratio in row)])
+    means = (f"{statistics.geometric_mean(column):.2f}" for column in zip(*ratios, strict=True))
+    return [*rows, ["**geometric mean**", "", "", *means]]
+
+
 def gpu_chain_times() -> Rows:
     """Chains of convolutions on a GPU in one kernel and in separate ones, and what the models made of them."""
     rows = [["chain", "separate, us", "cuDNN, us", "best predicted, us", "ratio", "predicted ratio", "best of all, ratio", "decision"]]
@@ -571,6 +605,8 @@ GPU_TABLES = (
     computed_maps,
     gpu_chain_times,
     recurrent_many,
+    recurrent_both,
+    precisions,
     half_fusion,
     half_recurrent,
     tensor_products,

@@ -187,9 +187,9 @@ def emulated(executable: Executable, capturing: Sequence[bool] = (False,)) -> It
     names = [kernel.name for kernel in driver.kernels]
     library: Any = SimpleNamespace(driver=driver, functions={name: 1 + at for at, name in enumerate(names)}, context=None)
 
-    def engine(program: Any, binaries: object, model: GpuEngine | None, shared: object, concurrent_bytes: int = 0) -> GpuEngine:
+    def engine(program: Any, binaries: object, model: GpuEngine | None, shared: object, cache_bytes: int = 0) -> GpuEngine:
         constants = model.buffers.constants if model is not None else None
-        buffers = Buffers(program, torch.device("cpu"), GPU_ALIGNMENT, constants, concurrent_bytes=concurrent_bytes)
+        buffers = Buffers(program, torch.device("cpu"), GPU_ALIGNMENT, constants, cache_bytes=cache_bytes)
         return GpuEngine(buffers, library, in_order=True, model=model)
 
     def captured(calls: Sequence[Callable[[], object]], device: torch.device) -> list[Callable[[], object]]:

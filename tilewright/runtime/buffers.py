@@ -93,13 +93,13 @@ class Buffers:
         alignment: int,
         constants: Mapping[str, torch.Tensor] | None = None,
         shared_constants: SharedConstants | None = None,
-        concurrent_bytes: int = 0,
+        cache_bytes: int = 0,
     ) -> None:
-        """`concurrent_bytes`: as in `plan_memory`."""
+        """`cache_bytes`: as in `plan_memory`."""
         self.program = program
         self.device = device
         self.places: Places = assign_places(program)
-        self.plan: MemoryPlan = plan_memory(program, alignment, concurrent_bytes)
+        self.plan: MemoryPlan = plan_memory(program, alignment, cache_bytes)
         if constants is None:
             constants = (shared_constants or SharedConstants()).packed(program, self.places.constants, device)
         self.constants: Mapping[str, torch.Tensor] = MappingProxyType(dict(constants))

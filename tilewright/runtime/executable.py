@@ -146,9 +146,9 @@ class Executable:
             from tilewright.runtime.gpu import gpu_engine
 
             level2 = image.machine.cache(2)
-            concurrent = level2.bytes if level2 is not None else 0  # within it, memory that is not reused costs nothing
+            cache_bytes = level2.bytes if level2 is not None else 1
             # it runs library calls itself
-            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants, concurrent_bytes=concurrent)
+            self._engine = gpu_engine(image.program, image.binaries, model, self._shared_constants, cache_bytes=cache_bytes)
         else:
             self._engine = cpu_engine(image.program, image.binaries, self._threads, model, self._shared_constants)
             self._libraries = bound_calls(self._engine.buffers, shared._libraries if shared is not None else None)

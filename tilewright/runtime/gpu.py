@@ -482,10 +482,10 @@ def gpu_engine(
     model: GpuEngine | None = None,
     shared_constants: SharedConstants | None = None,
     in_order: bool = False,
-    concurrent_bytes: int = 0,
+    cache_bytes: int = 0,
 ) -> GpuEngine:
     """An engine over fresh buffers on the current GPU; a clone of `model`, if given, is on the GPU of `model` and shares its constants and
-    kernels, others `shared_constants`. `concurrent_bytes`: as in `plan_memory`."""
+    kernels, others `shared_constants`. `cache_bytes`: as in `plan_memory`."""
     torch.cuda.init()
     if model is not None:
         device, constants, library = model.buffers.device, model.buffers.constants, model.library
@@ -499,7 +499,7 @@ def gpu_engine(
             library = GpuLibrary(driver, binaries, program.kernels, context)
         finally:
             driver.pop_context()
-    buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants, concurrent_bytes)
+    buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants, cache_bytes)
     engine = GpuEngine(buffers, library, in_order, model)
     torch.cuda.synchronize(device)  # the arena is zeroed and the constants are copied before the first call, whatever its stream
     return engine

@@ -5,8 +5,8 @@ each in the smallest gap between the buffers that are live at the same time (gre
 for deep neural net inference", 2020).
 
 Where calls may run concurrently, a buffer in the place of another one would have to wait for the calls that use that, although it needs nothing of
-them: two directions of a recurrent layer, or branches of a module, would follow each other. So there, as far as memory is not scarce, two buffers
-share a place only if all uses of the one precede all uses of the other by what calls read and write (`Order`).
+them: two directions of a recurrent layer, or branches of a module, would follow each other. So there two buffers
+share a place only if all uses of the one precede all uses of the other by what calls read and write (`Order`), unless that takes much more memory.
 
 A buffer with a halo or with rounding must find those elements zero at every call, and kernels write only its interior. So it shares its place only
 with buffers of identical layout and dtype, whose interior is completely overwritten by each writer: the zeros of the initial clearing are then
@@ -33,6 +33,8 @@ from tilewright.text import number_of
 
 CPU_ALIGNMENT = 64
 GPU_ALIGNMENT = 256
+MORE_MEMORY = 1.25
+"""How much larger an arena beyond the level-2 cache may be in which calls can run concurrently. Inception-v3 takes 1.02 times the memory."""
 
 
 @dataclass(frozen=True)
@@ -299,12 +301,12 @@ def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT, order: Or
     return MemoryPlan(MappingProxyType(offsets), MappingProxyType(sizes), arena.bytes, unshared)
 
 
-def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT, concurrent_bytes: int = 0) -> MemoryPlan:
-    """Plans the arena of a program: every buffer that is neither an input, an output nor a constant. If it takes up to `concurrent_bytes`, calls that
-    do not need one another may run concurrently."""
+def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT, cache_bytes: int = 0) -> MemoryPlan:
+    """Plans the arena of a program: every buffer that is neither an input, an output nor a constant. With a cache of `cache_bytes`, calls that do not
+    need one another may run concurrently, unless that takes more than the cache and `MORE_MEMORY`."""
     buffers = lifetimes(program, assign_places(program).arena)
     in_turn = place(buffers, alignment)
-    if in_turn.bytes > concurrent_bytes or sum(region.repeat * len(region.calls) for region in program.regions) > EDGES_UP_TO:
+    if not cache_bytes or sum(region.repeat * len(region.calls) for region in program.regions) > EDGES_UP_TO:
         return in_turn
     concurrent = place(buffers, alignment, order_by_data(program))
-    return concurrent if concurrent.bytes <= concurrent_bytes else in_turn
+    return concurrent if concurrent.bytes <= max(cache_bytes, MORE_MEMORY * in_turn.bytes) else in_turn
