@@ -1,8 +1,7 @@
 """Variants of the code of products by warpgroups: the blocks of a split meet in a cluster and add their parts themselves, through shared memory.
 
-Without a second kernel and without parts in level 2 the models predict 1.16 to 1.22 times the speed for small layers. Measured on an H100, such a
-layer alone takes 0.92 to 1.04 of the time, but networks in which prediction chose it take longer (ResNet-50 1.02 in float16 and 1.07 in TF32,
-ResNet-18 1.13 in TF32). So it is no axis of the space, but a variant (`selection/variants.py`), which trials measure.
+That takes no second kernel and no parts in level 2. The gain that the models predict was not confirmed on an H100 (docs/kernels.md), so that it is no
+axis of the space, which prediction would choose, but one that trials measure (`selection/variants.py`).
 """
 
 from __future__ import annotations
