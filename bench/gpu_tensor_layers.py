@@ -8,8 +8,8 @@ As in `bench.layer_speed` everything is timed in one process as replays of CUDA 
 median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode, and with the type fp32-tensor compute in float32
 without TF32. Ours reads the channels-last input with the zeroed
 halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema (or of `--only`
-these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections. Candidates of warpgroups that take the
-axis `--apart` count as a schema of their own, so that what the axis gains is measured.
+these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections. Variants of warpgroups that take the
+axis `--apart`, those of all candidates by formulas, count as a schema of their own, so that what the axis gains is measured.
 The second table has the measured and the predicted time of each of these, by schema, from which constants can be judged; fit them to problems of
 `tilewright train`, not to these layers. After `--seconds` no further layer begins, and `--resume` leaves out those of which the result file has rows.
 """
@@ -22,12 +22,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -35,12 +36,14 @@ from rich.table import Table
 from bench.common import earlier_results, write_results
 from bench.layer_speed import MOST_SETS, ROTATED_BYTES, Call, Ours, best, compare, geometric_mean, on_set
 from bench.layers import LAYERS
+from tilewright.errors import KernelFailed
 from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.columns import length
 from tilewright.kernels.schema import USUAL
 from tilewright.selection.choice import rank
-from tilewright.selection.ranking import Choice, Ranking
+from tilewright.selection.ranking import Choice, Ranking, variants_of
 from tilewright.tuning import compile_worker, serialisation, trial_worker
 from tilewright.tuning.problems import convolution_problem
 
@@ -63,13 +66,23 @@ def layer_problem(name: str, batch: int, precision: str) -> Problem:
 
 
 def candidates(ranking: Ranking, first: int, apart: str = "") -> dict[str, list[Choice]]:
-    """The first candidates of every schema in the order of the ranking; those with the axis `apart` by themselves."""
+    """The first candidates of every schema in the order of the ranking; by themselves the first variants with the axis `apart` of all candidates, in
+    the order of formulas."""
 
-    def group(choice: Choice) -> str:
-        return choice.schema.name + f", {apart}" * bool(apart and getattr(choice.schedule, apart, 0))
+    def takes(choice: Choice) -> bool:
+        return bool(apart) and getattr(choice.schedule, apart, 0) != 0
 
-    names = [part.schema.name for part in ranking.parts] + [f"{part.schema.name}, {apart}" for part in ranking.parts if apart in part.candidates]
-    return {name: list(islice((choice for choice in ranking if group(choice) == name), first)) for name in dict.fromkeys(names)}
+    found: dict[str, list[Choice]] = {}
+    for name in dict.fromkeys(part.schema.name for part in ranking.parts):
+        found[name] = list(islice((choice for choice in ranking if choice.schema.name == name and not takes(choice)), first))
+    for part in ranking.parts:
+        name = f"{part.schema.name}, {apart}"
+        if name in found or apart not in (entry.name for entry in fields(part.schema.schedule)):
+            continue
+        varied = variants_of(part, np.arange(length(part.candidates)), ranking.machine)
+        if varied is not None:
+            found[name] = list(islice(filter(takes, Ranking(ranking.machine, (varied[0],))), first))
+    return found
 
 
 def ranking_of(problem: Problem, machine: Machine, precision: str, learned: bool = False) -> Ranking:
@@ -93,6 +106,14 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
     return calls
 
 
+def measured_or_error(seconds: Callable[[], float]) -> dict[str, Any]:
+    """The `measured` time of a candidate; None, and the `error`, if it does not compile, load or run."""
+    try:
+        return {"measured": seconds()}
+    except (RuntimeError, KernelFailed) as problem:
+        return {"measured": None, "error": str(problem).splitlines()[0]}
+
+
 def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: argparse.Namespace) -> dict[str, Any]:
     """Measures all contenders of one layer; the rows of `candidates` are ours with their predictions, in seconds."""
     outputs, channels, size, filter_size, stride = LAYERS[name]
@@ -108,17 +129,12 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: ar
     best_of_all = ours.ranking.first()
     chosen = serialisation.schedule_text(best_of_all.schedule)
     texts = {serialisation.schedule_text(choice.schedule): choice for choices in (*found.values(), [best_of_all]) for choice in choices}
-    with suppress(RuntimeError):  # what does not compile says so below
+    with suppress(RuntimeError, KernelFailed):  # what does not compile says so below
         ours.prepare(list(texts))
     rows: list[dict[str, Any]] = []
     for text, choice in texts.items():
-        row: dict[str, Any] = {"schema": choice.schema.name, "schedule": text, "predicted": choice.seconds, "measured": None}
-        row["terms"] = dict(choice.terms)
-        try:
-            row["measured"] = ours.seconds(text)
-        except RuntimeError as problem:
-            row["error"] = str(problem).splitlines()[0]
-        rows.append(row)
+        row: dict[str, Any] = {"schema": choice.schema.name, "schedule": text, "predicted": choice.seconds, "terms": dict(choice.terms)}
+        rows.append(row | measured_or_error(partial(ours.seconds, text)))
     measured = {row["schedule"]: row["measured"] for row in rows if row["measured"] is not None and math.isfinite(row["measured"])}
     timers: dict[str, tuple[Callable[[], float], float]] = {}
     if chosen in measured:
@@ -184,7 +200,7 @@ def main() -> None:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--first", type=int, default=6, help="candidates of each schema that are measured")
     parser.add_argument("--only", help="schemas whose candidates are measured besides our choice, such as tensor cores,warpgroups")
-    parser.add_argument("--apart", default="", help="an axis of warpgroups, such as meeting, whose candidates are measured by themselves")
+    parser.add_argument("--apart", default="", help="an axis of variants of warpgroups, such as meeting, which are measured by themselves")
     parser.add_argument("--against", default="cudnn,inductor", help="of cudnn,inductor")
     parser.add_argument("--formulas", action="store_true", help="rank without learned corrections")
     parser.add_argument("--rounds", type=int, default=15)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.gpu_tensor_layers import candidates, layer_problem, ranking_of, summary, tables
+from bench.gpu_tensor_layers import candidates, layer_problem, measured_or_error, ranking_of, summary, tables
 from tests.emulated_gpu import EmulatedServer
+from tilewright.errors import KernelFailed
 from tilewright.hardware import machine
 from tilewright.kernels.registry import lower
 from tilewright.tuning import serialisation
@@ -34,6 +35,20 @@ def test_candidates_with_an_axis_are_apart() -> None:
         assert [choice.schedule.meeting for choice in found[name]] == [0, 0]
         assert [choice.schedule.meeting for choice in found[f"{name}, meeting"]] == [1, 1]
     assert "tensor cores, meeting" not in found
+    assert set(found) == {
+        *candidates(ranking_of(layer_problem("R12", 1, "fp16"), H200, "fp16"), 2),
+        "warpgroups, meeting",
+        "warpgroup patches, meeting",
+    }
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("wrong"), KernelFailed("cuFuncSetAttribute: invalid argument\nmore")])
+def test_a_candidate_that_fails_is_a_row(failure: Exception) -> None:
+    def fails() -> float:
+        raise failure
+
+    assert measured_or_error(fails) == {"measured": None, "error": str(failure).splitlines()[0]}
+    assert measured_or_error(lambda: 2e-6) == {"measured": 2e-6}
 
 
 def test_tables() -> None:

@@ -19,7 +19,7 @@ import tilewright
 from tests.compiled import Case
 from tests.interpreted import check_interpreted
 from tests.test_gpu_runtime import FakeLibrary, FakeStream, diamond, fake_engine, stream
-from tilewright.codegen.cuda import print_cuda
+from tilewright.codegen.cuda import print_cuda, shared_offsets, shares_places
 from tilewright.codegen.intrinsics.launching import awaits_earlier_kernels, wait_for_earlier_kernels
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
@@ -27,6 +27,8 @@ from tilewright.hardware import machine
 from tilewright.ir.expr import Load, walk
 from tilewright.ir.kernel import Block, Invoke, Kernel, expressions, written_by
 from tilewright.kernels.gpu import early
+from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
+from tilewright.kernels.registry import lower, lower_for_images
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import gpu as gpu_module
 from tilewright.runtime.driver import ADD_EDGES, Driver, KernelNodeParams
@@ -34,6 +36,7 @@ from tilewright.runtime.executable import Executable
 from tilewright.runtime.loadable import facts_symbol
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
+from tilewright.tuning.problems import convolution_problem
 
 __all__ = ["stream"]
 H200 = machine("h200")
@@ -89,6 +92,18 @@ def test_kernels_wait_before_they_access_global_memory(dtype: torch.dtype) -> No
     assert {kernel.name: kernel.waits for kernel in named.values()} == {kernel.name: not kernel.cooperative for kernel in found}
     for loaded in named.values():
         assert facts_symbol(loaded, H200) != facts_symbol(replace(loaded, waits=not loaded.waits), H200)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_scopes_keep_their_places_of_shared_memory(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of a scope have the places of those of another one: here sums those of the tiles whose products they are."""
+    monkeypatch.setattr(early, "AHEAD", ahead)
+    problem = convolution_problem(64, 64, 28, 28, 3)
+    problem = replace(problem, values={name: replace(value, dtype="f16") for name, value in problem.values.items()})
+    for schedule in (TensorCoreSchedule(64, 64, 32, 2, 2, 3, 1, 0, 1), TensorCoreSchedule(64, 64, 32, 2, 2, 3, 2, 1)):
+        (alone,), (early_one,) = (lowering(problem, schedule, H200).kernels for lowering in (lower, lower_for_images))
+        assert awaits_earlier_kernels(early_one) and not awaits_earlier_kernels(alone)
+        assert shares_places(alone) and shared_offsets(early_one) == shared_offsets(alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, replace
+from itertools import islice, pairwise
 from math import gcd
 from random import Random
 from typing import Any
@@ -24,19 +25,23 @@ from tilewright.analysis.gpu.warps import NotStatic, accesses
 from tilewright.codegen.cuda import print_cuda, shared_bytes
 from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
+from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, GpuVariants
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import For, Invoke, Kernel, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
-from tilewright.kernels.columns import length, take
+from tilewright.kernels.columns import Columns, length, row, take
+from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.context import Chooser
+from tilewright.partition.judges import lower
 from tilewright.selection.choice import choose, rank
-from tilewright.selection.ranking import Choice
+from tilewright.selection.ranking import Choice, Ranking, variants_of
+from tilewright.selection.variants import VARIED, with_variants
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 
@@ -51,8 +56,8 @@ TF32 = Numerics(tf32=True)
 
 
 def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema: AnySchema = WARPGROUP, axis: str = "") -> Chooser:
-    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number; of those alone
-    that take the `axis`, if there are any and one is named."""
+    """Chooses for each region that has candidates of the schema a given one, or the one that a function `pick` picks of their number; of the variants
+    alone that take the `axis`, if there are any and one is named."""
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
@@ -61,9 +66,10 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
             return ranking.first()
         begin, end = map(int, ranking.starts[own : own + 2])
         numbers: Sequence[int] = range(begin, end)
-        if axis:
-            taken = np.flatnonzero(ranking.parts[own].candidates[axis] > 0)
-            numbers = (begin + taken).tolist() or numbers
+        varied = variants_of(ranking.parts[own], np.arange(end - begin), machine) if axis else None
+        if varied is not None:
+            ranking = Ranking(machine, (varied[0],))
+            numbers = np.flatnonzero(varied[0].candidates[axis]).tolist()
         choice = ranking.choice(numbers[pick(len(numbers)) if callable(pick) else 0])
         used.append(choice.schedule if callable(pick) else pick)
         return replace(choice, schedule=used[-1])
@@ -413,11 +419,65 @@ def test_candidates(target: Machine) -> None:
     assert (blocks_of(form.facts, candidates)[candidates["cluster"] > 1] >= target.processors).all()
     for name in ("staged", "persistent"):
         assert set(candidates[name].tolist()) == {0, 1} and (candidates["split"][candidates[name] > 0] == 1).all()
-    meet = candidates["meeting"] > 0
-    assert set(candidates["split"][meet].tolist()) <= {2, 4, 8} and set(candidates["cluster"][meet].tolist()) == {1}
+    assert "meeting" not in candidates
+    assert WARPGROUP.variants is not None
+    meet, origins = WARPGROUP.variants(form.facts, candidates, target)
+    assert set(meet["split"].tolist()) <= {2, 4, 8} and set(meet["cluster"].tolist()) == {1} and (meet["meeting"] == 1).all()
+    assert all((take(candidates, origins)[name] == meet[name]).all() for name in candidates)
+    assert (shared_bytes_of(form.facts, meet) <= target.shared_bytes_per_block).all()
     several = candidates["persistent"] > 0
     assert (blocks_of(form.facts, candidates)[several] > at_once_of(form.facts, candidates, target)[several]).all()
     assert (shared_bytes_of(form.facts, candidates) <= target.shared_bytes_per_block).all()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("schema", [WARPGROUP, WARPGROUP_PATCH, TENSOR_CORES], ids=lambda schema: schema.name)
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31))
+def test_kernels_have_the_shared_memory_that_is_counted(schema: AnySchema, dtype: str, seed: int) -> None:
+    """As they are launched, of any candidate or variant: the count of warpgroups is above by what aligns their buffers, and by stages of which the
+    few tiles of persistent blocks have no steps. Sums of `mma.sync` on their way have the places of the tiles."""
+    random = Random(seed)
+    channels, size = random.choice((64, 128, 512)), random.choice((7, 17, 34, 68))
+    problem = convolution_problem(random.choice((32, 128, 256)), channels, size, size, random.choice((2, 3)))
+    problem = replace(problem, values={name: replace(value, dtype=dtype) for name, value in problem.values.items()})
+    form = form_of(schema, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    candidates: Columns = schema.space(form.facts, H200, Options(numerics=TF32))[0]
+    if schema.variants is not None and random.random() < 0.4:
+        candidates = schema.variants(form.facts, candidates, H200)[0]
+    kind = random.choice(("any", "staged", "largest"))
+    counted = schema.counts(form.facts, candidates, H200).shared_bytes
+    possible = np.flatnonzero({"any": counted > 0, "staged": candidates["staged"] > 0, "largest": counted > 0.8 * counted.max(initial=0)}[kind])
+    for at in random.sample(possible.tolist(), min(2, len(possible))):
+        schedule = schema.schedule_of(row(candidates, at), H200)
+        kernel = lower(problem, schedule, H200).kernels[0]
+        least = counted[at] if schema is TENSOR_CORES else 0 if schedule.persistent else counted[at] - 2 * 1024
+        assert least <= shared_bytes(kernel) <= counted[at] <= H200.shared_bytes_per_block, schedule
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+@pytest.mark.parametrize("target", ["h100", "h200"])
+def test_parts_meet_only_by_trials(target: str, precision: str) -> None:
+    """Directly behind what they vary, and first only where measurements confirmed their gain."""
+    on, seen, chosen = machine(target), 0, 0
+    for outputs, channels, size in ((256, 256, 14), (512, 512, 7), (320, 200, 9)):
+        problem = convolution_problem(outputs, channels, size, size, 3)
+        values = {name: replace(value, dtype="f16" if precision == "fp16" else "f32") for name, value in problem.values.items()}
+        numerics = USUAL.at(precision)
+        ranking = rank(replace(problem, values=values), on, numerics=numerics)
+        assert not getattr(ranking.first().schedule, "meeting", 0)
+        first = list(islice(ranking, 2 * VARIED))
+        for before, choice in pairwise(first):
+            if getattr(choice.schedule, "meeting", 0):
+                assert before.schedule == replace(choice.schedule, meeting=0) and before.seconds == choice.seconds
+                seen += 1
+        bare = replace(ranking, parts=tuple(part for part in ranking.parts if "meeting" not in part.candidates))
+        bare = replace(bare, predicted=ranking.seconds[: bare.candidates])
+        believed = with_variants(bare, GpuVariants(0.0, 0.0, 0.0, meeting=1.0)).first()
+        chosen += getattr(believed.schedule, "meeting", 0) and believed.seconds < ranking.first().seconds
+        assert [c.schedule for c in islice(with_variants(bare, UNCONFIRMED_VARIANTS), 16)] == [choice.schedule for choice in first]
+    assert seen >= 2 and chosen
 
 
 @pytest.mark.parametrize("kind", [WARPGROUP.schedule, WARPGROUP_PATCH.schedule])
@@ -528,8 +588,10 @@ def test_parts_that_meet_are_not_in_level_2() -> None:
     assert not isinstance(form, Unsuitable), form
     options = Options(numerics=TF32)
     candidates, _ = WARPGROUP.space(form.facts, H200, options)
-    meet = take(candidates, (candidates["meeting"] > 0) & (blocks_of(form.facts, candidates) <= H200.processors // 2))
-    apart = {**meet, "meeting": np.zeros_like(meet["meeting"])}
+    apart = take(candidates, blocks_of(form.facts, candidates) <= H200.processors // 2)
+    assert WARPGROUP.variants is not None
+    meet, origins = WARPGROUP.variants(form.facts, apart, H200)
+    apart = take(apart, origins)
     both = [WARPGROUP.counts(form.facts, rows, H200) for rows in (meet, apart)]
     assert length(meet) > 20 and (both[0].padded_flops == both[1].padded_flops).all()
     # parts are written and read in float32

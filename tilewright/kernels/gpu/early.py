@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.launching import awaits_earlier_kernels, wait_for_earlier_kernels
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Load, walk
-from tilewright.ir.kernel import Invoke, Kernel, Statement, expressions, statements, written_by
+from tilewright.ir.kernel import Block, Invoke, Kernel, Statement, expressions, statements, written_by
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 
@@ -50,9 +49,16 @@ def changing(lowered: Lowered, kernel: Kernel, constants: Set[str]) -> frozenset
 def _early(kernel: Kernel, changing: Set[str]) -> Kernel:
     if kernel.cooperative or awaits_earlier_kernels(kernel):
         return kernel
-    body = block(kernel.body).statements
-    at = next((k for k, statement in enumerate(body) if accessed(statement) & changing), len(body)) if AHEAD else 0
-    return replace(kernel, body=block(body[:at], wait_for_earlier_kernels(), body[at:]))
+    return replace(kernel, body=_waiting(kernel.body, changing))
+
+
+def _waiting(body: Statement, changing: Set[str]) -> Block:
+    """The statements with the wait among them. Scopes stay what they are: shared buffers of one have the places of those of another."""
+    inside = body.statements if isinstance(body, Block) else (body,)
+    at = next((k for k, statement in enumerate(inside) if accessed(statement) & changing), len(inside)) if AHEAD else 0
+    if AHEAD and at < len(inside) and isinstance(inside[at], Block):
+        return Block((*inside[:at], _waiting(inside[at], changing), *inside[at + 1 :]))
+    return Block((*inside[:at], wait_for_earlier_kernels(), *inside[at:]))
 
 
 def accessed(root: Statement) -> frozenset[str]:

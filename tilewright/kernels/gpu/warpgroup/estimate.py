@@ -20,6 +20,7 @@ from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.space import (
     block_of,
     blocks_of,
+    meeting_of,
     registers_of,
     shared_bytes_of,
     staged_columns,
@@ -62,7 +63,7 @@ def pipelined_counts(
     product, one = facts.product, np.ones(len(blocks))
     columns, consumers, split = candidates["columns"], candidates["consumers"], candidates["split"]
     warps, threads = GROUP_WARPS * consumers, threads_of(candidates)
-    meeting = candidates["meeting"] > 0
+    meeting = meeting_of(candidates)
     parts = np.where((split > 1) & ~meeting, split * product.batch * product.m * product.n * float(product.element_bytes), 0)
     read = one * (product.a.bytes + product.b.bytes + product.epilogue_bytes)
     registers = registers_of(candidates)
@@ -119,14 +120,14 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
 def width_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of vectors in shared memory."""
     most = facts.product.store_vector
-    width: np.ndarray = np.where((candidates["staged"] | candidates["meeting"]) > 0, most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
+    width: np.ndarray = np.where((candidates["staged"] > 0) | meeting_of(candidates), most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
     return width
 
 
 def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> np.ndarray:
     """Cycles of a processor in which a block stores its results, or its share of a tile whose parts meet. From registers a warp's store touches eight
     rows, or four if swapped."""
-    swapped, meeting = candidates["swapped"] > 0, candidates["meeting"] > 0
+    swapped, meeting = candidates["swapped"] > 0, meeting_of(candidates)
     elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1)
     lines, across = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
     adjacent = np.where(meeting, block_of(candidates)[1], across)
@@ -155,13 +156,14 @@ def pipelined_estimate(
     latency = fitted.copy_latencies * memory_latency
     through = np.maximum(np.maximum(tensor / fitted.share, read), copied / fitted.copy_gain)
     alone = np.maximum(through, latency / np.maximum(counts.stages - 1, 1)) + apart / fitted.copy_gain
-    each = blocks_each(counts.blocks, counts.split, candidates["meeting"], machine)
+    meeting = meeting_of(candidates)
+    each = blocks_each(counts.blocks, counts.split, meeting, machine)
     full, rest = each // counts.resident, each % counts.resident
     steps = full * np.maximum(counts.resident * through, alone) + (rest > 0) * np.maximum(rest * through, alone)
     rounds = full + (rest > 0)
     results = product.batch * product.m * product.n
     # parts of a split that do not meet are float32 in level 2, other results are in memory at the end
-    share = np.where(candidates["meeting"] > 0, 1 / counts.split, counts.split == 1)
+    share = np.where(meeting, 1 / counts.split, counts.split == 1)
     stored = share * tile * (product.bytes_written + product.epilogue_bytes) / results
     ends = np.where(candidates["persistent"] > 0, 1, rounds) * fitted.end_latencies * memory_latency
     cycles = result_cycles(facts, candidates, counts, machine)
@@ -173,7 +175,7 @@ def pipelined_estimate(
         "compute": work.compute_seconds,
         "memory": counts.memory_bytes / bandwidth(machine),
         "drain": ends + stores,
-        "split": split_seconds(counts.split, candidates["meeting"], none, results, product.element_bytes, tile, work, counts.resident, machine),
+        "split": split_seconds(counts.split, meeting, none, results, product.element_bytes, tile, work, counts.resident, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
 

@@ -7,7 +7,7 @@ multiplies 64 rows of one factor by `columns` rows of the other. If `swapped` th
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
-from tilewright.kernels.gpu.gemm.space import CLUSTERS, SPLITS
+from tilewright.kernels.gpu.gemm.space import SPLITS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 
 S = TypeVar("S", int, np.ndarray)
 BARRIER_BYTES = 8
+MEETING = "meeting"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
     """The candidates, and the number rejected for each reason (a rejected tile counts once for each way to share and store it). `tf32`: whether
     float32 factors may be rounded to TF32."""
     if facts.kind == "tf32" and not tf32:
-        return {entry.name: np.zeros(0, np.int64) for entry in fields(WarpgroupSchedule)}, {"float32 may not be rounded to TF32": 1}
+        return no_candidates(WarpgroupSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, product, ways = product_of(TILE_AXES), facts.product, ways_of(facts)
     bm, bn = block_of(tiles)
     least_m, least_n = (np.where(tiles["swapped"] == side, M, 16) for side in (0, 1))
@@ -143,10 +144,20 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
 def ways_of(facts: WarpgroupFacts) -> dict[str, np.ndarray]:
     """How blocks share the reduction of a tile and copies, and how they store results: parts of a split, which in memory are in the order of the
     result, are stored as they are, by a block for each tile; staged results are vectors."""
-    ways = product_of({"split": SPLITS, "cluster": (1, 2), "staged": (0, 1), "persistent": (0, 1), "meeting": (0, 1)})
-    alone, plain, meeting = ways["split"] == 1, (ways["staged"] == 0) & (ways["persistent"] == 0), ways["meeting"] > 0
-    shared = np.where(meeting, np.isin(ways["split"], CLUSTERS) & (ways["cluster"] == 1), facts.ordered)
-    return take(ways, ((alone & ~meeting) | (plain & shared)) & ((ways["staged"] == 0) | (facts.product.store_vector > 1)))
+    ways = product_of({"split": SPLITS, "cluster": (1, 2), "staged": (0, 1), "persistent": (0, 1)})
+    alone, plain = ways["split"] == 1, (ways["staged"] == 0) & (ways["persistent"] == 0)
+    return take(ways, (alone | (plain & facts.ordered)) & ((ways["staged"] == 0) | (facts.product.store_vector > 1)))
+
+
+def no_candidates(schedule: Any) -> dict[str, np.ndarray]:
+    """The columns of an empty space of a type of schedules."""
+    return {entry.name: np.zeros(0, np.int64) for entry in fields(schedule) if entry.name != MEETING}
+
+
+def meeting_of(candidates: Columns) -> np.ndarray:
+    """Whether the blocks of a split meet. Only variants have the axis (`variants.py`)."""
+    meeting: np.ndarray = candidates[MEETING] > 0 if MEETING in candidates else np.zeros(length(candidates), bool)
+    return meeting
 
 
 def steps_each(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
@@ -184,7 +195,7 @@ def staged_bytes_of(candidates: Columns) -> np.ndarray:
 
 def parts_bytes_of(candidates: Columns, bm: np.ndarray, bn: np.ndarray) -> np.ndarray:
     """Bytes of shared memory for a block's part of bm x bn float32 sums, if the blocks of a split meet."""
-    needed: np.ndarray = candidates["meeting"] * bm * (bn + np.asarray(STAGED_PADDING)[candidates["swapped"]]) * size_of(FLOAT32)
+    needed: np.ndarray = meeting_of(candidates) * bm * (bn + np.asarray(STAGED_PADDING)[candidates["swapped"]]) * size_of(FLOAT32)
     return needed
 
 

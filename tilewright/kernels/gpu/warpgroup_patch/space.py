@@ -21,6 +21,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     BARRIER_BYTES,
     in_whole_clusters,
     marks_of,
+    no_candidates,
     parts_bytes_of,
     registers_of,
     staged_bytes_of,
@@ -92,7 +93,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     """The candidates, and the number rejected for each reason (a rejected tile counts once for each way to share and store it). `tf32`: whether
     float32 factors may be rounded to TF32."""
     if facts.base.kind == "tf32" and not tf32:
-        return {entry.name: np.zeros(0, np.int64) for entry in fields(PatchSchedule)}, {"float32 may not be rounded to TF32": 1}
+        return no_candidates(PatchSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, ways = product_of(TILE_AXES), ways_of(facts.base)
     pieces = tiles.pop("pieces")
     height, width = _tiles(facts, pixels_of(tiles), pieces)
