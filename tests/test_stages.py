@@ -161,12 +161,17 @@ print("not imported", cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("command", ["compile zoo:lenet5", "compile zoo:lenet5 -o OUT.zip", "explain zoo:lenet5", "explain zoo:lenet5 --profile", "explain A.zip",
-                                     "profile A.zip", "verify A.zip", "verify A.zip --no-run", "digest A.zip", "bench zoo:lenet5", "tune zoo:lenet5", "records",
+                                     "profile A.zip", "verify A.zip", "verify A.zip --no-run", "digest A.zip", "bench zoo:lenet5", "tune zoo:lenet5",
                                      "batch zoo:lenet5 --targets native -o OUT", "train --target h200 --collect OUT.gz", "calibrate"])  # fmt: skip
 def test_no_command_loads_pytorch_in_silence(command: str, tmp_path: Path) -> None:
     """Loading takes more than a second."""
     done = subprocess.run([sys.executable, "-c", LOADING, *command.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "shown", (done.stdout, done.stderr)
+
+
+def test_listing_records_does_without_pytorch(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING, "records"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("not imported 0\n"), (done.stdout, done.stderr)
 
 
 def test_artifacts_are_written_and_read_with_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
