@@ -169,19 +169,25 @@ def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
     return slots
 
 
-@dataclass(frozen=True)
 class Order:
-    """Which uses of buffers precede others, as rows of bits, one for each call: the calls that use a buffer, and those that precede all of them."""
+    """Which uses of buffers precede others."""
 
-    users: Mapping[str, np.ndarray]
-    before: Mapping[str, np.ndarray]
+    def __init__(self, uses: Mapping[str, Sequence[int]], ancestors: Sequence[int]) -> None:
+        """`uses`: the calls that use each buffer; `ancestors`: the calls that precede each call, as bits."""
+        self.rows = {name: row for row, name in enumerate(uses)}
+        self._uses = [np.array(calls) for calls in uses.values()]
+        self._all, self._starts = np.concatenate(self._uses), np.cumsum([0, *map(len, self._uses)])[:-1]
+        bits = [np.frombuffer(mask.to_bytes(len(ancestors) // 8 + 1, "little"), np.uint8) for mask in ancestors]
+        precedes = np.unpackbits(np.stack(bits), axis=1, bitorder="little")[:, : len(ancestors)].astype(bool)
+        # [call, buffer]: whether the call precedes all uses of the buffer
+        self._before = np.stack([precedes[calls].all(axis=0) for calls in self._uses], axis=1)
 
-    def separate(self, one: str, others: Sequence[str]) -> np.ndarray:
-        """For each of the others, whether all uses of the one precede all of its uses, or follow them."""
-        users, before = (np.stack([rows[name] for name in others]) for rows in (self.users, self.before))
-        follows = ~(users & ~self.before[one]).any(axis=1)
-        precedes = ~(self.users[one] & ~before).any(axis=1)
-        result: np.ndarray = follows | precedes
+    def separate(self, name: str) -> np.ndarray:
+        """For each buffer in the order of `rows`, whether all uses of the named one precede all of its uses, or follow them."""
+        row = self.rows[name]
+        precedes = self._before[self._uses[row]].all(axis=0)
+        follows = np.logical_and.reduceat(self._before[self._all, row], self._starts)
+        result: np.ndarray = precedes | follows
         return result
 
 
@@ -210,31 +216,24 @@ def order_by_data(program: LoadableProgram) -> Order:
         names += [[program.root(name) for name in each] for each in used]
     if all(region.kind != "torch" for region in program.regions):
         found = [(reads[1:], writes) for reads, writes in found]
-    size = -(-len(found) // 8)
     ancestors: list[int] = []
     for direct in dependencies(found):
         ancestors.append(0)
         for earlier in direct:
             ancestors[-1] |= ancestors[earlier] | 1 << earlier
-    users: dict[str, int] = {}
-    before: dict[str, int] = {}
+    uses: dict[str, dict[int, None]] = {}
     for number, used_now in enumerate(names):
         for name in used_now:
-            users[name] = users.get(name, 0) | 1 << number
-            before[name] = before.get(name, -1) & ancestors[number]
-
-    def rows(masks: Mapping[str, int]) -> Mapping[str, np.ndarray]:
-        return MappingProxyType({name: np.frombuffer(mask.to_bytes(size, "little"), np.uint8) for name, mask in masks.items()})
-
-    return Order(rows(users), rows(before))
+            uses.setdefault(name, {})[number] = None
+    return Order({name: list(calls) for name, calls in uses.items()}, ancestors)
 
 
 def _slots_in_order(buffers: Iterable[Lifetime], order: Order) -> list[list[Lifetime]]:
     """As `_slots`."""
     slots: list[list[Lifetime]] = []
     for buffer in sorted(buffers, key=lambda b: b.first):
-        free = order.separate(buffer.name, [slot[-1].name for slot in slots]) if slots else ()
-        slot = next((slot for slot, is_free in zip(slots, free, strict=True) if is_free), None)
+        separate = order.separate(buffer.name)
+        slot = next((slot for slot in slots if separate[order.rows[slot[-1].name]]), None)
         if slot is None:
             slots.append([buffer])
         else:
@@ -249,15 +248,15 @@ class _Arena:
     def __init__(self, alignment: int, order: Order | None, horizon: int) -> None:
         self._alignment, self._order, self._horizon = alignment, order, horizon
         self._placed = np.empty((4, 0), np.int64)  # rows: offset, aligned end, first use, last use
-        self._names: list[str] = []
+        self._rows = np.empty(0, np.int64)  # those of the order
 
     def _meets(self, buffer: Lifetime) -> np.ndarray:
         """Which of the placed buffers are live at the same time."""
         _, _, first, last = self._placed
         meets: np.ndarray = (first <= buffer.last) & (last >= buffer.first)
-        if self._order is not None and self._names and (buffer.first, buffer.last) != (0, self._horizon):
+        if self._order is not None and (buffer.first, buffer.last) != (0, self._horizon):
             throughout = (first == 0) & (last == self._horizon)
-            meets = throughout | ~self._order.separate(buffer.name, self._names)
+            meets = throughout | ~self._order.separate(buffer.name)[self._rows]
         return meets
 
     def place(self, buffer: Lifetime) -> int:
@@ -272,7 +271,7 @@ class _Arena:
         column = (offset, _align(offset + buffer.bytes, self._alignment), buffer.first, buffer.last)
         at = int(self._placed[0].searchsorted(offset, "right"))
         self._placed = np.insert(self._placed, at, column, axis=1)
-        self._names.insert(at, buffer.name)
+        self._rows = np.insert(self._rows, at, self._order.rows[buffer.name] if self._order is not None else 0)
         return offset
 
     @property
@@ -306,7 +305,7 @@ def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT, cache_
     need one another may run concurrently, unless that takes more than the cache and `MORE_MEMORY`."""
     buffers = lifetimes(program, assign_places(program).arena)
     in_turn = place(buffers, alignment)
-    if not cache_bytes or sum(region.repeat * len(region.calls) for region in program.regions) > EDGES_UP_TO:
+    if not buffers or not cache_bytes or sum(region.repeat * len(region.calls) for region in program.regions) > EDGES_UP_TO:
         return in_turn
     concurrent = place(buffers, alignment, order_by_data(program))
     return concurrent if concurrent.bytes <= max(cache_bytes, MORE_MEMORY * in_turn.bytes) else in_turn
