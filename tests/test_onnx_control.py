@@ -100,6 +100,28 @@ def test_constants_of_a_body_are_not_those_around_it() -> None:
     np.testing.assert_allclose(ys, np.stack(wanted), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("old", [1, 2], ids=["where it holds", "where it does not"])
+def test_a_scan_whose_state_is_kept_by_a_condition(old: int) -> None:
+    """As that of a sequence that has ended: the elements of the step before are elsewhere in memory, and have to be stored again."""
+    chosen = ["c", "v", "v"]
+    chosen[old] = "h"
+    nodes = [helper.make_node("Less", ["x", "h"], ["c"]), helper.make_node("Add", ["h", "x"], ["v"]), helper.make_node("Where", chosen, ["new"]),
+             helper.make_node("Identity", ["new"], ["out"])]  # fmt: skip
+    body = helper.make_graph(nodes, "body", [info("h", [3, 4]), info("x", [3, 4])], [info("new", [3, 4]), info("out", [3, 4])])
+    scan = helper.make_node("Scan", ["h0", "xs"], ["last", "ys"], body=body, num_scan_inputs=1)
+    model = model_of([scan], [info("h0", [3, 4]), info("xs", [5, 3, 4])], [info("last", [3, 4]), info("ys", [5, 3, 4])])
+    h, xs = torch.randn(3, 4), torch.randn(5, 3, 4)
+    executable = tilewright.compile(model, (h, xs), "native")
+    assert "loop" in {region.kind for region in executable.image.program.regions}
+    last, ys = executable(h, xs)
+    states = [h]
+    for x in xs:
+        before = states[-1]
+        states.append(torch.where((x < before) == (old == 1), before, before + x))
+    torch.testing.assert_close(last, states[-1])
+    torch.testing.assert_close(ys, torch.stack(states[1:]))
+
+
 def test_a_scan_in_a_scan() -> None:
     """ONNX's runtimes run it. The state of the outer one is that of the inner one after all of its steps; both have weights."""
     generator = np.random.default_rng(4)

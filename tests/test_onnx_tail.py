@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 import tilewright
 from tests.sample_artifacts import rewrite_manifest
-from tilewright.errors import InvalidArtifact, InvalidInput, NotCompiled, UnsupportedOperator
+from tilewright.errors import InvalidArtifact, InvalidInput, InvalidModel, NotCompiled, UnsupportedOperator
 from tilewright.report.explanation import explanation
 from tilewright.tuning.measure import double_precision_outputs
 from tilewright.tuning.onnx_module import OnnxModule
@@ -357,6 +357,17 @@ def test_a_loop_that_is_too_long_to_be_unrolled(times: int, inner: int, monkeypa
         executable = tilewright.compile(model, torch.ones(4, 3), "native")
     for _ in range(3):
         check(model, executable, torch.randn(4, 3))
+
+
+def test_a_loop_of_less_than_no_iterations_allows_no_more_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.frontend.onnx_import._MOST_INLINED", 1000)
+    body = body_of(
+        [helper.make_node("Neg", ["v"], ["q"]), helper.make_node("Identity", ["go"], ["on"])], {"v": "float"}, {"on": "bool", "q": "float"}
+    )
+    loops = [helper.make_node("Loop", [times, "", given], [made], body=body) for times, given, made in (("none", "x", "y"), ("many", "y", "z"))]
+    model = model_of(loops, {"z": "float"}, {"none": np.array(-(2**40)), "many": np.array(10_000_001)}, [3])
+    with pytest.raises(InvalidModel, match="more than 1,000 nodes"):
+        tilewright.compile(model, torch.ones(3), "native")
 
 
 @pytest.mark.parametrize("shape", [[], [1], [2, 3]], ids=str)

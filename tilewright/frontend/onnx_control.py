@@ -80,7 +80,7 @@ def _unrolled(
     reader: Reader, operands: Sequence[Any], body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
     """Every iteration's nodes one after another. States may change their shapes, and the number of iterations may depend on known states."""
-    most = None if operands[0] is None else int(_known(operands[0], "its number of iterations", reader.specialise).reshape(-1)[0])
+    most = None if operands[0] is None else max(int(_known(operands[0], "its number of iterations", reader.specialise).reshape(-1)[0]), 0)
     condition = np.array(True) if operands[1] is None else operands[1]
     states, count = list(operands[2:]), len(operands) - 2
     stacked: list[list[Any]] = [[] for _ in body.output[1 + count :]]

@@ -14,6 +14,7 @@ from math import prod
 
 from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
+from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import NARROW_FLOATS
 from tilewright.ir.expr import TRUE, Apply, Const, Expr, Load, Var, as_lanes, binary, coefficient, const, index_const, loads, substitute, variables
 from tilewright.ir.kernel import SERIAL_WORK, Allocate, Buffer, For, If, Let, Statement, Store
@@ -35,7 +36,7 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
     """out[index] = body, in the order of the output's layout, contiguous axes merged."""
     region = problem.region
     step = split_divided_axes(region.steps[-1])
-    body, condition = _kept(step.bodies[0], step.name)
+    body, condition = _kept(step)
     exprs = [flatten(expr, problem.layouts) for expr in (body, problem.layouts[region.outputs[0]].offset(step.index), condition)]
     order = storage_order(step.axes, exprs[1])
     axes, (flat, at, condition) = merge_axes(order, exprs, lambda outer, inner: False)
@@ -52,10 +53,14 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
     return single(problem, schedule, stores if condition == TRUE else loops(outer, If(condition, stores), parallel))
 
 
-def _kept(body: Expr, name: str) -> tuple[Expr, Expr]:
-    """What is stored, and the condition under which it is."""
-    if isinstance(body, Apply) and body.operation == "select" and isinstance(body.args[2], Load) and body.args[2].buffer == name:
-        return body.args[1], body.args[0]
+def _kept(step: Step) -> tuple[Expr, Expr]:
+    """What is stored, and the condition under which it is. An element at another place, such as a loop's state before this step, is a value like any
+    other."""
+    body = step.bodies[0]
+    if isinstance(body, Apply) and body.operation == "select":
+        condition, value, kept = body.args
+        if isinstance(kept, Load) and (kept.buffer, kept.index) == (step.name, step.index):
+            return value, condition
     return body, TRUE
 
 
