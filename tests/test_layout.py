@@ -147,7 +147,9 @@ def run_python(code: str) -> str:
 
 
 def test_importing_is_cheap() -> None:
-    names = "tilewright, tilewright.zoo, tilewright.cli, tilewright.models, tilewright.hardware, tilewright.toolchain, tilewright.tuning.compile_worker"
+    names = (
+        "tilewright, tilewright.zoo, tilewright.cli, tilewright.models, tilewright.hardware, tilewright.toolchain, tilewright.tuning.compile_worker"
+    )
     assert run_python(f"import sys, {names}; print('torch' in sys.modules)").strip() == "False"
 
 
