@@ -182,6 +182,9 @@ def main() -> None:
     parser.add_argument("--name", default="first_day", help="the result file's name in bench/results")
     options = parser.parse_args()
     options.against = [OURS, *filter(None, options.against.split(";"))]
+    for what, names, known in (("networks", options.networks, NETWORKS), ("contenders", options.against, CONTENDERS)):
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"unknown {what} {', '.join(unknown)}; choose from {'; '.join(known)}")
     options.batches = [int(batch) for batch in options.batches.split(",")]
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
