@@ -286,17 +286,22 @@ def gpu_recurrent() -> Rows:
     return recurrent_rows("gpu_recurrent", "layer")[0]
 
 
-def recurrent_rows(file: str, heading: str) -> tuple[Rows, list[float]]:
-    """The rows of recurrent layers, and how many times as fast as the faster of cuDNN's ways one kernel is."""
+def recurrent_ways(file: str) -> Iterator[tuple[str, dict[str, dict[str, Any]], float]]:
+    """Each recurrent layer with what was measured of it, by contender, and the seconds of the faster of cuDNN's ways."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for entry in results_of(file):
         if entry["median_seconds"]:
             found.setdefault(entry["network"], {})[entry["contender"]] = entry
+    for layer, ways in found.items():
+        yield layer, ways, min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
+
+
+def recurrent_rows(file: str, heading: str) -> tuple[Rows, list[float]]:
+    """The rows of recurrent layers, and how many times as fast as the faster of cuDNN's ways one kernel is."""
     rows = [[heading, "one kernel, us", "predicted, us", "kernels of one step, us", "cuDNN, us", "cuDNN / one kernel"]]
     ratios = []
-    for layer, ways in found.items():
+    for layer, ways, cudnn in recurrent_ways(file):
         own, steps = ways["tilewright"], ways["tilewright by steps"]
-        cudnn = min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
         ratios.append(cudnn / own["median_seconds"])
         seconds = (own["median_seconds"], own["predicted_seconds"], steps["median_seconds"], cudnn)
         rows.append([layer, *(f"{1e6 * value:.0f}" for value in seconds), f"{ratios[-1]:.2f}"])
@@ -475,16 +480,11 @@ def recurrent_many() -> Rows:
 
 def recurrent_both() -> Rows:
     """Recurrent layers of both directions, as one loop and as two kernels, and which of them is taken."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for entry in results_of("gpu_recurrent_both"):
-        if entry["median_seconds"]:
-            found.setdefault(entry["network"], {})[entry["contender"]] = entry
     rows = [["layer, both directions", "one loop, us; predicted", "two kernels, us; predicted", "taken", "cuDNN, us", "cuDNN / taken"]]
     ratios = []
-    for layer, ways in found.items():
+    for layer, ways, cudnn in recurrent_ways("gpu_recurrent_both"):
         own = {"one loop": ways["tilewright joined"], "two kernels": ways["tilewright apart"]}
         taken = min(own, key=lambda way: own[way]["predicted_seconds"])
-        cudnn = min(entry["median_seconds"] for contender, entry in ways.items() if contender.startswith("cuDNN"))
         ratios.append(cudnn / own[taken]["median_seconds"])
         times = (f"{1e6 * entry['median_seconds']:.0f}; {1e6 * entry['predicted_seconds']:.0f}" for entry in own.values())
         rows.append([layer.removesuffix(", both directions"), *times, taken, f"{1e6 * cudnn:.0f}", f"{ratios[-1]:.2f}"])

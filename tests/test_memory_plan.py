@@ -15,7 +15,7 @@ from tests.runtime_programs import ProgramBuilder, chain
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Storage
-from tilewright.runtime.accesses import SEGMENTS, Extent, accesses, dependencies
+from tilewright.runtime.accesses import SEGMENTS, Extent, accesses, ancestors, dependencies
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.memory_plan import Lifetime, MemoryPlan, assign_places, lifetimes, place, plan_memory
 from tilewright.runtime.soundness import MOST_BUFFERS
@@ -224,12 +224,7 @@ def orders(program: LoadableProgram, plan: MemoryPlan | None) -> list[int]:
         names = program.nodes[region.nodes[0]].inputs, program.nodes[region.nodes[0]].outputs
         own = accesses(program, region.calls, extent) if region.calls else [tuple([extent(n) for n in each] for each in names)]
         found += [([SEGMENTS, *reads], [*([SEGMENTS] if not region.calls else []), *writes]) for reads, writes in own * region.repeat]
-    before: list[int] = []
-    for edges in dependencies(found):
-        before.append(0)
-        for edge in edges:
-            before[-1] |= before[edge] | 1 << edge
-    return before
+    return ancestors(dependencies(found))
 
 
 @settings(deadline=None)

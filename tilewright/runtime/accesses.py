@@ -86,3 +86,14 @@ def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) 
                     entries[:] = [e for e in entries if not (extent.covers(e[1]) and e[0] != index)]
                 entries.append((index, extent, writing))
     return result
+
+
+def ancestors(edges: Sequence[Sequence[int]]) -> list[int]:
+    """For each call all calls that come before it, as bits, given those that it waits for directly."""
+    result: list[int] = []
+    for direct in edges:
+        before = 0
+        for earlier in direct:
+            before |= result[earlier] | 1 << earlier
+        result.append(before)
+    return result

@@ -27,7 +27,7 @@ import numpy as np
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call
-from tilewright.runtime.accesses import EDGES_UP_TO, SEGMENTS, Extent, accesses, dependencies
+from tilewright.runtime.accesses import EDGES_UP_TO, SEGMENTS, Extent, accesses, ancestors, dependencies
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.text import number_of
 
@@ -172,13 +172,13 @@ def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
 class Order:
     """Which uses of buffers precede others."""
 
-    def __init__(self, uses: Mapping[str, Sequence[int]], ancestors: Sequence[int]) -> None:
-        """`uses`: the calls that use each buffer; `ancestors`: the calls that precede each call, as bits."""
+    def __init__(self, uses: Mapping[str, Sequence[int]], before: Sequence[int]) -> None:
+        """`uses`: the calls that use each buffer; `before`: the calls that precede each call, as bits (`accesses.ancestors`)."""
         self.rows = {name: row for row, name in enumerate(uses)}
         self._uses = [np.array(calls) for calls in uses.values()]
         self._all, self._starts = np.concatenate(self._uses), np.cumsum([0, *map(len, self._uses)])[:-1]
-        bits = [np.frombuffer(mask.to_bytes(len(ancestors) // 8 + 1, "little"), np.uint8) for mask in ancestors]
-        precedes = np.unpackbits(np.stack(bits), axis=1, bitorder="little")[:, : len(ancestors)].astype(bool)
+        bits = [np.frombuffer(mask.to_bytes(len(before) // 8 + 1, "little"), np.uint8) for mask in before]
+        precedes = np.unpackbits(np.stack(bits), axis=1, bitorder="little")[:, : len(before)].astype(bool)
         # [call, buffer]: whether the call precedes all uses of the buffer
         self._before = np.stack([precedes[calls].all(axis=0) for calls in self._uses], axis=1)
 
@@ -196,6 +196,7 @@ def order_by_data(program: LoadableProgram) -> Order:
     before it, and all calls behind it wait for it."""
     found: list[tuple[list[Extent], list[Extent]]] = []
     names: list[list[str]] = []
+    waiting = [SEGMENTS] if any(region.kind == "torch" for region in program.regions) else []
 
     def extent(name: str) -> Extent:
         return Extent(program.root(name), 0, 1, program.root(name), program.box(name))
@@ -212,20 +213,13 @@ def order_by_data(program: LoadableProgram) -> Order:
         if region.repeat > 1:
             own = [([each for reads, _ in own for each in reads], [each for _, writes in own for each in writes])]
             used = [[name for each in used for name in each]]
-        found += [([SEGMENTS, *reads], writes) for reads, writes in own]
+        found += [([*waiting, *reads], writes) for reads, writes in own]
         names += [[program.root(name) for name in each] for each in used]
-    if all(region.kind != "torch" for region in program.regions):
-        found = [(reads[1:], writes) for reads, writes in found]
-    ancestors: list[int] = []
-    for direct in dependencies(found):
-        ancestors.append(0)
-        for earlier in direct:
-            ancestors[-1] |= ancestors[earlier] | 1 << earlier
     uses: dict[str, dict[int, None]] = {}
     for number, used_now in enumerate(names):
         for name in used_now:
             uses.setdefault(name, {})[number] = None
-    return Order({name: list(calls) for name, calls in uses.items()}, ancestors)
+    return Order({name: list(calls) for name, calls in uses.items()}, ancestors(dependencies(found)))
 
 
 def _slots_in_order(buffers: Iterable[Lifetime], order: Order) -> list[list[Lifetime]]:
