@@ -14,7 +14,7 @@ from tilewright.kernels.registry import lower_for_images
 from tilewright.partition.canonical import key_of, named
 from tilewright.partition.context import Context, canonical_problem
 from tilewright.partition.merges import KEPT
-from tilewright.partition.reuse import kernels_of_images, remember, same_kernels
+from tilewright.partition.reuse import kernels_of_images, lowered_once
 from tilewright.selection.bounds import NO_BOUNDS, bounds_of
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
@@ -77,13 +77,8 @@ def _lowered(problem: Problem, schedule: Any, context: Context) -> Lowered:
     Raises:
         Unsuitable: as `lower_for_images` does.
     """
-    if context.machine.is_gpu:
-        return lower_for_images(problem, schedule, context.machine, context.sizes)
-    known = same_kernels(context.memory, problem, schedule)
-    if known is None:
-        known = lower_for_images(problem, schedule, context.machine, context.sizes)
-        remember(context.memory, problem, schedule, known)
-    return known
+    lower = partial(lower_for_images, problem, schedule, context.machine, context.sizes)
+    return lower() if context.machine.is_gpu else lowered_once(context.memory, problem, schedule, lower)
 
 
 def _possible(problem: Problem, schedule: Any, context: Context) -> Lowered | None:

@@ -12,7 +12,7 @@ once for each image, at its addresses (`Call.shifts`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,17 +35,15 @@ _IMAGE = "number of the image"
 """The name of a variable that no kernel has."""
 
 
-def remember(memory: Memory, problem: Problem, schedule: Any, lowered: Lowered) -> None:
-    """Keeps the kernels of a canonical problem under a schedule."""
-    form = _form(problem)
-    memory.kernels[form] = (*memory.kernels.get(form, ()), Known(problem, key_of(problem), schedule, lowered))[-MOST_KNOWN:]
-
-
-def same_kernels(memory: Memory, problem: Problem, schedule: Any) -> Lowered | None:
-    """The kernels of an equal canonical problem under this schedule, if there are some."""
-    key = key_of(problem)
-    found = (known for known in reversed(memory.kernels.get(_form(problem), ())) if known.schedule == schedule and known.key == key)
-    return next((known.lowered for known in found), None)
+def lowered_once(memory: Memory, problem: Problem, schedule: Any, lower: Callable[[], Lowered]) -> Lowered:
+    """The kernels of a canonical problem under a schedule: those of an equal problem, or what `lower` gives, which is kept for others."""
+    form, key = _form(problem), key_of(problem)
+    every = memory.kernels.get(form, ())
+    found = next((known.lowered for known in reversed(every) if known.schedule == schedule and known.key == key), None)
+    if found is None:
+        found = lower()
+        memory.kernels[form] = (*memory.kernels.get(form, ()), Known(problem, key, schedule, found))[-MOST_KNOWN:]
+    return found
 
 
 def kernels_of_images(memory: Memory, problem: Problem) -> Lowered | None:

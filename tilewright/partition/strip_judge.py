@@ -25,7 +25,7 @@ from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, chain_of, lower_chain, strip
 from tilewright.partition.merges import KEPT, Memory, Merge
-from tilewright.partition.reuse import remember, same_kernels
+from tilewright.partition.reuse import lowered_once
 from tilewright.partition.strips import Cut, dims_of
 from tilewright.selection.bounds import ARITHMETIC, NO_BOUNDS, arithmetic_seconds
 from tilewright.selection.choice import choose, rank
@@ -121,10 +121,8 @@ class StripJudge:
         Raises:
             Unsuitable: if it cannot be cut so, or one of its regions needs kernels or memory of its own.
         """
-        lowered = same_kernels(self.memory, problem, schedule)
-        if lowered is None:
-            lowered = lowered_for_images(problem, partial(self._lowered, schedule=schedule))
-            remember(self.memory, problem, schedule, lowered)
+        lower = partial(lowered_for_images, problem, partial(self._lowered, schedule=schedule))
+        lowered = lowered_once(self.memory, problem, schedule, lower)
         bounds = partial(strip_bounds, problem, schedule, self.machine)
         return replace(lowered, bounds=contained("a chain in strips", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 
