@@ -402,7 +402,7 @@ def means_and_least(ratios: Iterable[Sequence[float]]) -> list[str]:
 def tensor_networks() -> Rows:
     """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
     rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
-    measured = [entry for dtype in TENSOR_TYPES for entry in results_of(f"gpu_half_figure_{dtype}_h100")]
+    measured = [entry for dtype in TENSOR_TYPES for part in (1, 2) for entry in results_of(f"gpu_half_figure_{dtype}_h100_{part}")]
     found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
     names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
     cells: dict[str, list[str]] = {name: [] for name in names}
@@ -426,7 +426,7 @@ def tensor_networks() -> Rows:
 
 def tensor_layers() -> Rows:
     """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
-    measured = [row for dtype in ("fp16", "tf32") for row in results_of(f"gpu_tensor_layers_{dtype}_h200")]
+    measured = [row for dtype in ("fp16", "tf32") for row in results_of(f"gpu_tensor_layers_{dtype}_h100")]
     times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
     columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
     rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]
@@ -560,20 +560,19 @@ def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
 
 
 def tensor_products() -> Rows:
-    """Matrix products on tensor cores of a GPU: ours and cuBLAS's time, by type."""
-    types = ("float16", "bfloat16", "tf32")
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h200")}
-    names = list(dict.fromkeys(network.split()[0] for network, _ in found))
-    rows = [["product", *(f"{dtype}: ours, us; cuBLAS / ours" for dtype in types)]]
-    ratios: dict[str, list[float]] = {dtype: [] for dtype in types}
-    for name in names:
+    """Matrix products on tensor cores of a GPU: ours, and cuBLAS's time over it, by type and batch."""
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h100")}
+    columns = [(dtype, batch) for dtype in ("float16", "bfloat16", "tf32") for batch in (1, 64)]
+    rows = [["product", *(f"{dtype}, batch {batch}: ours, us; cuBLAS / ours" for dtype, batch in columns)]]
+    ratios: list[list[float]] = [[] for _ in columns]
+    for name in dict.fromkeys(network.split()[0] for network, _ in found):
         cells = []
-        for dtype in types:
-            own, peer = (found[f"{name} {dtype} x1", contender] for contender in ("tilewright", "eager"))
-            ratios[dtype].append(peer / own)
+        for own_ratios, (dtype, batch) in zip(ratios, columns, strict=True):
+            own, peer = (found[f"{name} {dtype} x{batch}", contender] for contender in ("tilewright", "eager"))
+            own_ratios.append(peer / own)
             cells.append(f"{1e6 * own:.1f}; {peer / own:.2f}")
         rows.append([name, *cells])
-    rows.append(["**geometric mean**", *(f"{statistics.geometric_mean(own):.2f}" for own in ratios.values())])
+    rows.append(means_and_least(ratios))
     return rows
 
 
