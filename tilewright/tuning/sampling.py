@@ -12,6 +12,7 @@
 | `few` | linear layers of 1 to 128 rows, most of them at most 8, with 8 to 4,096 channels: squeeze and excitation, classifiers |
 | `narrow` | 1x1 convolutions between 8 to 512 channels, half at a batch of up to 64: the expansions and projections of small networks |
 | `many` | batches of 16 to 256: in eight, three depthwise, two with 2 to 64 groups, two 1x1 between 8 to 512 channels, one first layer |
+| `heavy` | 20 to 500 billion operations, which tensor cores compute in 0.05 to 1 ms: batches of 2 to 256, linear layers of 2,048 to 65,536 rows |
 | `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
 | `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
@@ -41,6 +42,8 @@ FEW_ROWS = 128
 """Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 120_000_000
 """Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
+MOST_HEAVY_FLOPS = 5e11
+"""Largest operations of the class `heavy`, which begins where the others end."""
 MOST_WINDOW_WORK, MOST_MANY_WORK = 1.5e8, 6e8
 """Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host; the latter in the class `many`."""
 LEAST_MANY = 16
@@ -219,6 +222,12 @@ def _many(draw: Draw) -> Convolution:
     return found if batch >= LEAST_MANY else _many(draw)
 
 
+def _heavy(draw: Draw) -> Convolution | Linear:
+    if draw.one_in(4):
+        return Linear(draw.between(2048, 65536), draw.channels(64, 4096), draw.channels(64, 4096), draw.follows())
+    return _square(draw, draw.of(1, 3, 3, 3, 5), draw.batch())
+
+
 def _product(draw: Draw) -> Product:
     rows, reduced = draw.of(draw.between(16, 1024), draw.of(49, 64, 77, 96, 128, 197, 256, 384, 512)), draw.of(16, 24, 32, 48, 64, 64, 80, 96, 128)
     columns = rows if draw.one_in(2) else draw.between(16, 1024)
@@ -247,14 +256,14 @@ def _elementwise(draw: Draw) -> Elementwise:
 CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
-    "few": _few, "narrow": _narrow, "many": _many, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
+    "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
 })  # fmt: skip
 TRAINING = (
     "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "few", "groups", "large", "narrow", "batch", "1x1", "forms", "3x3",
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
     "elementwise", "narrow", "many",
 )  # fmt: skip
-"""Classes of training problems, drawn in turn."""
+"""Classes of training problems, drawn in turn; `heavy` ones are drawn by name, for tensor cores."""
 
 
 def random_workloads(
@@ -266,17 +275,19 @@ def random_workloads(
     seen = {bare(workload) for workload in without}
     for name in itertools.cycle(classes):
         workload = CLASSES[name](draw)
-        most = MOST_MANY_WORK if name == "many" else MOST_WINDOW_WORK
-        while not measurable(workload, most) or bare(workload) in seen:
+        while not measurable(workload, name) or bare(workload) in seen:
             workload = CLASSES[name](draw)
         seen.add(bare(workload))
         yield replace(workload, precision=precision.of(*precisions))
 
 
-def measurable(workload: Workload, most_window_work: float = MOST_WINDOW_WORK) -> bool:
-    """Whether work and sizes are within bounds."""
+def measurable(workload: Workload, name: str) -> bool:
+    """Whether work and sizes are within the bounds of a class."""
     if workload.elements > MOST_ELEMENTS:
         return False
+    if name == "heavy":
+        return MOST_FLOPS < workload.flops <= MOST_HEAVY_FLOPS
+    most_window_work = MOST_MANY_WORK if name == "many" else MOST_WINDOW_WORK
     if isinstance(workload, Linear) and workload.rows <= FEW_ROWS:
         return workload.flops <= MOST_FLOPS
     if isinstance(workload, Pool | GlobalMean | Rows | Elementwise):
