@@ -59,16 +59,16 @@ class Predictions:
     policy: Policy = BY_MERGES
     decided: dict[tuple[int, frozenset[str]], Decided] = field(default_factory=dict)
 
-    def laid_out(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> LaidOut:
-        """The graph's regions, where contractions compute these results of maps, with layouts by prediction; those of a graph that was predicted are
+    def laid_out(self, graph: Graph, precision: Precision, unstored: frozenset[str] = frozenset()) -> LaidOut:
+        """The graph's regions, of which these values are not stored, with layouts by prediction; those of a graph that was predicted are
         planned."""
-        key = id(graph), prologues
+        key = id(graph), unstored
         if key not in self.graphs:
             judge = RowJudge(
                 self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds,
                 self.policy,
             )  # fmt: skip
-            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, prologues=prologues)
+            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, unstored=unstored)
             gpu = self.machine.is_gpu
 
             def laid(storing: Storing) -> LaidOut:
@@ -135,20 +135,28 @@ class Predictions:
         """Predicts chains."""
         return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked)
 
-    def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> Context:
+    def context(self, graph: Graph, precision: Precision, unstored: frozenset[str] = frozenset()) -> Context:
         """The context of the graph's regions."""
-        return self._context(graph, self.laid_out(graph, precision, prologues))
+        return self._context(graph, self.laid_out(graph, precision, unstored))
 
     def of_regions(
-        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
+        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], unstored: frozenset[str] = frozenset()
     ) -> list[Timed]:
         """The graph's regions for which the function says true, with their seconds and those of the copies of their results (`Storing.apart`)."""
-        laid_out = self.laid_out(graph, precision, prologues)
+        laid_out = self.laid_out(graph, precision, unstored)
         copies = [region for region in laid_out.regions if region.inputs and region.outputs == (in_graph(region.inputs[0]),)]
         names = {region.name for region in copies}
         concerned = self._timed(graph, laid_out, [region for region in laid_out.regions if region.name not in names and concerns(region)])
         copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
         return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
+
+    def in_partition(self, precision: Precision, graph: Graph, unstored: frozenset[str], regions: Sequence[Region]) -> list[Timed]:
+        """Regions of the graph, or made of them, with their seconds.
+
+        Raises:
+            Unsuitable: if there is no kernel for one.
+        """
+        return self._timed(graph, self.laid_out(graph, precision, unstored), regions)
 
     def loops(self, precision: Precision, persistent: bool, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
         """The graph's loops with these names, as they are best lowered."""

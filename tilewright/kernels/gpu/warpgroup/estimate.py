@@ -91,7 +91,7 @@ def pipelined_counts(
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,
         drain_wavefronts=0 * one,
-        store_instructions=warps * sums / np.where(meeting, split, 1) / width_of(facts, candidates),
+        store_instructions=warps * sums / np.where(meeting, split, 1) / facts.pooled / width_of(facts, candidates),
         store_sectors=bm * np.maximum(bn * stored / SECTOR_BYTES, 1.0),
         distinct_bytes=read,
         written_bytes=one * product.bytes_written,
@@ -128,7 +128,7 @@ def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCoun
     """Cycles of a processor in which a block stores its results, or its share of a tile whose parts meet. From registers a warp's store touches eight
     rows, or four if swapped."""
     swapped, meeting = candidates["swapped"] > 0, meeting_of(candidates)
-    elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1)
+    elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1) / facts.pooled
     lines, across = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
     adjacent = np.where(meeting, block_of(candidates)[1], across)
     shared = meeting | (candidates["staged"] > 0)

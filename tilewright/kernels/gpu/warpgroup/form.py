@@ -28,7 +28,8 @@ ROW_BYTES = (32, 64, 128)
 class WarpgroupFacts:
     """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
     whether rows and columns are in memory in the order of the region's axes, as parts of a split are. `grouped`: the channels of another product
-    follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros."""
+    follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros. `pooled`: results that are
+    combined into one that is stored."""
 
     product: ContractionFacts
     kind: str
@@ -36,6 +37,7 @@ class WarpgroupFacts:
     channels: int
     ordered: bool
     grouped: bool = False
+    pooled: int = 1
 
     @property
     def element_bytes(self) -> int:

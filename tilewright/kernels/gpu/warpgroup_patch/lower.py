@@ -8,11 +8,10 @@ were begun and its own have completed; a patch, when the first products with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from math import prod
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import below, decode, named
+from tilewright.codegen.common import decode, named
 from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
@@ -25,11 +24,13 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, 
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.ir.tensor_map import TensorMap
-from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
+from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
-from tilewright.kernels.gpu.warpgroup.results import ending
+from tilewright.kernels.gpu.warpgroup.results import Ending, ending
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
+from tilewright.kernels.gpu.warpgroup_patch.pixels import positions_of, rows_at
+from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
@@ -155,9 +156,13 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         for name, count in (("full", 1), ("empty", arrivals if kind else arrivals * cluster))
         for at in range(number)
     ]
-    at_row = at_pixel(form, schedule, image, first)
+    positions = positions_of(facts, schedule, image, first)
+    at_row = rows_at(form, positions)
     result = BlockResult(product, {**bind, order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
-    stored = ending(result, schedule, part, group, thread)
+    if form.pooled is not None:
+        stored = Ending(products=tuple(store_pooled(form, schedule, result, positions, group, thread)))
+    else:
+        stored = ending(result, schedule, part, group, thread)
     common, placed = (statements, []) if stored.end else ([], statements)
     body = block(
         Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
@@ -185,40 +190,3 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         [] if cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, launch
-
-
-def at_pixel(form: PatchForm, schedule: PatchSchedule, image: Expr, first: Sequence[Expr]) -> Callable[[Expr, RowBody], list[Statement]]:
-    """Emits a body with the values of the axes of m at a pixel of the patch, if it is of the tile and of the result. `first`: the tile's position."""
-    facts, product = form.facts, form.product
-    tile = [int(extent) for extent in facts.tile(schedule.height, schedule.width)]
-    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
-    pitch = int(pitches[-2]) if len(tile) > 1 else 0
-
-    def at_row(row: Expr, body: RowBody) -> list[Statement]:
-        inner = [row // pitch, row % pitch] if pitch else [row]
-
-        def inside(positions: list[Expr]) -> list[Statement]:
-            number = len(positions)
-            if number == len(tile):
-                return below(image, facts.images, "stored_image", lambda image: of_image(image, positions))
-            dimension = len(tile) - 1 - number  # the last one first
-            within = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
-
-            def placed(offset: Expr) -> list[Statement]:
-                def at(position: Expr) -> list[Statement]:
-                    return inside([position, *positions])
-
-                return below(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
-
-            return below(within, tile[dimension], f"offset{dimension}", placed)
-
-        def of_image(image: Expr, positions: list[Expr]) -> list[Statement]:
-            m = image
-            for position, extent in zip(positions, facts.outputs, strict=True):
-                m = m * extent + position
-            lets, mapping = named(decode(m, product.m))
-            return [*lets, *body(mapping)]
-
-        return inside([])
-
-    return at_row

@@ -2,7 +2,8 @@
 
 A block computes a tile of height x width positions of one image. Rows of the product are successive pixels of the patch in shared memory: the lines
 of the tile, and between them the pixels that the filter reaches beyond it, whose results are not stored. All taps read the one patch, each from
-another first pixel on, so that a pixel is copied once instead of once for each tap.
+another first pixel on, so that a pixel is copied once instead of once for each tap. Results that are pooled are those of pixels on wgmma's columns
+(`swapped`), of which a thread has pairs of neighbours, and of lines above each other the same ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
-from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, times
+from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
 from tilewright.kernels.gpu.warpgroup.space import (
     BARRIER_BYTES,
     in_whole_clusters,
@@ -95,6 +96,8 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     if facts.base.kind == "tf32" and not tf32:
         return no_candidates(PatchSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, ways = product_of(TILE_AXES), ways_of(facts.base)
+    if facts.windows:
+        tiles, ways = take(tiles, tiles["swapped"] > 0), take(ways, (ways["split"] == 1) & (ways["staged"] == 0))
     pieces = tiles.pop("pieces")
     height, width = _tiles(facts, pixels_of(tiles), pieces)
     product, pixels, channels = facts.base.product, pixels_of(tiles), channels_of(tiles)
@@ -106,6 +109,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
             ("a line is not divided into so many pieces", (pieces - 1) * width >= facts.outputs[-1]),
             ("fewer pieces give the same tile", (pieces > 1) & (_tiles(facts, pixels_of(tiles), _fewer(pieces))[1] == width)),
             ("a line of the tile is longer than the rows of a block", width > pixels),
+            ("a block has no whole windows", height == 0),
             ("most rows of a block are not stored", height * width < LEAST_USEFUL * pixels),
             ("a patch is larger than a box of the copy engine", np.maximum.reduce([np.broadcast_to(e, len(pixels)) for e in extents]) > MOST_IN_BOX),
             ("registers exceed a processor's", registers_of(tiles) * threads_of(tiles) > machine.registers_per_processor),
@@ -133,11 +137,14 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
 
 def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Height and width of tiles whose lines are divided into so many pieces: as high as fits, and all of about one height."""
-    width = ceil_divided(facts.outputs[-1], pieces)
+    down, across = facts.window
+    width = ceil_divided(facts.outputs[-1] // across, pieces) * across
     if len(facts.outputs) == 1:
-        return np.ones_like(width), np.minimum(width, pixels)
-    lines = np.clip((pixels - width) // (width + facts.spans[-1]) + 1, 1, facts.outputs[-2])
-    return ceil_divided(facts.outputs[-2], ceil_divided(facts.outputs[-2], lines)), width
+        return np.ones_like(width), np.minimum(width, pixels // across * across)
+    _, pitches = facts.patch(pixels, np.ones_like(width), width)
+    windows = facts.outputs[-2] // down
+    fitting = np.clip((pixels - width) // pitches[-2] + 1, 1, facts.outputs[-2]) // down
+    return ceil_divided(windows, ceil_divided(windows, np.maximum(fitting, 1))) * np.minimum(fitting, 1) * down, width
 
 
 def _fewer(pieces: np.ndarray) -> np.ndarray:
