@@ -30,9 +30,9 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Region, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
-from tilewright.kernels.gpu.warpgroup_patch.form import LANE_PIXELS
+from tilewright.kernels.gpu.warpgroup_patch.form import EIGHT
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
-from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, pixels_of
+from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, lines_of, pixels_of
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
 from tilewright.partition.merges import Policy, Timed
@@ -106,8 +106,12 @@ SCHEDULES = (
     PatchSchedule(64, 2, 2, 2, 4, 14, swapped=1),
     PatchSchedule(256, 1, 3, 2, 10, 12, swapped=1),
     PatchSchedule(160, 1, 3, 2, 10, 12, swapped=1, cluster=2),
+    PatchSchedule(32, 1, 3, 1, 4, 8, swapped=1, lines=1),
+    PatchSchedule(96, 2, 3, 2, 10, 8, swapped=1, lines=1),
+    PatchSchedule(64, 1, 3, 2, 4, 8, swapped=1, cluster=2, lines=1),
 )
-"""Windows at the ends of lines, one warpgroup and two, all of an image at once, and clusters."""
+"""Windows at the ends of lines, one warpgroup and two, all of an image at once, clusters, and eight pixels of each line, with more lines than those of
+the tile."""
 
 
 @EACH_TYPE
@@ -137,7 +141,11 @@ def pooled_twice(dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return layers(nn.Conv2d(72, 140, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)).to(dtype), (torch.randn(3, 16, 10, 12).to(dtype),)
 
 
-IN_TURNS = PatchSchedule(64, 2, 4, 2, 4, 12, swapped=1, persistent=1), PatchSchedule(32, 1, 3, 1, 2, 12, swapped=1, cluster=2, persistent=1)
+IN_TURNS = (
+    PatchSchedule(64, 2, 4, 2, 4, 12, swapped=1, persistent=1),
+    PatchSchedule(32, 1, 3, 1, 2, 12, swapped=1, cluster=2, persistent=1),
+    PatchSchedule(64, 1, 3, 2, 8, 8, swapped=1, persistent=1, lines=1),
+)
 
 
 @pytest.mark.parametrize("schedule", IN_TURNS, ids=str)
@@ -318,9 +326,12 @@ def test_windows_of_tiles() -> None:
     height, width = candidates["height"], candidates["width"]
     assert length(candidates) > 20 and (candidates["swapped"] == 1).all() and (candidates["split"] == 1).all()
     assert (height % 4 == 0).all() and (width % 2 == 0).all() and (height > 0).all()
-    _, pitches = form.facts.patch(pixels_of(candidates), height, width)
-    assert (np.asarray(pitches[0]) % LANE_PIXELS == 0).all() and (np.asarray(pitches[0]) >= width + 2).all()
-    assert ((height - 1) * pitches[0] + width <= pixels_of(candidates)).all()
+    lines, pixels = lines_of(candidates), pixels_of(candidates)
+    extents, pitches = form.facts.patch(pixels, height, width, lines)
+    assert set(lines) == {0, 1} and ((np.asarray(pitches[0]) % EIGHT == 0) | (lines > 0)).all() and (np.asarray(pitches[0]) >= width + 2).all()
+    assert ((height - 1) * np.where(lines > 0, EIGHT, pitches[0]) + width <= pixels).all()
+    last = np.where(lines > 0, (pixels // EIGHT - 1) * pitches[0] + EIGHT, pixels) - 1 + 2 * pitches[0] + 2
+    assert (last < extents[0] * pitches[0]).all() and (width[lines > 0] == EIGHT).all()
     product = form.facts.base.product
     assert product.bytes_written == 2 * 96 * 14 * 30 * 2 and form.facts.base.pooled == 8
     counts = WARPGROUP_PATCH.counts(form.facts, candidates, H200)

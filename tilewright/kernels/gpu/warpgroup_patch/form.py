@@ -25,8 +25,8 @@ from tilewright.kernels.schema import Form
 Extents = tuple[np.ndarray | int, ...]
 PAIR = 2
 """Adjacent pixels whose sums a thread has beside each other."""
-LANE_PIXELS = 8
-"""Distance in pixels of the pairs of a thread."""
+EIGHT = 8
+"""Distance in pixels of the pairs of a thread, and rows of a factor of wgmma that follow each other."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,22 @@ class PatchFacts:
         height, width = (1, 1, *self.windows)[-2:]
         return height, width
 
-    def patch(self, rows: np.ndarray | int, height: np.ndarray | int, width: np.ndarray | int) -> tuple[Extents, Extents]:
+    def patch(
+        self, rows: np.ndarray | int, height: np.ndarray | int, width: np.ndarray | int, lines: np.ndarray | int = 0
+    ) -> tuple[Extents, Extents]:
         """Pixels that a block reads along each dimension, and the distance in rows of shared memory of neighbours along each.
 
-        Products take `rows` successive pixels from each tap's first one on, also between the lines of the tile; the patch has as many along its
-        outermost dimension as these reach. Where lines are pooled, a thread has the sums of pixels above each other, since the lines of the patch
-        are whole multiples of `LANE_PIXELS`."""
+        Products take `rows` successive pixels from each tap's first one on, also between the lines of the tile, or with `lines` (0 or 1) eight of
+        each line; the patch has as many along its outermost dimension as these reach. Where lines are pooled, a thread has the sums of pixels above
+        each other, since the lines of the patch are whole multiples of eight pixels, or products take eight of each."""
         inner = [tile + span for tile, span in zip(self.tile(height, width), self.spans, strict=True)]
         if self.windows:
-            inner[-1] = -(-inner[-1] // LANE_PIXELS) * LANE_PIXELS
+            inner[-1] = np.where(lines, inner[-1], -(-inner[-1] // EIGHT) * EIGHT)
         pitches: list[np.ndarray | int] = [1]
         for extent in inner[:0:-1]:
             pitches.insert(0, pitches[0] * extent)
-        needed = rows + sum(span * pitch for span, pitch in zip(self.spans, pitches, strict=True))
+        reached = np.where(lines, (rows // EIGHT - 1) * pitches[-2] + EIGHT, rows) if len(inner) > 1 else rows
+        needed = reached + sum(span * pitch for span, pitch in zip(self.spans, pitches, strict=True))
         return (-(-needed // pitches[0]), *inner[1:]), tuple(pitches)
 
 

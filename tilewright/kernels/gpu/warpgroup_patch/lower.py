@@ -29,7 +29,7 @@ from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import Ending, ending
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
-from tilewright.kernels.gpu.warpgroup_patch.pixels import positions_of, rows_at
+from tilewright.kernels.gpu.warpgroup_patch.pixels import patch_of, positions_of, rows_at
 from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -44,8 +44,8 @@ def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, ma
 def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
     """Of the image, whose boxes are patches, and of the filter."""
     pixels, base = form.pixels, form.facts.base
-    extents, _ = form.facts.patch(schedule.pixels, schedule.height, schedule.width)
-    box = (base.row_bytes // base.element_bytes, *(int(extent) for extent in reversed(extents)), 1)
+    extents, _ = patch_of(form.facts, schedule)
+    box = (base.row_bytes // base.element_bytes, *reversed(extents), 1)
     image = TensorMap("map_a", pixels.buffer, pixels.dtype, pixels.extents[::-1], pixels.strides[::-1], box, base.row_bytes, pixels.offset)
     return image, form.base.b.map("map_b", schedule.channels // schedule.cluster, base.row_bytes)
 
@@ -55,7 +55,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     facts, base, product, columns = form.facts, form.facts.base, form.product, schedule.columns
     dtype, depth, wide = STORED[base.kind], DEPTHS[base.kind], base.row_bytes // base.element_bytes
     image_map, filter_map = maps(form, schedule)
-    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
+    _, pitches = patch_of(facts, schedule)
     each = -(-facts.chunks // schedule.split)
     cluster, part_size = schedule.cluster, prod(filter_map.box)
     patch_size, filter_size = -(-prod(image_map.box[1:]) // ROWS) * ROWS * wide, part_size * cluster
@@ -112,7 +112,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     _, offsets = form.pixels.at(index_const(0), index_const(0), tap, index_const(0))
     shift: Expr = index_const(0)
     for offset, pitch in zip(reversed(offsets), pitches, strict=True):
-        shift = shift + offset * int(pitch)
+        shift = shift + offset * pitch
     own = group * (M * wide) + piece * depth
     pixel_rows, filter_rows = slot * patch_size + shift * wide, stage * filter_size
     patch_place, filter_place = (
@@ -120,7 +120,8 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         Place("filter", filter_rows + (own if schedule.swapped else piece * depth)),
     )
     left, right = (filter_place, patch_place) if schedule.swapped else (patch_place, filter_place)
-    both = (Tile(base.row_bytes), Tile(base.row_bytes))
+    lines, filters = (Tile(base.row_bytes, group=pitches[-2]) if schedule.lines else Tile(base.row_bytes)), Tile(base.row_bytes)
+    both = (filters, lines) if schedule.swapped else (lines, filters)
     multiply = wgmma.multiply(base.kind, columns, sums, left, right, compare("gt", step + piece, 0), both)
     one_a_warp = compare("eq", thread % WARP, 0)
     freed = arrivals_in(Place("empty", (before * base.taps + step + (stages - 1)) % stages), cluster)  # of the step before

@@ -10,7 +10,7 @@ from tilewright.codegen.common import below, decode, named
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.kernel import Statement
 from tilewright.kernels.gpu.gemm.block_result import RowBody
-from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts, PatchForm
+from tilewright.kernels.gpu.warpgroup_patch.form import EIGHT, PatchFacts, PatchForm
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
 
 
@@ -34,11 +34,23 @@ def row_of(facts: PatchFacts, image: Expr, where: Sequence[Expr]) -> Expr:
     return m
 
 
+def patch_of(facts: PatchFacts, schedule: PatchSchedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The extents of the block's patch, and the distances of its neighbours along each dimension (`PatchFacts.patch`)."""
+    extents, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width, schedule.lines)
+    return tuple(map(int, extents)), tuple(map(int, pitches))
+
+
+def line_rows(facts: PatchFacts, schedule: PatchSchedule) -> int:
+    """Rows of the product from one line to the next; 0 for images of one dimension."""
+    if len(facts.outputs) == 1:
+        return 0
+    return EIGHT if schedule.lines else patch_of(facts, schedule)[1][-2]
+
+
 def positions_of(facts: PatchFacts, schedule: PatchSchedule, image: Expr, first: Sequence[Expr]) -> Positions:
     """The positions of the rows of the block whose tile of an image begins at `first`."""
     tile = [int(extent) for extent in facts.tile(schedule.height, schedule.width)]
-    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
-    pitch = int(pitches[-2]) if len(tile) > 1 else 0
+    pitch = line_rows(facts, schedule)
 
     def at_row(row: Expr, body: Callable[[Position], list[Statement]]) -> list[Statement]:
         inner = [row // pitch, row % pitch] if pitch else [row]

@@ -1,8 +1,8 @@
 """Stores of pooled results from the sums in the registers of warpgroups, without an exchange between threads.
 
-Pixels are on wgmma's columns: a thread has the sums of pairs of adjacent pixels, every eighth one, for two output channels. The patch's lines are
-whole multiples of eight pixels, so that the pixels above each other are those of one thread as well. It computes what would be stored of each pixel
-of a window (bias, activation, residual), combines these values, and stores one for all.
+Pixels are on wgmma's columns: a thread has the sums of pairs of adjacent pixels, every eighth one, for two output channels. Lines have whole
+multiples of eight columns (`PatchFacts.patch`), so that the pixels above each other are those of one thread as well. It computes what would be stored
+of each pixel of a window (bias, activation, residual), combines these values, and stores one for all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tilewright.ir.expr import Expr, Var, index_const, replace_loads, substitute
 from tilewright.ir.kernel import For, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.warpgroup.results import thread_sums
-from tilewright.kernels.gpu.warpgroup_patch.form import LANE_PIXELS, PAIR, PatchForm
-from tilewright.kernels.gpu.warpgroup_patch.pixels import Position, Positions, row_of
+from tilewright.kernels.gpu.warpgroup_patch.form import EIGHT, PAIR, PatchForm
+from tilewright.kernels.gpu.warpgroup_patch.pixels import Position, Positions, line_rows, row_of
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
 
 
@@ -28,11 +28,10 @@ def store_pooled(form: PatchForm, schedule: PatchSchedule, result: BlockResult, 
     assert pooled is not None and schedule.swapped
     sums = thread_sums(schedule.columns, schedule.swapped, group, thread)
     down, across = facts.window
-    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
-    pairs_down = int(pitches[-2]) // LANE_PIXELS * PAIR if len(facts.outputs) > 1 else 0  # registers from one line to the next
-    line, pair = Var("line", schedule.height // down), Var("pair", -(-schedule.width // LANE_PIXELS))
+    below_it = line_rows(facts, schedule) // EIGHT * PAIR  # registers from one line to the next
+    line, pair = Var("line", schedule.height // down), Var("pair", -(-schedule.width // EIGHT))
     first, channel = Var("window", PAIR // across), Var("j", sums.columns)
-    register = line * down * pairs_down + pair * PAIR + first * across
+    register = line * down * below_it + pair * PAIR + first * across
     dtype = form.product.dtype
 
     def value(at: Position, moved: tuple[int, int], channels: dict[Var, Expr]) -> Expr:
@@ -41,7 +40,7 @@ def store_pooled(form: PatchForm, schedule: PatchSchedule, result: BlockResult, 
         steps = (*(0 for _ in at.where[2:]), y, x)[-len(at.where) :]
         row = row_of(facts, at.image, [position + step for position, step in zip(at.where, steps, strict=True)])
         element = substitute(form.product.element, {**result.bind, **decode(row, form.product.m), **channels})
-        return replace_loads(element, {form.product.step.name: sums.held(register + y * pairs_down + x, channel, dtype, 1)})
+        return replace_loads(element, {form.product.step.name: sums.held(register + y * below_it + x, channel, dtype, 1)})
 
     def stored(at: Position) -> list[Statement]:
         numbers = [position // size for position, size in zip(at.where, facts.windows, strict=True)]

@@ -3,7 +3,8 @@
 A block computes a tile of height x width positions of one image. Rows of the product are successive pixels of the patch in shared memory: the lines
 of the tile, and between them the pixels that the filter reaches beyond it, whose results are not stored. All taps read the one patch, each from
 another first pixel on, so that a pixel is copied once instead of once for each tap. Results that are pooled are those of pixels on wgmma's columns
-(`swapped`), of which a thread has pairs of neighbours, and of lines above each other the same ones.
+(`swapped`), of which a thread has pairs of neighbours, and of lines above each other the same ones: lines of the patch are whole multiples of eight
+pixels, or products take eight pixels of each line, so that none between the lines are multiplied.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     threads_of,
     ways_of,
 )
-from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts
+from tilewright.kernels.gpu.warpgroup_patch.form import EIGHT, PatchFacts
 
 ROWS = 8
 """Rows after which a swizzle repeats; buffers of tiles are whole multiples."""
@@ -41,7 +42,7 @@ class PatchSchedule:
     """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
     A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
     share the channels of one output tile. `cluster` blocks of the same output channels each copy a part of the filter, to all of them. `staged`,
-    `persistent`, `meeting` (0 or 1): as in `WarpgroupSchedule`."""
+    `persistent`, `meeting` (0 or 1): as in `WarpgroupSchedule`. `lines` (0 or 1): products take eight pixels of each line of the patch."""
 
     columns: int
     consumers: int
@@ -55,6 +56,7 @@ class PatchSchedule:
     staged: int = 0
     persistent: int = 0
     meeting: int = field(default=0, metadata={"omitted": 0})
+    lines: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def pixels(self) -> int:
@@ -73,7 +75,7 @@ class PatchSchedule:
     def __str__(self) -> str:
         return (
             f"warpgroup patches tile={self.height}x{self.width} block={self.pixels}x{self.channels} stages={self.stages} "
-            f"patches={self.patches} split={self.split}{marks_of(self)}"
+            f"patches={self.patches} split={self.split}{marks_of(self)}{' lines' * self.lines}"
         )
 
 
@@ -86,6 +88,7 @@ TILE_AXES = {
     "swapped": (0, 1),
 }
 """`pieces`: into which lines of the output are divided."""
+LINES = "lines"
 LEAST_USEFUL = 0.5
 """Part of the multiplied pixels whose results are stored."""
 
@@ -97,17 +100,19 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
         return no_candidates(PatchSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, ways = product_of(TILE_AXES), ways_of(facts.base)
     if facts.windows:
-        tiles, ways = take(tiles, tiles["swapped"] > 0), take(ways, (ways["split"] == 1) & (ways["staged"] == 0))
-    pieces = tiles.pop("pieces")
-    height, width = _tiles(facts, pixels_of(tiles), pieces)
+        tiles = times(take(tiles, tiles["swapped"] > 0), {LINES: np.array([0, 1] if len(facts.outputs) > 1 else [0])})
+        ways = take(ways, (ways["split"] == 1) & (ways["staged"] == 0))
+    pieces, lines = tiles.pop("pieces"), lines_of(tiles)
+    height, width = _tiles(facts, pixels_of(tiles), pieces, lines)
     product, pixels, channels = facts.base.product, pixels_of(tiles), channels_of(tiles)
-    extents, _ = facts.patch(pixels, height, width)
+    extents, _ = facts.patch(pixels, height, width, lines)
     least = np.where(tiles["swapped"] > 0, M, 16)
     tiles, rejected = reject(
         tiles | {"height": height, "width": width},
         [
             ("a line is not divided into so many pieces", (pieces - 1) * width >= facts.outputs[-1]),
-            ("fewer pieces give the same tile", (pieces > 1) & (_tiles(facts, pixels_of(tiles), _fewer(pieces))[1] == width)),
+            ("fewer pieces give the same tile", (pieces > 1) & (_tiles(facts, pixels_of(tiles), _fewer(pieces), lines)[1] == width)),
+            ("lines have fewer than eight pixels", (lines > 0) & (facts.outputs[-1] < EIGHT)),
             ("a line of the tile is longer than the rows of a block", width > pixels),
             ("a block has no whole windows", height == 0),
             ("most rows of a block are not stored", height * width < LEAST_USEFUL * pixels),
@@ -135,15 +140,16 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     return candidates, {**{reason: number * length(ways) for reason, number in rejected.items()}, **more}
 
 
-def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Height and width of tiles whose lines are divided into so many pieces: as high as fits, and all of about one height."""
+def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Height and width of tiles whose lines are divided into so many pieces, or with `lines` have eight pixels: as high as fits, and all of about one
+    height."""
     down, across = facts.window
-    width = ceil_divided(facts.outputs[-1] // across, pieces) * across
+    width = np.where(lines > 0, EIGHT, ceil_divided(facts.outputs[-1] // across, pieces) * across)
     if len(facts.outputs) == 1:
         return np.ones_like(width), np.minimum(width, pixels // across * across)
     _, pitches = facts.patch(pixels, np.ones_like(width), width)
     windows = facts.outputs[-2] // down
-    fitting = np.clip((pixels - width) // pitches[-2] + 1, 1, facts.outputs[-2]) // down
+    fitting = np.clip(np.where(lines > 0, pixels // EIGHT, (pixels - width) // pitches[-2] + 1), 1, facts.outputs[-2]) // down
     return ceil_divided(windows, ceil_divided(windows, np.maximum(fitting, 1))) * np.minimum(fitting, 1) * down, width
 
 
@@ -152,6 +158,12 @@ def _fewer(pieces: np.ndarray) -> np.ndarray:
     axis = np.asarray(TILE_AXES["pieces"])
     fewer: np.ndarray = axis[np.maximum(np.searchsorted(axis, pieces) - 1, 0)]
     return fewer
+
+
+def lines_of(candidates: Columns) -> np.ndarray:
+    """Whether products take eight pixels of each line. Only results that are pooled have the axis."""
+    lines: np.ndarray = candidates[LINES] if LINES in candidates else np.zeros(length(candidates), np.int64)
+    return lines
 
 
 def pixels_of(candidates: Columns) -> np.ndarray:
@@ -173,7 +185,7 @@ def chunks_each(facts: PatchFacts, candidates: Columns) -> np.ndarray:
 
 def patch_rows(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Pixels of a patch."""
-    extents, _ = facts.patch(pixels_of(candidates), candidates["height"], candidates["width"])
+    extents, _ = facts.patch(pixels_of(candidates), candidates["height"], candidates["width"], lines_of(candidates))
     rows: np.ndarray = np.prod(np.broadcast_arrays(*extents), axis=0)
     return rows
 
