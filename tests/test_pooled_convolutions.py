@@ -38,8 +38,11 @@ from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
 from tilewright.partition.merges import Policy, Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.poolings import POOLING, choose_poolings, find_poolings
+from tilewright.partition.precision import precision_of
+from tilewright.partition.predictions import Predictions
 from tilewright.partition.regions import lay_out
-from tilewright.selection.choice import rank
+from tilewright.selection.choice import choose, rank
+from tilewright.stages import Stages
 
 H200 = machine("h200")
 
@@ -97,6 +100,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lines of a window": (lambda: layers(nn.Conv2d(32, 24, 3, padding=1), nn.MaxPool2d((3, 1))), (2, 16, 9, 12)),
     "columns of a window": (lambda: layers(nn.Conv2d(32, 24, 3, padding=1), nn.AvgPool2d((1, 2))), (2, 16, 5, 10)),
     "high windows": (lambda: layers(nn.Conv2d(32, 24, 3, padding=1), nn.MaxPool2d((4, 2))), (1, 16, 16, 6)),
+    "one tap": (lambda: layers(nn.Conv2d(136, 72, 1), nn.AvgPool2d(2)), (2, 16, 8, 10)),
+    "one tap, one image": (lambda: layers(nn.Conv2d(40, 72, (1, 3), padding=(0, 1)), nn.ReLU(), nn.MaxPool2d(2)), (1, 16, 6, 16)),
     "1-D": (lambda: layers(nn.Conv1d(32, 24, 5, padding=2), nn.MaxPool1d(2)), (2, 16, 30)),
     "3-D": (lambda: layers(nn.Conv3d(32, 24, 3, padding=1), nn.MaxPool3d((1, 2, 2))), (1, 16, 3, 4, 6)),
 }
@@ -189,7 +194,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[Tensor, ...]]:
     def size(*choices: int) -> int:
         return random.choice(choices)
 
-    channels, outputs, taps, dilation = size(8, 40, 160, 152), size(5, 8, 24, 80), size(2, 3), size(1, 1, 2)
+    channels, outputs, taps, dilation = size(8, 40, 160, 152), size(5, 8, 24, 80), size(1, 2, 3), size(1, 1, 2)
     window = size(1, 2, 2, 3, 4), size(1, 2, 2)
     if window == (1, 1):
         window = 2, 2
@@ -347,11 +352,10 @@ def test_windows_of_tiles() -> None:
     ("module", "reason"),
     [
         (lambda: layers(nn.Conv2d(32, 24, 3, padding=1), nn.MaxPool2d(4)), "no pairs of columns"),
-        (lambda: layers(nn.Conv2d(32, 24, 1), nn.MaxPool2d(2)), "no filter of several taps"),
         (lambda: layers(nn.Conv2d(32, 64, 3, padding=1, groups=2), nn.MaxPool2d(2)), "another order"),
         (lambda: layers(nn.Conv3d(32, 24, 3, padding=1), nn.MaxPool3d(2)), "no pairs of columns"),
     ],
-    ids=["wide windows", "one tap", "groups", "deep windows"],
+    ids=["wide windows", "groups", "deep windows"],
 )
 def test_reasons(module: Callable[[], nn.Module], reason: str) -> None:
     made = module().half()
@@ -361,6 +365,34 @@ def test_reasons(module: Callable[[], nn.Module], reason: str) -> None:
     assert all(pooling_of(lowered.region.steps) is None for lowered in planned.regions)
     said = [str(decision) for decision in planned.search] + [text for lowered in planned.regions for text in lowered.region.reasons]
     assert any(reason in text for text in said), said
+
+
+def test_ways_to_store_values_with_which_nothing_is_pooled_are_never_faster() -> None:
+    """The convolution reads the model's row-major input."""
+    graph = graph_of(nn.Sequential(nn.Conv2d(16, 32, 1), nn.MaxPool2d(2)).half(), IMAGE.half())
+    predictions, precision = Predictions(choose, H200, 1, USUAL, Stages()), precision_of("fp32", graph, H200)
+    laid_out = predictions.laid_out(graph, precision)
+    ((_, _, both),) = find_poolings(laid_out.regions, graph.outputs, frozenset(graph.constants)).values()
+    assert predictions._timed(graph, laid_out, [both])[0].predicted == float("inf")
+    with pytest.raises(Unsuitable):
+        predictions.in_partition(precision, graph, frozenset(), [both])
+    made = plan_program(graph, H200, 1, policy=Pooling())
+    assert all(pooling_of(lowered.region.steps) is None for lowered in made.regions)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_values_of_float32_modules_in_16_bits(precision: str) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS["residual"]
+    module, x = make().eval(), torch.randn(shape)
+    graph = simplify(import_module(module, (x,)).graph)[0]
+    made = plan_program(graph, H200, 1, precision=precision, policy=Pooling())
+    assert sum(pooling_of(lowered.region.steps) is not None for lowered in made.regions) == 1, [str(decision) for decision in made.search]
+    results, faults = run_program(made, {made.graph.inputs[0]: x.numpy()})
+    assert not faults
+    expected = module.double()(x.double()).detach().numpy()
+    error = abs(results[made.graph.outputs[0]].reshape(expected.shape) - expected).max()
+    assert error < (2.0**-5 if precision == "bf16" else 2.0**-8) * abs(expected).max()
 
 
 def test_chains_leave_pooled_convolutions_alone() -> None:

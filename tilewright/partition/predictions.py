@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from tilewright.errors import contained
+from tilewright.graph.windows import pooling_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.problem import Problem
@@ -93,12 +95,21 @@ class Predictions:
         """The regions that kernels compute, with their seconds, loops among them if that is said."""
         context = self._context(graph, laid_out)
         timed = [
-            Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
+            Timed(region, self._possible_seconds(region, context), partial(self._measured_by_itself, region, context))
             for region in regions
             if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
         timed += [Timed(region, self._loop_seconds(region, context, laid_out)) for region in regions if loops and region.kind == "loop"]
         return timed
+
+    def _possible_seconds(self, region: Region, context: Context) -> float:
+        """Seconds of a region by itself: infinite if results are pooled and no kernel does that with values that are stored so."""
+        try:
+            return self.seconds(region, context)
+        except Unsuitable:
+            if pooling_of(region.steps) is None:
+                raise
+            return math.inf
 
     def _loop_seconds(self, region: Region, context: Context, laid_out: LaidOut) -> float:
         """Predicted seconds of a loop the faster way: in one kernel, or by kernels of one step."""
@@ -156,7 +167,8 @@ class Predictions:
         Raises:
             Unsuitable: if there is no kernel for one.
         """
-        return self._timed(graph, self.laid_out(graph, precision, unstored), regions)
+        context = self.context(graph, precision, unstored)
+        return [Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context)) for region in regions]
 
     def loops(self, precision: Precision, persistent: bool, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
         """The graph's loops with these names, as they are best lowered."""

@@ -10,8 +10,8 @@ from tilewright.codegen.intrinsics.wgmma import STORED
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import Var, substitute
 from tilewright.ir.expr import index_const as at
-from tilewright.ir.expr import substitute
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
@@ -80,8 +80,8 @@ def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, W
     return form
 
 
-def factors_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:
-    """The form of a region whose factors the copy engine reads.
+def factors_form(problem: Problem, machine: Machine, spatial: frozenset[Var] = frozenset()) -> Form[WarpgroupFacts, WarpgroupForm]:
+    """The form of a region whose factors the copy engine reads. `spatial`: as in `tensors.factor`.
 
     Raises:
         Unsuitable: if the machine lacks the instructions, or the region is not a sum of products of such factors without row reductions after it.
@@ -101,7 +101,7 @@ def factors_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, War
     batch, m, n = (storage_order([axis for axis in axes if axis.extent != 1], offset) for axes in (sum_.batch, sum_.m, sum_.n))
     ordered = [*batch, *m, *n] == [axis for axes in (sum_.batch, sum_.m, sum_.n) for axis in axes if axis.extent != 1]
     r = [axis for axis in sum_.r if axis.extent != 1]
-    first = factor(problem, sum_.a, m, batch, r)
+    first = factor(problem, sum_.a, m, batch, r, spatial)
     storage: dict[str, Storage] = {}
     if sum_.b.buffer in problem.constants:
         second, storage = packed(problem, sum_, n, batch, first)

@@ -1,5 +1,5 @@
-"""Convolutions whose taps are at constant distances in a patch of the image: products by warpgroups with several taps and stride 1, whose results may
-be pooled in windows that do not overlap."""
+"""Convolutions whose taps are at constant distances in a patch of the image: products by warpgroups with several taps and stride 1; and those
+of any filter whose results are pooled in windows that do not overlap."""
 
 from __future__ import annotations
 
@@ -107,13 +107,18 @@ def patch_form(problem: Problem, machine: Machine) -> Form[PatchFacts, PatchForm
     """The form of a region.
 
     Raises:
-        Unsuitable: if it is no product by warpgroups, or no filter of several taps slides over its first factor with stride 1; or if its results are
-            pooled in windows of which no thread has all pixels.
+        Unsuitable: if it is no product by warpgroups, or no filter slides over its first factor with stride 1, of several taps unless results are
+            pooled; or if they are pooled in windows of which no thread has all pixels.
     """
     pooling = pooling_of(problem.region.steps)
-    base = factors_form(_stored(problem, pooling) if pooling is not None else problem, machine).parts
+    if pooling is None:
+        base = factors_form(problem, machine).parts
+    else:
+        places = zip(pooling.before[-1].index, pooling.sizes, strict=True)
+        slid = frozenset(place for place, size in places if size > 1 and isinstance(place, Var))
+        base = factors_form(_stored(problem, pooling), machine, slid).parts
     pixels = base.a
-    if not isinstance(pixels, Pixels) or base.facts.taps == 1:
+    if not isinstance(pixels, Pixels) or (base.facts.taps == 1 and pooling is None):
         raise Unsuitable("no filter of several taps slides over an image")
     if any(slide.stride != 1 for slide in pixels.slides if slide.outputs > 1):
         raise Unsuitable("the filter moves by more than one pixel")

@@ -105,7 +105,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     pieces, lines = tiles.pop("pieces"), lines_of(tiles)
     height, width = _tiles(facts, pixels_of(tiles), pieces, lines)
     product, pixels, channels = facts.base.product, pixels_of(tiles), channels_of(tiles)
-    extents, _ = facts.patch(pixels, height, width, lines)
+    extents, pitches = facts.patch(pixels, height, width, lines)
     least = np.where(tiles["swapped"] > 0, M, 16)
     tiles, rejected = reject(
         tiles | {"height": height, "width": width},
@@ -113,6 +113,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
             ("a line is not divided into so many pieces", (pieces - 1) * width >= facts.outputs[-1]),
             ("fewer pieces give the same tile", (pieces > 1) & (_tiles(facts, pixels_of(tiles), _fewer(pieces), lines)[1] == width)),
             ("lines have fewer than eight pixels", (lines > 0) & (facts.outputs[-1] < EIGHT)),
+            ("lines of the patch have eight pixels", (lines > 0) & (pitches[-2:][0] == EIGHT)),
             ("a line of the tile is longer than the rows of a block", width > pixels),
             ("a block has no whole windows", height == 0),
             ("most rows of a block are not stored", height * width < LEAST_USEFUL * pixels),
