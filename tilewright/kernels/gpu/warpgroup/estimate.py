@@ -91,7 +91,7 @@ def pipelined_counts(
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,
         drain_wavefronts=0 * one,
-        store_instructions=warps * sums / np.where(meeting, split, 1) / facts.pooled / width_of(facts, candidates),
+        store_instructions=warps * sums / np.where(meeting, split, 1) / width_of(facts, candidates),
         store_sectors=bm * np.maximum(bn * stored / SECTOR_BYTES, 1.0),
         distinct_bytes=read,
         written_bytes=one * product.bytes_written,
@@ -118,17 +118,19 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
 
 
 def width_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
-    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of vectors in shared memory."""
+    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of vectors in shared memory; each of several pooled
+    results, unless parts of a split are stored."""
     most = facts.product.store_vector
     width: np.ndarray = np.where((candidates["staged"] > 0) | meeting_of(candidates), most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
-    return width
+    pooled: np.ndarray = width * np.where(candidates["split"] == 1, facts.pooled, 1)
+    return pooled
 
 
 def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> np.ndarray:
     """Cycles of a processor in which a block stores its results, or its share of a tile whose parts meet. From registers a warp's store touches eight
     rows, or four if swapped."""
     swapped, meeting = candidates["swapped"] > 0, meeting_of(candidates)
-    elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1) / facts.pooled
+    elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1)
     lines, across = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
     adjacent = np.where(meeting, block_of(candidates)[1], across)
     shared = meeting | (candidates["staged"] > 0)

@@ -56,17 +56,25 @@ class PatchFacts:
         height, width = (1, 1, *self.windows)[-2:]
         return height, width
 
+    def pools(self, split: np.ndarray | int) -> np.ndarray | bool:
+        """Whether blocks pool results: parts of a split are stored, and pooled when they are added."""
+        return bool(self.windows) & (split == 1)
+
     def patch(
-        self, rows: np.ndarray | int, height: np.ndarray | int, width: np.ndarray | int, lines: np.ndarray | int = 0
+        self,
+        rows: np.ndarray | int,
+        height: np.ndarray | int,
+        width: np.ndarray | int,
+        lines: np.ndarray | int = 0,
+        pools: np.ndarray | bool = False,
     ) -> tuple[Extents, Extents]:
         """Pixels that a block reads along each dimension, and the distance in rows of shared memory of neighbours along each.
 
         Products take `rows` successive pixels from each tap's first one on, also between the lines of the tile, or with `lines` (0 or 1) eight of
-        each line; the patch has as many along its outermost dimension as these reach. Where lines are pooled, a thread has the sums of pixels above
+        each line; the patch has as many along its outermost dimension as these reach. In a block that `pools` a thread has the sums of pixels above
         each other, since the lines of the patch are whole multiples of eight pixels, or products take eight of each."""
         inner = [tile + span for tile, span in zip(self.tile(height, width), self.spans, strict=True)]
-        if self.windows:
-            inner[-1] = np.where(lines, inner[-1], -(-inner[-1] // EIGHT) * EIGHT)
+        inner[-1] = np.where(np.logical_and(pools, np.logical_not(lines)), -(-inner[-1] // EIGHT) * EIGHT, inner[-1])
         pitches: list[np.ndarray | int] = [1]
         for extent in inner[:0:-1]:
             pitches.insert(0, pitches[0] * extent)
@@ -169,8 +177,7 @@ def _pooled(problem: Problem, pooling: Pooling, form: PatchForm) -> Form[PatchFa
         facts,
         bytes_written=problem.values[output].bytes,
         epilogue_bytes=facts.epilogue_bytes + bytes_touched([element], pool.axes, problem.values),
-        epilogue_flops=combined * (facts.epilogue_flops + 1) + expression_flops(element),
-        store_vector=1,
+        epilogue_flops=facts.epilogue_flops + 1 + expression_flops(element) / combined,
     )
     base = replace(form.facts.base, product=facts, pooled=combined)
     found = replace(form.facts, base=base, windows=windows)

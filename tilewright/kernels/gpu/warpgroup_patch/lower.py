@@ -22,7 +22,7 @@ from tilewright.ir.expr import Expr, Var, binary, compare, index_const
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, thread_variable
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.frame import turns_of
@@ -37,7 +37,13 @@ GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 
 
 def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace if the channels are split; packed weights are in the storage."""
+    """One kernel, or two with a workspace if the channels are split; packed weights are in the storage.
+
+    Raises:
+        Unsuitable: as `warpgroup.lower.lowered`; or if results are pooled that are not in the registers of one thread.
+    """
+    if form.pooled is not None and (schedule.staged or schedule.meeting or (schedule.split == 1 and not schedule.swapped)):
+        raise Unsuitable("windows are pooled in registers alone, of swapped factors")
     return lowered(problem, form, schedule, machine, lambda part: patch_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
 

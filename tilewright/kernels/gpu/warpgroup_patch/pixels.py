@@ -36,7 +36,7 @@ def row_of(facts: PatchFacts, image: Expr, where: Sequence[Expr]) -> Expr:
 
 def patch_of(facts: PatchFacts, schedule: PatchSchedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The extents of the block's patch, and the distances of its neighbours along each dimension (`PatchFacts.patch`)."""
-    extents, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width, schedule.lines)
+    extents, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width, schedule.lines, facts.pools(schedule.split))
     return tuple(map(int, extents)), tuple(map(int, pitches))
 
 

@@ -4,12 +4,13 @@ A block computes a tile of height x width positions of one image. Rows of the pr
 of the tile, and between them the pixels that the filter reaches beyond it, whose results are not stored. All taps read the one patch, each from
 another first pixel on, so that a pixel is copied once instead of once for each tap. Results that are pooled are those of pixels on wgmma's columns
 (`swapped`), of which a thread has pairs of neighbours, and of lines above each other the same ones: lines of the patch are whole multiples of eight
-pixels, or products take eight pixels of each line, so that none between the lines are multiplied.
+pixels, or products take eight pixels of each line, so that none between the lines are multiplied. Parts of a split are stored as they are, and pooled
+by the kernel that adds them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -91,6 +92,8 @@ TILE_AXES = {
 LINES = "lines"
 LEAST_USEFUL = 0.5
 """Part of the multiplied pixels whose results are stored."""
+MOST_PARTS = 8
+"""Parts of a split that are added for each pixel of a window when they are pooled."""
 
 
 def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -99,13 +102,27 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
     if facts.base.kind == "tf32" and not tf32:
         return no_candidates(PatchSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, ways = product_of(TILE_AXES), ways_of(facts.base)
-    if facts.windows:
-        tiles = times(take(tiles, tiles["swapped"] > 0), {LINES: np.array([0, 1] if len(facts.outputs) > 1 else [0])})
-        ways = take(ways, (ways["split"] == 1) & (ways["staged"] == 0))
+    if not facts.windows:
+        return _space(facts, machine, tiles, ways)
+    split, kinds = ways["split"], {LINES: np.array([0, 1] if len(facts.outputs) > 1 else [0])}
+    pooled, rejected = _space(facts, machine, times(take(tiles, tiles["swapped"] > 0), kinds), take(ways, (split == 1) & (ways["staged"] == 0)))
+    if facts.base.taps == 1:  # patches gain nothing but the pooling
+        return pooled, rejected
+    parts, more = _space(replace(facts, windows=()), machine, tiles, take(ways, (split > 1) & (split <= MOST_PARTS)))
+    parts[LINES] = np.zeros(length(parts), np.int64)
+    both = {name: np.concatenate([column, parts[name]]) for name, column in pooled.items()}
+    return both, {reason: rejected.get(reason, 0) + more.get(reason, 0) for reason in {**rejected, **more}}
+
+
+def _space(
+    facts: PatchFacts, machine: Machine, tiles: dict[str, np.ndarray], ways: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The feasible candidates of some tiles and ways to share and store them, and the number rejected for each reason. All blocks pool their results
+    if the facts have windows."""
     pieces, lines = tiles.pop("pieces"), lines_of(tiles)
     height, width = _tiles(facts, pixels_of(tiles), pieces, lines)
     product, pixels, channels = facts.base.product, pixels_of(tiles), channels_of(tiles)
-    extents, pitches = facts.patch(pixels, height, width, lines)
+    extents, pitches = facts.patch(pixels, height, width, lines, bool(facts.windows))
     least = np.where(tiles["swapped"] > 0, M, 16)
     tiles, rejected = reject(
         tiles | {"height": height, "width": width},
@@ -148,7 +165,7 @@ def _tiles(facts: PatchFacts, pixels: np.ndarray, pieces: np.ndarray, lines: np.
     width = np.where(lines > 0, EIGHT, ceil_divided(facts.outputs[-1] // across, pieces) * across)
     if len(facts.outputs) == 1:
         return np.ones_like(width), np.minimum(width, pixels // across * across)
-    _, pitches = facts.patch(pixels, np.ones_like(width), width)
+    _, pitches = facts.patch(pixels, np.ones_like(width), width, 0, bool(facts.windows))
     windows = facts.outputs[-2] // down
     fitting = np.clip(np.where(lines > 0, pixels // EIGHT, (pixels - width) // pitches[-2] + 1), 1, facts.outputs[-2]) // down
     return ceil_divided(windows, ceil_divided(windows, np.maximum(fitting, 1))) * np.minimum(fitting, 1) * down, width
@@ -186,7 +203,8 @@ def chunks_each(facts: PatchFacts, candidates: Columns) -> np.ndarray:
 
 def patch_rows(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     """Pixels of a patch."""
-    extents, _ = facts.patch(pixels_of(candidates), candidates["height"], candidates["width"], lines_of(candidates))
+    lines, pools = lines_of(candidates), facts.pools(candidates["split"])
+    extents, _ = facts.patch(pixels_of(candidates), candidates["height"], candidates["width"], lines, pools)
     rows: np.ndarray = np.prod(np.broadcast_arrays(*extents), axis=0)
     return rows
 
