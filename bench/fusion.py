@@ -45,6 +45,7 @@ from tilewright.partition.divisions import best_division
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.paths import Uses, sections
 from tilewright.partition.plan import plan_program
+from tilewright.partition.poolings import Poolings
 from tilewright.partition.precision import AS_COMPUTED
 from tilewright.partition.predictions import Predictions
 from tilewright.partition.prologues import Prologues
@@ -65,11 +66,15 @@ def _apart(*given: Any, **named: Any) -> Partition:
 
 @contextmanager
 def fusing(way: str) -> Iterator[None]:
-    """Inside the context regions are made in one of `WAYS`, or `stored`: as in registers, but no contraction computes a map that it reads."""
+    """Inside the context regions are made in one of `WAYS`; or `stored`: as in registers, but no contraction computes a map that it reads; or
+    `unpooled`: as usual, but no contraction pools its results."""
     with ExitStack() as stack:
         if way == "stored":
             stack.enter_context(mock.patch.object(plan, "choose_prologues", lambda *_: Prologues()))
-        stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
+        if way in ("unpooled", "none"):
+            stack.enter_context(mock.patch.object(plan, "choose_poolings", lambda *_: Poolings()))
+        if way != "unpooled":
+            stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
             stack.enter_context(mock.patch.object(regions, "partition", _apart))
             for merging in ("merge_siblings", "join_loops"):

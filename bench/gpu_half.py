@@ -6,6 +6,7 @@
     python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products
     python -m bench.gpu_half --batches 1 --against formulas --name gpu_half_formulas
     python -m bench.gpu_half densenet121 mobilenet_v2 --types float16 --against stored,none,chains --name gpu_half_fusion      by what is fused
+    python -m bench.gpu_half vgg16 --types float16 --batches 1,64 --against unpooled --name gpu_half_pooled      convolutions that pool, and poolings
 
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
 timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). For tf32 the module stays in float32. `formulas` is Tilewright
@@ -83,7 +84,7 @@ ROUNDED = {
     "late": Contender("late", partial(late, precision=TF32)),
     "ahead": Contender("ahead", partial(ahead, precision=TF32)),
     "reused": Contender("reused", partial(reused, precision=TF32)),
-    **{way: Contender(way, partial(fused, way, precision=TF32)) for way in ("stored", "none", "chains")},
+    **{way: Contender(way, partial(fused, way, precision=TF32)) for way in ("stored", "unpooled", "none", "chains")},
     **{peer: CONTENDERS[peer] for peer in ("eager", "eager_cl", "inductor")},
 }
 """The contenders for float32 modules that may round to TF32; peers do so by PyTorch's switches."""

@@ -12,8 +12,8 @@ Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `ahead` constants are copied before
 that; in `reused` branches share memory, so that they run one after another; in `stored` no contraction computes a map that it reads
-(`partition.prologues`); `tensor` multiplies float32 by pairs of TF32 (`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure
-7), and two workloads for eager PyTorch and ours the time of kernels by
+(`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` multiplies float32 by pairs of TF32
+(`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by
 kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
@@ -165,6 +165,7 @@ CONTENDERS = {
     "ahead": Contender("ahead", ahead),
     "reused": Contender("reused", reused),
     "stored": Contender("stored", partial(fused, "stored")),
+    "unpooled": Contender("unpooled", partial(fused, "unpooled")),
     "none": Contender("none", partial(fused, "none")),
     "chains": Contender("chains", partial(fused, "chains")),
     "tensor": Contender("tensor", partial(ours, precision="fp32-tensor")),

@@ -47,12 +47,14 @@ def image(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(*shape),)
 
 
+POOLED = nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 24, 3, padding=1), nn.MaxPool2d(2))
 MODELS = {
     "chains of a CPU": Model("chain", lambda: inverted(8, 16), image(1, 8, 12, 9), CPU),
     "chains of a GPU": Model("chain", lambda: inverted(8, 16), image(1, 8, 8, 6), H200),
     "siblings of a CPU": Model("siblings", Attention, image(2, 5, 24), CPU),
     "siblings of a GPU": Model("siblings", Attention, image(2, 5, 24), H200),
     "prologues": Model("prologue", lambda: Dense(16, 8, 1, 1), image(1, 16, 6, 5), H200),
+    "poolings": Model("pooling", lambda: POOLED.half(), lambda: (torch.randn(1, 16, 12, 12).half(),), H200),
     "attention": Model("join", lambda: Applied(attend), lambda: operands(8, 8, 16, 1, 1), H200),
     "rows": Model("join", lambda: nn.Sequential(nn.Linear(12, 29), nn.Softmax(-1)), image(5, 12), H200),
     "folded images": Model("folded image", lambda: nn.Conv2d(3, 64, 7, 2, 3).half(), lambda: (torch.randn(4, 3, 32, 32).half(),), H200),

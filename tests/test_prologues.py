@@ -94,7 +94,7 @@ def predicting(graph: Graph, together: float, apart: float) -> prologues.Predict
     """Predictions of `together` seconds for each contraction that computes a map, and of `apart` for every other region."""
 
     def predict(values: frozenset[str], concerns: Callable[[Region], bool]) -> list[Timed]:
-        regions = lay_out(graph, prologues=values).regions
+        regions = lay_out(graph, unstored=values).regions
         return [Timed(region, together if values else apart) for region in regions if concerns(region)]
 
     return predict

@@ -72,7 +72,14 @@ def put_sums(n: int, thread: Expr, first_row: Expr, rows: int = M) -> Statement:
 def elements(kind: str, tile: Tile, rows: int, deep: int) -> int:
     """Elements of a factor in shared memory."""
     row = tile.swizzle // size_of(STORED[kind])
-    return rows * row if tile.k_major else -(-rows // row) * deep * row
+    return len(apart(np.zeros((rows, 1)), tile)) * row if tile.k_major else -(-rows // row) * deep * row
+
+
+def apart(matrix: np.ndarray, tile: Tile) -> np.ndarray:
+    """The rows with others between each eight of them, which products do not read."""
+    between = np.full((tile.group - 8, matrix.shape[1]), 3, matrix.dtype)
+    parts = [part for begin in range(0, len(matrix), 8) for part in (matrix[begin : begin + 8], between)]
+    return np.concatenate(parts[:-1])
 
 
 def deep_of(kind: str, tiles: tuple[Tile, Tile]) -> int:
@@ -114,7 +121,7 @@ def laid_out(matrix: np.ndarray, tile: Tile) -> np.ndarray:
     """A factor [rows, k] as it lies in shared memory."""
     row = tile.swizzle // matrix.itemsize
     if tile.k_major:
-        return swizzled_rows(matrix, tile.swizzle).ravel()
+        return swizzled_rows(apart(matrix, tile), tile.swizzle).ravel()
     panels = [np.zeros((matrix.shape[1], row), matrix.dtype) for _ in range(-(-len(matrix) // row))]
     for number, panel in enumerate(panels):
         part = matrix[number * row : (number + 1) * row].T
@@ -144,6 +151,9 @@ MODES: dict[str, tuple[str, int, tuple[Tile, Tile]]] = {
     "b N-major, one panel": ("f16", 64, (Tile(64), Tile(128, False))),
     "both MN-major": ("f16", 192, (wide(128), wide(128))),
     **{f"{n} columns": ("bf16", n, (Tile(128), Tile(128))) for n in (8, 56, 200, 256)},
+    **{f"b in groups, {swizzle} B": ("f16", 24, (Tile(swizzle), Tile(swizzle, group=10))) for swizzle in (32, 64, 128)},
+    "a in groups": ("tf32", 16, (Tile(128, group=11), Tile(128))),
+    "both in groups": ("bf16", 256, (Tile(128, group=9), Tile(128, group=10))),
     "tf32, 256 columns": ("tf32", 256, (Tile(128), Tile(128))),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.graph.windows import pooling_of
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import Apply, Expr, Load, Var, loads, variables
@@ -73,11 +74,11 @@ def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) 
 
 def anchor(steps: Sequence[Step], constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
     """The contraction that a region's steps begin with. If row reductions follow, the factors are ordered so that these reduce N, unless a sum
-    over pixels follows that reduces M of the preferred factors."""
+    over pixels, or a pooling, follows that reduces M of the preferred factors."""
     rows = next((step.reduction for step in steps[1:] if step.reduction), ())
     step = steps[0]
     found = contraction(step, constants)
-    if found is None or not rows or set(rows) <= set(found.n) or sums_pixels(steps, found):
+    if found is None or not rows or set(rows) <= set(found.n) or sums_pixels(steps, found) or pooling_of(steps) is not None:
         return found
     body = step.bodies[0]
     assert isinstance(body, Apply)

@@ -1,11 +1,12 @@
 """Partition into regions: which operators share a kernel.
 
-Five rules, applied once in graph order:
+Six rules, applied once in graph order:
 
 * a *view* (pure index map) is never stored: readers read through it;
 * a *map* joins the region that produces one of its inputs, as its epilogue, if it reads that input element by element and is its only reader;
 * *row reductions* (softmax, normalisation) join the contraction whose result they reduce, if one tile can hold whole rows and that is predicted to be
 faster; so does a *sum over pixels* (global average pooling), if one thread computes whole images of a panel of channels;
+* a *pooling* joins the contraction whose result it alone reads, where that is predicted to be faster (`partition.poolings`);
 * a contraction whose first factor is the softmax of another contraction joins both (*attention*), if that is predicted to be faster;
 * a map with a single reader is computed inside the reader, if the repeated arithmetic costs no more than the traffic saved; inside a contraction,
   which computes it again for every tile, where that is predicted to be faster (`partition.prologues`).
@@ -38,6 +39,7 @@ from tilewright.partition.joining import JOIN, JoinDecision, RowJudge, owns_rows
 from tilewright.partition.merges import WHOLE
 from tilewright.partition.pieces import as_one_load
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
+from tilewright.partition.pooling_joining import with_windows
 from tilewright.partition.thin_contractions import read_in_parts, summing, thin_rows
 
 # Points above which a single reduction is divided among several threads or lanes, unless neighbours share most of them.
@@ -74,14 +76,15 @@ def partition(
     is_view: Callable[[Node], bool],
     judge_rows: RowJudge | None = None,
     in_place: bool = True,
-    prologues: frozenset[str] = frozenset(),
+    unstored: frozenset[str] = frozenset(),
     fused: bool = True,
 ) -> Partition:
     """Groups the graph's nodes into regions. `computation` returns a node's steps (None for loops and nodes that run through PyTorch). `judge_rows`
     decides whether row reductions join a contraction where they can, and contractions the softmax before them (None: never). `in_place`:
-    concatenations need no copies (`partition.concatenation`). `prologues`: results of maps that the contractions which read them compute.
+    concatenations need no copies (`partition.concatenation`). `unstored`: results of maps that the contractions which read them compute,
+    and of contractions that are pooled in their kernels.
     `fused`: whether any operators share a kernel; otherwise only views are read through."""
-    return _Partitioner(graph, computation, is_view, judge_rows, in_place, prologues, fused).run()
+    return _Partitioner(graph, computation, is_view, judge_rows, in_place, unstored, fused).run()
 
 
 class _Partitioner:
@@ -92,12 +95,12 @@ class _Partitioner:
         is_view: Callable[[Node], bool],
         judge_rows: RowJudge | None,
         in_place: bool,
-        prologues: frozenset[str],
+        unstored: frozenset[str],
         fused: bool,
     ) -> None:
         self.graph = graph
         self.fused = fused
-        self.prologues = prologues
+        self.unstored = unstored
         self.judge_rows = judge_rows
         self.in_place = in_place
         self.constants = frozenset(graph.constants)
@@ -258,19 +261,28 @@ class _Partitioner:
             if host is None or host.kind != "contraction":
                 continue
             refusal = self._refuse_reader(name, node)
+            if name in self.unstored and not refusal:
+                pooled = with_windows(host.steps, name, group.steps, self.constants)
+                if not isinstance(pooled, str):
+                    self._take_host(group, host, pooled, f"{node.operator} {node.name} pools {name} where it is computed")
+                    return
             form = with_pixels if summed_pixels(host.steps, name, group.steps, self.constants) else with_rows
             joined = form(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
                 decision = self._decided(node, (name, group.output), partial(self.judge_rows, joined, host.steps, group.steps, self.values))
                 if decision.taken:
-                    del self.groups[name]
-                    group.kind, group.steps = host.kind, joined
-                    group.reasons = host.reasons + group.reasons + [decision.text]
-                    group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
+                    self._take_host(group, host, joined, decision.text)
                     return
                 group.reasons.append(decision.text)
             if isinstance(joined, str):
                 group.reasons.append(f"not joined to {name}: {joined}")
+
+    def _take_host(self, group: _Group, host: _Group, steps: tuple[Step, ...], reason: str) -> None:
+        """Makes one group of the host, whose result is not stored any more, and one that reduces its result."""
+        del self.groups[host.output]
+        group.kind, group.steps = host.kind, steps
+        group.reasons = host.reasons + group.reasons + [reason]
+        group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
 
     # -- attention: a contraction joins the softmax that it reads, and the contraction before that -----------------
 
@@ -356,7 +368,7 @@ class _Partitioner:
         for step in group.steps:
             sites = sum(load.buffer == name for load in loads(*step.bodies))
             if sites and step.combiner == "sum" and contraction(step, self.constants) is not None:
-                return "" if name in self.prologues else "a contraction would recompute it for every tile"
+                return "" if name in self.unstored else "a contraction would recompute it for every tile"
             reads += sites * prod(axis.extent or 0 for axis in (*step.axes, *step.reduction))
         again = reads / max(self.values[name].elements, 1) - 1
         if free and again > 0:

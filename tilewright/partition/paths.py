@@ -15,6 +15,7 @@ from functools import cached_property, reduce
 from itertools import pairwise
 from operator import or_
 
+from tilewright.graph.windows import pooling_of
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.region import Region
 from tilewright.partition.divisions import Place, bits
@@ -258,4 +259,4 @@ def sorted_regions(regions: Sequence[Region], uses: Uses) -> list[Region]:
 
 def _may_be_cut(region: Region, values: Mapping[str, Value]) -> bool:
     computes = all(values[name].elements for name in (*region.inputs, *region.outputs))
-    return region.kind in KINDS and not region.checks and bool(region.nodes) and computes
+    return region.kind in KINDS and not region.checks and bool(region.nodes) and computes and pooling_of(region.steps) is None

@@ -25,6 +25,7 @@ from tilewright.partition.layouts import LaidOut
 from tilewright.partition.loops import lower_loop
 from tilewright.partition.lowering import lower_region
 from tilewright.partition.merges import BY_MERGES, Measured, Memory, Merge, Policy, Timed
+from tilewright.partition.poolings import Poolings, choose_poolings
 from tilewright.partition.precision import Precision, precision_of
 from tilewright.partition.predictions import Predictions
 from tilewright.partition.prologues import Prologues, choose_prologues
@@ -98,10 +99,13 @@ def plan_program(
         graph = folded.graph
         chosen = partial(_prologues, graph, precision, predictions, memory)
         inside = contained("the model", "contractions read what maps store", chosen, lambda _: Prologues())
-        rewritten = (merged.decisions, joint.decisions, folded.decisions, inside.decisions)
-        fused = partial(predictions.laid_out, graph, precision, inside.values)
+        pooling = partial(_poolings, graph, precision, predictions, inside.values)
+        pooled = contained("the model", "poolings read what is stored", pooling, lambda _: Poolings())
+        rewritten = (merged.decisions, joint.decisions, folded.decisions, inside.decisions, pooled.decisions)
+        unstored = inside.values | pooled.values
+        fused = partial(predictions.laid_out, graph, precision, unstored)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
-        memory.layouts.update(predictions.decided.get((id(graph), inside.values), {}))
+        memory.layouts.update(predictions.decided.get((id(graph), unstored), {}))
         if updates and not machine.is_gpu:
             pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
             apart = laid_out
@@ -187,6 +191,15 @@ def _prologues(graph: Graph, precision: Precision, predictions: Predictions, mem
 
     regions = predictions.laid_out(graph, precision).regions
     return choose_prologues(regions, graph.outputs, predict, None if predictions.machine.is_gpu else memory.prologues, predictions.policy)
+
+
+def _poolings(graph: Graph, precision: Precision, predictions: Predictions, unstored: frozenset[str]) -> Poolings:
+    """The results that kernels of contractions pool where the models predict a gain (GPUs)."""
+    if not predictions.machine.is_gpu:
+        return Poolings()
+    regions = predictions.laid_out(graph, precision, unstored).regions
+    predict = partial(predictions.in_partition, precision, graph, unstored)
+    return choose_poolings(regions, graph.outputs, frozenset(graph.constants), predict, predictions.policy)
 
 
 def _chained(

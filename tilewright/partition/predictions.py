@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from tilewright.errors import contained
+from tilewright.graph.windows import pooling_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.problem import Problem
@@ -59,16 +61,16 @@ class Predictions:
     policy: Policy = BY_MERGES
     decided: dict[tuple[int, frozenset[str]], Decided] = field(default_factory=dict)
 
-    def laid_out(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> LaidOut:
-        """The graph's regions, where contractions compute these results of maps, with layouts by prediction; those of a graph that was predicted are
+    def laid_out(self, graph: Graph, precision: Precision, unstored: frozenset[str] = frozenset()) -> LaidOut:
+        """The graph's regions, of which these values are not stored, with layouts by prediction; those of a graph that was predicted are
         planned."""
-        key = id(graph), prologues
+        key = id(graph), unstored
         if key not in self.graphs:
             judge = RowJudge(
                 self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds,
                 self.policy,
             )  # fmt: skip
-            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, prologues=prologues)
+            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, unstored=unstored)
             gpu = self.machine.is_gpu
 
             def laid(storing: Storing) -> LaidOut:
@@ -93,12 +95,21 @@ class Predictions:
         """The regions that kernels compute, with their seconds, loops among them if that is said."""
         context = self._context(graph, laid_out)
         timed = [
-            Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context))
+            Timed(region, self._possible_seconds(region, context), partial(self._measured_by_itself, region, context))
             for region in regions
             if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
         timed += [Timed(region, self._loop_seconds(region, context, laid_out)) for region in regions if loops and region.kind == "loop"]
         return timed
+
+    def _possible_seconds(self, region: Region, context: Context) -> float:
+        """Seconds of a region by itself: infinite if results are pooled and no kernel does that with values that are stored so."""
+        try:
+            return self.seconds(region, context)
+        except Unsuitable:
+            if pooling_of(region.steps) is None:
+                raise
+            return math.inf
 
     def _loop_seconds(self, region: Region, context: Context, laid_out: LaidOut) -> float:
         """Predicted seconds of a loop the faster way: in one kernel, or by kernels of one step."""
@@ -135,20 +146,29 @@ class Predictions:
         """Predicts chains."""
         return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked)
 
-    def context(self, graph: Graph, precision: Precision, prologues: frozenset[str] = frozenset()) -> Context:
+    def context(self, graph: Graph, precision: Precision, unstored: frozenset[str] = frozenset()) -> Context:
         """The context of the graph's regions."""
-        return self._context(graph, self.laid_out(graph, precision, prologues))
+        return self._context(graph, self.laid_out(graph, precision, unstored))
 
     def of_regions(
-        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], prologues: frozenset[str] = frozenset()
+        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], unstored: frozenset[str] = frozenset()
     ) -> list[Timed]:
         """The graph's regions for which the function says true, with their seconds and those of the copies of their results (`Storing.apart`)."""
-        laid_out = self.laid_out(graph, precision, prologues)
+        laid_out = self.laid_out(graph, precision, unstored)
         copies = [region for region in laid_out.regions if region.inputs and region.outputs == (in_graph(region.inputs[0]),)]
         names = {region.name for region in copies}
         concerned = self._timed(graph, laid_out, [region for region in laid_out.regions if region.name not in names and concerns(region)])
         copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
         return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
+
+    def in_partition(self, precision: Precision, graph: Graph, unstored: frozenset[str], regions: Sequence[Region]) -> list[Timed]:
+        """Regions of the graph, or made of them, with their seconds.
+
+        Raises:
+            Unsuitable: if there is no kernel for one.
+        """
+        context = self.context(graph, precision, unstored)
+        return [Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context)) for region in regions]
 
     def loops(self, precision: Precision, persistent: bool, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
         """The graph's loops with these names, as they are best lowered."""

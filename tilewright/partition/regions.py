@@ -26,18 +26,19 @@ def lay_out(
     judge_rows: RowJudge | None = None,
     precision: Precision = AS_COMPUTED,
     in_place: bool = True,
-    prologues: frozenset[str] = frozenset(),
+    unstored: frozenset[str] = frozenset(),
     fused: bool = True,
 ) -> LaidOut:
     """The graph's regions (`regions_of`) with types, and layouts by rule, of the values that they store."""
-    return assign_layouts(graph, regions_of(graph, judge_rows, in_place, prologues, fused), precision, in_place)
+    return assign_layouts(graph, regions_of(graph, judge_rows, in_place, unstored, fused), precision, in_place)
 
 
 def regions_of(
-    graph: Graph, judge_rows: RowJudge | None = None, in_place: bool = True, prologues: frozenset[str] = frozenset(), fused: bool = True
+    graph: Graph, judge_rows: RowJudge | None = None, in_place: bool = True, unstored: frozenset[str] = frozenset(), fused: bool = True
 ) -> Partition:
     """The graph's regions. Without a judge, row reductions never join a contraction. `in_place`: values that are concatenated are slices of one
-    buffer. `prologues`: results of maps that contractions compute where they read them. `fused`: whether any operators share a kernel.
+    buffer. `unstored`: results of maps that contractions compute where they read them, and of contractions that
+    are pooled in their kernels. `fused`: whether any operators share a kernel.
 
     Raises:
         InvalidModel: if a constant index is out of range.
@@ -50,5 +51,5 @@ def regions_of(
     def is_view(node: Node) -> bool:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
-    parts = partition(graph, steps, is_view, judge_rows, in_place, prologues, fused=fused)
+    parts = partition(graph, steps, is_view, judge_rows, in_place, unstored, fused=fused)
     return replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions))

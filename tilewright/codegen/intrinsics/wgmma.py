@@ -10,9 +10,10 @@ Products run asynchronously and in order. Until a product's group was awaited it
 overwritten. Factors that threads (not the copy engine) wrote are published first (`mbarrier.publish`).
 
 A factor is a `Tile` of an aligned buffer: rows of 32, 64 or 128 bytes, swizzled, as the copy engine stores boxes with such rows. If it is K-major,
-its rows are those of the matrix, and a product takes a part of each row, from the place's offset on. If it is not ("MN-major", 16 bits only), the
-tile's rows are columns of the matrix (k), each with as many elements (m or n) as fit `swizzle` bytes; more elements follow in further panels, `panel`
-elements apart. Source: PTX ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format"."""
+its rows are those of the matrix, and a product takes a part of each row, from the place's offset on; the next eight rows
+may begin `group` rows after the first of the eight before. If it is not ("MN-major", 16 bits only), the tile's rows are columns of the matrix (k),
+each with as many elements (m or n) as fit `swizzle` bytes; more elements follow in further panels, `panel` elements apart. Source:
+PTX ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format"."""
 
 from __future__ import annotations
 
@@ -44,11 +45,13 @@ _LAYOUT = {128: 1, 64: 2, 32: 3}  # descriptor bits 62 and 63, by bytes of the s
 
 @dataclass(frozen=True)
 class Tile:
-    """How a factor lies in shared memory. `swizzle`: bytes of a row. `panel`: elements between panels of a factor that is not K-major."""
+    """How a factor lies in shared memory. `swizzle`: bytes of a row. `panel`: elements between panels of a factor that is not K-major. `group`: rows
+    from the first of eight rows of a K-major factor to the first of the next eight."""
 
     swizzle: int
     k_major: bool = True
     panel: int = 0
+    group: int = GROUP
 
     def __post_init__(self) -> None:
         if self.swizzle not in SWIZZLES[1:]:
@@ -68,7 +71,10 @@ def _factor(name: str, kind: str, rows: int, tile: Tile) -> Operand:
     dtype, depth = STORED[kind], DEPTHS[kind]
     row = tile.swizzle // size_of(dtype)
     if tile.k_major:
-        return Operand(name, "shared", "read", dtype, (rows, depth), (row, 1), 1, swizzle=tile.swizzle)
+        if tile.group == GROUP:
+            return Operand(name, "shared", "read", dtype, (rows, depth), (row, 1), 1, swizzle=tile.swizzle)
+        shape, strides = (rows // GROUP, GROUP, depth), (tile.group * row, row, 1)
+        return Operand(name, "shared", "read", dtype, shape, strides, 1, swizzle=tile.swizzle)
     if size_of(dtype) != 2:
         raise ValueError(f"factors of {dtype} are K-major")
     inner = min(rows, row)
@@ -78,10 +84,16 @@ def _factor(name: str, kind: str, rows: int, tile: Tile) -> Operand:
 
 
 def _descriptor(tile: Tile, dtype: str) -> int:
-    """The bits of a matrix descriptor other than the address. Offsets are in units of 16 bytes: to the next group of 8 rows of the tile, and to the
+    """The bits of a matrix descriptor other than the address. Offsets are in units of 16 bytes: to the next group of 8 rows of the matrix, and to the
     next panel (without meaning for K-major tiles)."""
-    group, panel = GROUP * tile.swizzle // 16, tile.panel * size_of(dtype) // 16
+    group, panel = tile.group * tile.swizzle // 16, tile.panel * size_of(dtype) // 16
     return (1 if tile.k_major else max(panel, 1)) << 16 | group << 32 | _LAYOUT[tile.swizzle] << 62
+
+
+def _mark(tile: Tile) -> str:
+    """The tile in names of functions."""
+    panel, group = f"_{tile.panel}" * (tile.panel > 0), f"_by{tile.group}" * (tile.group != GROUP)
+    return f"_{'k' if tile.k_major else 'mn'}{tile.swizzle}{panel}{group}"
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +105,7 @@ def _multiplying(kind: str, n: int, a: Tile | None, b: Tile) -> Intrinsic:
     count = n // 2
     name = f"m{M}n{n}k{depth}"
     tiles = [tile for tile in (a, b) if tile is not None]
-    layouts = "".join(f"_{'k' if tile.k_major else 'mn'}{tile.swizzle}" + (f"_{tile.panel}" if tile.panel else "") for tile in tiles)
+    layouts = "".join(map(_mark, tiles))
     function = f"tw_wgmma_{n}_{kind}{'_held' * (a is None)}{layouts}"
     sums = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(count))

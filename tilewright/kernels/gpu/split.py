@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from tilewright.codegen.assemble import assemble
 from tilewright.codegen.describe import described
 from tilewright.graph.contraction import contraction
+from tilewright.graph.windows import Pooling, pooling_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Const, Expr, Load, Var, loads, rewrite
+from tilewright.ir.expr import Const, Expr, Load, Var, add, index_const, loads, rewrite, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Block, Kernel, Launch
 from tilewright.ir.layout import permuted
@@ -93,7 +95,8 @@ def in_one_or_two(
 
 
 def in_parts(problem: Problem, split: int) -> tuple[Problem, Problem, dict[str, Storage]]:
-    """A problem that stores partial sums [split, batch, m, n], one that adds them up and stores the region's element, and the workspace."""
+    """A problem that stores partial sums [split, batch, m, n], one that adds them up and stores the region's element, and the workspace. If results
+    are pooled, the second one adds the parts of each pixel of a window."""
     region, step = problem.region, problem.region.steps[0]
     name = f"{region.name}#parts"
     part = Var("part", split)
@@ -101,10 +104,33 @@ def in_parts(problem: Problem, split: int) -> tuple[Problem, Problem, dict[str, 
     order = [0, *(1 + place for place in _order(problem))]
     work = Storage(Value(name, shape, step.dtypes[0]), permuted(shape, order))
     first = replace(region, steps=(replace(step, index=(part, *step.axes)),), outputs=(name,))
-    body = Load(name, (part, *step.axes), step.dtypes[0])
-    second = replace(region, kind="window", steps=(replace(step, bodies=(body,), reduction=(part,)), *region.steps[1:]))
+    pooling = pooling_of(region.steps)
+    if pooling is None:
+        body = Load(name, (part, *step.axes), step.dtypes[0])
+        after: tuple[Step, ...] = (replace(step, bodies=(body,), reduction=(part,)), *region.steps[1:])
+    else:
+        after = _pooling_parts(pooling, name, split)
+    second = replace(region, kind="window", steps=after)
     stored = problem.with_storage({name: work})
     return replace(stored, region=first), replace(stored, region=second, constants=frozenset()), {name: work}
+
+
+def _pooling_parts(pooling: Pooling, parts: str, split: int) -> tuple[Step, ...]:
+    """The pooling of what would be stored of the sum of `split` parts."""
+    step, last, pool = pooling.before[0], pooling.before[-1], pooling.pool
+    read = pool.bodies[0]
+    assert isinstance(read, Load)
+
+    def added(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer != step.name:
+            return node
+        each: list[Expr] = [Load(parts, (index_const(number), *node.index), node.dtype) for number in range(split)]
+        return reduce(add, each)
+
+    value = last.bodies[0] if last is not step else Load(step.name, step.axes, step.dtypes[0])
+    at = {place: position for place, position in zip(last.index, read.index, strict=True) if isinstance(place, Var)}
+    pooled = replace(pool, bodies=(substitute(rewrite(value, added), at),))
+    return (pooled,) if pooling.after is None else (pooled, pooling.after)
 
 
 def summed(problem: Problem) -> tuple[Problem, Problem | None, dict[str, Storage]]:

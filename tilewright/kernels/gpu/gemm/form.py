@@ -10,6 +10,7 @@ from tilewright.codegen.common import bytes_touched, expression_flops, extent_of
 from tilewright.codegen.intrinsics.async_copy import COPIED_BYTES
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
+from tilewright.graph.windows import pooling_of
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
@@ -137,6 +138,8 @@ def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage
     """Like `reduce_and_final`, plus the stages on whole rows between the sum and the stored element."""
     if not any(step.kind == "reduce" for step in region.steps[1:]):
         return (*reduce_and_final(region), ())
+    if pooling_of(region.steps) is not None:
+        raise Unsuitable(f"windows of the result of region {region.name} are pooled")
     step, last = region.steps[0], region.steps[-1]
     held: dict[str, Expr] = {step.name: Load(step.name, (index_const(0),), step.dtypes[0])}
     firsts: dict[str, Expr] = {step.name: Load(FIRST, (index_const(0),), step.dtypes[0])}

@@ -118,10 +118,12 @@ def warpgroup_estimate(facts: WarpgroupFacts, candidates: Columns, counts: Tenso
 
 
 def width_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
-    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of vectors in shared memory."""
+    """Elements of a store: of pairs of columns in registers, of single ones if swapped, or of vectors in shared memory; each of several pooled
+    results, unless parts of a split are stored."""
     most = facts.product.store_vector
     width: np.ndarray = np.where((candidates["staged"] > 0) | meeting_of(candidates), most, np.where(candidates["swapped"] > 0, 1, min(most, 2)))
-    return width
+    pooled: np.ndarray = width * np.where(candidates["split"] == 1, facts.pooled, 1)
+    return pooled
 
 
 def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> np.ndarray:

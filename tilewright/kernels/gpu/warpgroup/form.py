@@ -10,8 +10,8 @@ from tilewright.codegen.intrinsics.wgmma import STORED
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import Var, substitute
 from tilewright.ir.expr import index_const as at
-from tilewright.ir.expr import substitute
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
@@ -28,7 +28,8 @@ ROW_BYTES = (32, 64, 128)
 class WarpgroupFacts:
     """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
     whether rows and columns are in memory in the order of the region's axes, as parts of a split are. `grouped`: the channels of another product
-    follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros."""
+    follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros. `pooled`: results that are
+    combined into one that is stored."""
 
     product: ContractionFacts
     kind: str
@@ -36,6 +37,7 @@ class WarpgroupFacts:
     channels: int
     ordered: bool
     grouped: bool = False
+    pooled: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -78,8 +80,8 @@ def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, W
     return form
 
 
-def factors_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:
-    """The form of a region whose factors the copy engine reads.
+def factors_form(problem: Problem, machine: Machine, spatial: frozenset[Var] = frozenset()) -> Form[WarpgroupFacts, WarpgroupForm]:
+    """The form of a region whose factors the copy engine reads. `spatial`: as in `tensors.factor`.
 
     Raises:
         Unsuitable: if the machine lacks the instructions, or the region is not a sum of products of such factors without row reductions after it.
@@ -99,7 +101,7 @@ def factors_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, War
     batch, m, n = (storage_order([axis for axis in axes if axis.extent != 1], offset) for axes in (sum_.batch, sum_.m, sum_.n))
     ordered = [*batch, *m, *n] == [axis for axes in (sum_.batch, sum_.m, sum_.n) for axis in axes if axis.extent != 1]
     r = [axis for axis in sum_.r if axis.extent != 1]
-    first = factor(problem, sum_.a, m, batch, r)
+    first = factor(problem, sum_.a, m, batch, r, spatial)
     storage: dict[str, Storage] = {}
     if sum_.b.buffer in problem.constants:
         second, storage = packed(problem, sum_, n, batch, first)

@@ -105,8 +105,11 @@ class Factor:
     channel: Var
 
 
-def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Var], r: Sequence[Var]) -> Factor:
-    """A factor in memory, whose rows are the points of `rows` (in this order, axes of extent 1 left out).
+def factor(
+    problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Var], r: Sequence[Var], spatial: frozenset[Var] = frozenset()
+) -> Factor:
+    """A factor in memory, whose rows are the points of `rows` (in this order, axes of extent 1 left out). `spatial`: axes along which an image is
+    one even if a filter of a single tap makes it a matrix.
 
     Raises:
         Unsuitable: if it is not a load with zeros outside of a tensor, or its elements are not where a tensor map can have them.
@@ -149,7 +152,7 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
     axes = [_lone(terms[d], extents[d]) for d in outer]
     count = len(batch)
     images, height = (_collapsed([(extents[d], pitches[d]) for d in part]) for part in (outer[:count], outer[count:]))
-    if axes == [*batch, *rows] and images is not None and height is not None:
+    if axes == [*batch, *rows] and not spatial and images is not None and height is not None:
         shape, apart = (images[0], height[0], 1, channel.extent or 1), (images[1], height[1], PIECE_BYTES, 1)
         return Factor(Rows(load.buffer, dtype, shape, apart, start), (), channel)
     groups = 1
@@ -157,7 +160,7 @@ def factor(problem: Problem, expr: Expr, rows: Sequence[Var], batch: Sequence[Va
         if group is None or len(batch) > 1:
             raise Unsuitable("a factor of several products is not a matrix in memory")
         groups, outer = group.extent or 1, outer[1:]
-    return _pixels(load.buffer, dtype, [(extents[d], pitches[d], terms[d]) for d in outer], rows, r, channel, groups, start)
+    return _pixels(load.buffer, dtype, [(extents[d], pitches[d], terms[d]) for d in outer], rows, r, channel, groups, start, spatial)
 
 
 def _pixels(
@@ -169,12 +172,14 @@ def _pixels(
     channel: Var,
     groups: int,
     start: int,
+    spatial: frozenset[Var],
 ) -> Factor:
-    """The columns of a convolution, given extent, stride and terms of each dimension but the channels, outermost first. `groups`: of channels."""
-    images = [(extent, stride) for extent, stride, terms in dims[:1] if _lone(terms, extent) in rows[:1]]
-    spatial = dims[len(images) :]
+    """The columns of a convolution, given extent, stride and terms of each dimension but the channels, outermost first. `groups`: of channels;
+    `spatial`: axes that are no images."""
+    images = [(extent, stride) for extent, stride, terms in dims[:1] if _lone(terms, extent) in {*rows[:1]} - spatial]
+    inner = dims[len(images) :]
     slides, taps = [], []
-    for _, _, terms in spatial:
+    for _, _, terms in inner:
         own, slid = ([axis for axis in terms if axis is not None and axis in some] for some in (rows, r))
         mixed = len(own) > 1 or len(slid) > 1 or len(terms) != 1 + len(own) + len(slid)
         if mixed or any(number <= 0 for axis, number in terms.items() if axis is not None):
@@ -192,8 +197,8 @@ def _pixels(
     if any((one.taps - 1) * one.dilation >= MOST_FILTER[len(slides)] for one in slides):
         raise Unsuitable(f"a filter reaches further than {MOST_FILTER[len(slides)] - 1} pixels")
     around = images or [(1, PIECE_BYTES)]
-    extents = (around[0][0], *(extent for extent, _, _ in spatial), groups * (channel.extent or 1))
-    strides = (around[0][1], *(stride for _, stride, _ in spatial), 1)
+    extents = (around[0][0], *(extent for extent, _, _ in inner), groups * (channel.extent or 1))
+    strides = (around[0][1], *(stride for _, stride, _ in inner), 1)
     tensor = Pixels(buffer, dtype, extents, strides, start, tuple(slides), tuple(taps.index(axis) for axis in reduced), groups)
     return Factor(tensor, tuple(reduced), channel)
 

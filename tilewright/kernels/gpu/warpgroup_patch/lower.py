@@ -8,11 +8,10 @@ were begun and its own have completed; a patch, when the first products with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from math import prod
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import below, decode, named
+from tilewright.codegen.common import decode, named
 from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
@@ -23,28 +22,36 @@ from tilewright.ir.expr import Expr, Var, binary, compare, index_const
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, thread_variable
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.tensor_map import TensorMap
-from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody
+from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
-from tilewright.kernels.gpu.warpgroup.results import ending
+from tilewright.kernels.gpu.warpgroup.results import Ending, ending
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
+from tilewright.kernels.gpu.warpgroup_patch.pixels import patch_of, positions_of, rows_at
+from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 
 
 def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace if the channels are split; packed weights are in the storage."""
+    """One kernel, or two with a workspace if the channels are split; packed weights are in the storage.
+
+    Raises:
+        Unsuitable: as `warpgroup.lower.lowered`; or if results are pooled that are not in the registers of one thread.
+    """
+    if form.pooled is not None and (schedule.staged or schedule.meeting or (schedule.split == 1 and not schedule.swapped)):
+        raise Unsuitable("windows are pooled in registers alone, of swapped factors")
     return lowered(problem, form, schedule, machine, lambda part: patch_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
 
 def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
     """Of the image, whose boxes are patches, and of the filter."""
     pixels, base = form.pixels, form.facts.base
-    extents, _ = form.facts.patch(schedule.pixels, schedule.height, schedule.width)
-    box = (base.row_bytes // base.element_bytes, *(int(extent) for extent in reversed(extents)), 1)
+    extents, _ = patch_of(form.facts, schedule)
+    box = (base.row_bytes // base.element_bytes, *reversed(extents), 1)
     image = TensorMap("map_a", pixels.buffer, pixels.dtype, pixels.extents[::-1], pixels.strides[::-1], box, base.row_bytes, pixels.offset)
     return image, form.base.b.map("map_b", schedule.channels // schedule.cluster, base.row_bytes)
 
@@ -54,7 +61,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     facts, base, product, columns = form.facts, form.facts.base, form.product, schedule.columns
     dtype, depth, wide = STORED[base.kind], DEPTHS[base.kind], base.row_bytes // base.element_bytes
     image_map, filter_map = maps(form, schedule)
-    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
+    _, pitches = patch_of(facts, schedule)
     each = -(-facts.chunks // schedule.split)
     cluster, part_size = schedule.cluster, prod(filter_map.box)
     patch_size, filter_size = -(-prod(image_map.box[1:]) // ROWS) * ROWS * wide, part_size * cluster
@@ -111,7 +118,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     _, offsets = form.pixels.at(index_const(0), index_const(0), tap, index_const(0))
     shift: Expr = index_const(0)
     for offset, pitch in zip(reversed(offsets), pitches, strict=True):
-        shift = shift + offset * int(pitch)
+        shift = shift + offset * pitch
     own = group * (M * wide) + piece * depth
     pixel_rows, filter_rows = slot * patch_size + shift * wide, stage * filter_size
     patch_place, filter_place = (
@@ -119,7 +126,8 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         Place("filter", filter_rows + (own if schedule.swapped else piece * depth)),
     )
     left, right = (filter_place, patch_place) if schedule.swapped else (patch_place, filter_place)
-    both = (Tile(base.row_bytes), Tile(base.row_bytes))
+    lines, filters = (Tile(base.row_bytes, group=pitches[-2]) if schedule.lines else Tile(base.row_bytes)), Tile(base.row_bytes)
+    both = (filters, lines) if schedule.swapped else (lines, filters)
     multiply = wgmma.multiply(base.kind, columns, sums, left, right, compare("gt", step + piece, 0), both)
     one_a_warp = compare("eq", thread % WARP, 0)
     freed = arrivals_in(Place("empty", (before * base.taps + step + (stages - 1)) % stages), cluster)  # of the step before
@@ -155,9 +163,13 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         for name, count in (("full", 1), ("empty", arrivals if kind else arrivals * cluster))
         for at in range(number)
     ]
-    at_row = at_pixel(form, schedule, image, first)
+    positions = positions_of(facts, schedule, image, first)
+    at_row = rows_at(form, positions)
     result = BlockResult(product, {**bind, order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
-    stored = ending(result, schedule, part, group, thread)
+    if form.pooled is not None:
+        stored = Ending(products=tuple(store_pooled(form, schedule, result, positions, group, thread)))
+    else:
+        stored = ending(result, schedule, part, group, thread)
     common, placed = (statements, []) if stored.end else ([], statements)
     body = block(
         Allocate(Buffer("patch", dtype, patches * patch_size, "shared", alignment=ALIGNMENT)),
@@ -185,40 +197,3 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         [] if cluster == 1 else [cluster_barrier()],  # others may still copy to this block, and arrive at its barriers
     )
     return body, launch
-
-
-def at_pixel(form: PatchForm, schedule: PatchSchedule, image: Expr, first: Sequence[Expr]) -> Callable[[Expr, RowBody], list[Statement]]:
-    """Emits a body with the values of the axes of m at a pixel of the patch, if it is of the tile and of the result. `first`: the tile's position."""
-    facts, product = form.facts, form.product
-    tile = [int(extent) for extent in facts.tile(schedule.height, schedule.width)]
-    _, pitches = facts.patch(schedule.pixels, schedule.height, schedule.width)
-    pitch = int(pitches[-2]) if len(tile) > 1 else 0
-
-    def at_row(row: Expr, body: RowBody) -> list[Statement]:
-        inner = [row // pitch, row % pitch] if pitch else [row]
-
-        def inside(positions: list[Expr]) -> list[Statement]:
-            number = len(positions)
-            if number == len(tile):
-                return below(image, facts.images, "stored_image", lambda image: of_image(image, positions))
-            dimension = len(tile) - 1 - number  # the last one first
-            within = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
-
-            def placed(offset: Expr) -> list[Statement]:
-                def at(position: Expr) -> list[Statement]:
-                    return inside([position, *positions])
-
-                return below(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
-
-            return below(within, tile[dimension], f"offset{dimension}", placed)
-
-        def of_image(image: Expr, positions: list[Expr]) -> list[Statement]:
-            m = image
-            for position, extent in zip(positions, facts.outputs, strict=True):
-                m = m * extent + position
-            lets, mapping = named(decode(m, product.m))
-            return [*lets, *body(mapping)]
-
-        return inside([])
-
-    return at_row

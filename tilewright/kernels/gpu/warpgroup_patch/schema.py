@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound
 from tilewright.kernels.gpu.warpgroup.variants import meeting_variants
 from tilewright.kernels.gpu.warpgroup_patch.estimate import patch_counts, patch_estimate
 from tilewright.kernels.gpu.warpgroup_patch.features import patch_features
-from tilewright.kernels.gpu.warpgroup_patch.form import patch_form
+from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.lower import lower_patches
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, patch_space, shared_bytes_of
 from tilewright.kernels.schema import Schema, in_tile_if
+
+
+def patch_variants(facts: PatchFacts, candidates: Columns, machine: Machine) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Splits whose blocks meet, as `meeting_variants`; none of results that are pooled, which the kernel that adds their parts does."""
+    varied = take(candidates, np.zeros(length(candidates), bool)) if facts.windows else candidates
+    return meeting_variants(varied, partial(shared_bytes_of, facts), machine)
+
 
 WARPGROUP_PATCH = Schema(
     name="warpgroup patches",
@@ -25,5 +36,5 @@ WARPGROUP_PATCH = Schema(
     within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.base.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: patch_features(facts, candidates, machine),
-    variants=lambda facts, candidates, machine: meeting_variants(candidates, partial(shared_bytes_of, facts), machine),
+    variants=patch_variants,
 )
