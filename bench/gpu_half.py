@@ -4,14 +4,16 @@
     python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
     python -m bench.gpu_half resnet18 bert_base --types float16,tf32 --batches 1 --against inductor --name gpu_half_inductor
     python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products
+    python -m bench.gpu_half vector_4096 vector_11008 --types float16,tf32 --batches 1 --against eager --clean --name gpu_half_vectors
     python -m bench.gpu_half --batches 1 --against formulas --name gpu_half_formulas
     python -m bench.gpu_half densenet121 mobilenet_v2 --types float16 --against stored,none,chains --name gpu_half_fusion      by what is fused
     python -m bench.gpu_half vgg16 --types float16 --batches 1,64 --against unpooled --name gpu_half_pooled      convolutions that pool, and poolings
 
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
-timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`). For tf32 the module stays in float32. `formulas` is Tilewright
-without learned corrections; names are of the zoo, `torchvision:NAME` or `timm:NAME` (random weights). The result file is written after each
-comparison; after `--seconds-in-all` no further one begins, and `--resume` leaves out those that a file of this commit has with all contenders.
+timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`); with `--clean` these were only read: what was written must go
+to memory while the call's own data come from there, which matters where bandwidth is judged. For tf32 the module stays in float32. `formulas` is
+Tilewright without learned corrections; names are of the zoo, `torchvision:NAME` or `timm:NAME` (random weights). The result file is written after
+each comparison; after `--seconds-in-all` no further one begins, and `--resume` leaves out those that a file of this commit has with all contenders.
 """
 
 from __future__ import annotations
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.01, help="least device time of one turn in one round")
     parser.add_argument("--seconds-in-all", type=float, default=190.0, help="no comparison begins after these")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--clean", action="store_true", help="level 2 is full of data that were read, not written")
     parser.add_argument("--name", default="gpu_half", help="the result file's name in bench/results")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -136,7 +139,7 @@ def main() -> None:
         parser.error(f"of TF32 the contenders are {', '.join(ROUNDED)}, not {', '.join(set(names) - ROUNDED.keys())}")
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
     results: list[Outcome] = []
-    before = rows_to_resume(options.name, {"rounds": options.rounds, "seconds": options.seconds}) if options.resume else []
+    before = rows_to_resume(options.name, {"rounds": options.rounds, "seconds": options.seconds, "clean": options.clean}) if options.resume else []
     start = time.monotonic()
     chosen = [one for name in options.names for one in GROUPS.get(name, (name,))]
     for name, batch, dtype in ((n, b, t) for n in chosen for b in map(int, options.batches.split(",")) for t in options.types.split(",")):
@@ -154,7 +157,7 @@ def main() -> None:
         known = ROUNDED if allowed else CONTENDERS
         outcomes = compare(
             label, module, inputs, inputs, [known[c] for c in names], tolerance, options.rounds, options.seconds,
-            partial(cold_seconds, scratch=scratch),
+            partial(cold_seconds, scratch=scratch, clean=options.clean),
         )  # fmt: skip
         for outcome in outcomes:
             print(f"{outcome.network} {outcome.contender}: {outcome.status} {outcome.reason} prepared in {outcome.preparation_seconds or 0:.1f} s, "

@@ -178,10 +178,14 @@ CONTENDERS = {
 }
 
 
-def cold_seconds(call: Callable[[], object], scratch: Tensor) -> float:
-    """Seconds between two events around one call that finds the L2 cache full of other data."""
+def cold_seconds(call: Callable[[], object], scratch: Tensor, clean: bool = False) -> float:
+    """Seconds between two events around one call that finds the L2 cache full of other data. They were written, so that the call's first loads also
+    wait for their way to memory, or, `clean`, only read."""
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    scratch.zero_()
+    if clean:
+        scratch.amax()
+    else:
+        scratch.zero_()
     before.record()
     call()
     after.record()

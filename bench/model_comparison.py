@@ -34,7 +34,7 @@ from tilewright.selection.learned.gpu import KEPT, STAGES, refined
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset
-from tilewright.tuning.training import BOOSTED, RECIPE, TENSOR, TOPS, held_out, quality, samples
+from tilewright.tuning.training import BOOSTED, RECIPE, SHALLOW, TENSOR, TOPS, held_out, quality, samples
 
 THREADS = 2
 """Threads of one training; scikit-learn releases the interpreter's lock, so that several trainings run at once."""
@@ -55,7 +55,7 @@ RECIPES = MappingProxyType(
 )
 TENSOR_RECIPES = MappingProxyType({
     "boosted time": replace(TENSOR, target="time"), "boosted rank": replace(TENSOR, target="rank"),
-    "deeper trees": replace(TENSOR, options=BOOSTED), "ours": TENSOR,
+    "smaller trees": replace(TENSOR, options=SHALLOW), "ours": TENSOR,
 })  # fmt: skip
 ANALYTICAL = "analytical"
 
