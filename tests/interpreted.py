@@ -92,9 +92,11 @@ def run_program(
                     if not parameter.writable and program.aliases.get(name, name) not in written and storage[name].layout.size:
                         faults.append(f"{kernel.name} reads {name} before it is written")
                 # a kernel may rely on the zeros in the halo of its own tiles, and a chain in that of its results; their other elements are poisoned
-                own = (*lowered.storage, *(lowered.region.outputs if lowered.region.stages else ()))
-                halo = {name for name in own if storage[name].source is None and storage[name].layout.is_padded}
-                ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written | halo]
+                wholes = [whole for _, whole in lowered.region.wholes]  # of which it reads what was stored before, and what it has stored itself
+                own = (*lowered.storage, *(lowered.region.outputs if lowered.region.stages else ()), *wholes)
+                known = {name for name in own if storage[name].source is None and storage[name].layout.is_padded}
+                known |= {name for name in wholes if program.aliases.get(name, name) in written}
+                ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written | known]
                 report = run(kernel, arrays, [step] * len(kernel.scalars), ready)
                 faults += report.faults
                 stored = [name for parameter, name in pairs if parameter.writable]

@@ -118,10 +118,12 @@ class Layout:
         is no slice. Slices of one shape and alignment at several places have the same kernels."""
         return sum(skipped * stride for skipped, stride in self._skipped())
 
-    def from_base(self) -> Layout:
-        """The layout relative to `base`."""
-        around = [(before - skipped, after + skipped) for (before, after), (skipped, _) in zip(self.around, self._skipped(), strict=True)]
-        return replace(self, around=tuple(around))
+    def from_base(self, whole: Layout | None = None) -> Layout:
+        """The layout relative to `base`, or to that of another slice of the same storage, `whole`, which contains this one."""
+        skipped = (whole or self)._skipped()
+        if not skipped:
+            return self
+        return replace(self, around=tuple((before - skip, after + skip) for (before, after), (skip, _) in zip(self.around, skipped, strict=True)))
 
     def _skipped(self) -> list[tuple[int, int]]:
         """For each dimension of a slice, how many of its elements `base` skips, and its stride."""
@@ -157,6 +159,11 @@ class Layout:
         text = " ".join(f"d{dim}" + (f":{factor}" if factor else "") for dim, factor in self.order)
         text += f" halo {self.halo}" if any(map(any, self.halo)) else ""
         return text + (f" in a buffer with {self.around} around it" if self.around else "")
+
+
+def contains(a: Box, b: Box) -> bool:
+    """Whether all elements of the second part of a buffer are in the first."""
+    return all(start <= other_start and other_end <= end for (start, end), (other_start, other_end) in zip(a, b, strict=True))
 
 
 def boxes_overlap(a: Box, b: Box) -> bool:

@@ -52,6 +52,13 @@ class Problem:
         """Whether the region stores some elements of a value and leaves the others as they are (`partition.updates`)."""
         return any(load.buffer in step.names for step in self.region.steps for load in loads(*step.bodies))
 
+    def place_of(self, name: str) -> tuple[slice, ...]:
+        """The part that a value is of the value in whose memory it is (`Region.memory_of`): its indices along each dimension."""
+        own, whole = self.layouts[name], self.layouts[self.region.memory_of(name)]
+        begins = [a[0] - b[0] for a, b in zip(own.box(), whole.box(), strict=True)]
+        halos = [a[0] - b[0] for a, b in zip(own.halo, whole.halo, strict=True)]
+        return tuple(slice(at + halo, at + halo + extent) for at, halo, extent in zip(begins, halos, own.shape, strict=True))
+
     def with_storage(self, storage: Mapping[str, Storage]) -> Problem:
         """The problem extended by the buffers that lowering adds."""
         layouts = {name: entry.layout for name, entry in storage.items()}

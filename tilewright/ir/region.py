@@ -49,7 +49,8 @@ class Region:
     """Operators that one call computes. kind: one of `KINDS`.
 
     `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` describes each
-    site of checked indices in the steps. `stages`: of a chain, the regions that it consists of, in order; its steps are all of theirs."""
+    site of checked indices in the steps. `stages`: of a chain, the regions that it consists of, in order; its steps are all of theirs. `wholes`: of a
+    chain, pairs of a value that it reads or stores and of a concatenation that it reads, in whose memory that value is."""
 
     name: str
     kind: str
@@ -61,9 +62,18 @@ class Region:
     body: Graph | None = None
     checks: tuple[IndexCheck, ...] = ()
     stages: tuple[Region, ...] = ()
+    wholes: tuple[tuple[str, str], ...] = field(default=(), metadata={"omitted": ()})
 
     def flops(self) -> int:
         return sum(step.flops() for step in self.steps)
+
+    def memory_of(self, name: str) -> str:
+        """The value in whose memory the kernel of a chain finds a value: a concatenation, or the value itself."""
+        return dict(self.wholes).get(name, name)
+
+    def readers_of(self, name: str) -> tuple[int, ...]:
+        """The stages of a chain that read a value, by itself or as a part of a concatenation."""
+        return tuple(at for at, stage in enumerate(self.stages) if name in stage.inputs or self.memory_of(name) in stage.inputs)
 
 
 class Unsuitable(ValueError):

@@ -85,7 +85,7 @@ def _chained(lowered: Lowered, number: int) -> list[Edge]:
     producer, stored = region.stages[number], region.stages[number].outputs[0] in region.outputs
     on_gpu = any(kernel.launch is not None for kernel in lowered.kernels)
     level = TILE if on_gpu or not stored or tile_of(producer.outputs[0]) in lowered.storage else MEMORY
-    readers = [at for at, stage in enumerate(region.stages) if producer.outputs[0] in stage.inputs]
+    readers = region.readers_of(producer.outputs[0])
     size = _result_bytes(producer)
     return [*(Edge(number, at, level, size) for at in readers), *([Edge(number, None, MEMORY, size)] if stored else [])]
 

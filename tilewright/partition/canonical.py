@@ -26,8 +26,8 @@ class Canonical:
 
 def canonical(problem: Problem) -> Canonical:
     """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses. Slices lose
-    their distance from the start of their buffers, except for its remainder by vectors (`Layout.base`); sums of products get a reduced axis for each
-    part of one that a view permuted (`split_divided_sum`)."""
+    their distance from the start of their buffers, except for its remainder by vectors (`Layout.base`); those that are in the memory of what a chain
+    reads keep their distance from that. Sums of products get a reduced axis for each part of one that a view permuted (`split_divided_sum`)."""
     region = _split(problem.region, problem.constants)
     order: dict[str, None] = {}
     for step in region.steps:
@@ -42,7 +42,7 @@ def canonical(problem: Problem) -> Canonical:
     stored = {name: short for name, short in names.items() if name in problem.layouts}
     same = Problem(
         _renamed(region, names),
-        {short: problem.layouts[name].from_base() for name, short in stored.items()},
+        {short: problem.layouts[name].from_base(problem.layouts[region.memory_of(name)]) for name, short in stored.items()},
         {short: replace(problem.values[name], name=short) for name, short in stored.items()},
         frozenset(short for name, short in stored.items() if name in problem.constants),
     )
@@ -59,14 +59,16 @@ def _renamed(region: Region, names: Mapping[str, str]) -> Region:
     steps = tuple(replace(step, name=names[step.name], bodies=of(step.bodies), index=of(step.index)) for step in region.steps)
     outputs = tuple(names[name] for name in region.outputs)
     inputs = tuple(names[name] for name in region.inputs if name in names)
-    return Region(outputs[0], region.kind, (), steps, inputs, outputs, stages=tuple(_renamed(stage, names) for stage in region.stages))
+    stages = tuple(_renamed(stage, names) for stage in region.stages)
+    wholes = tuple((names[name], names[whole]) for name, whole in region.wholes)
+    return Region(outputs[0], region.kind, (), steps, inputs, outputs, stages=stages, wholes=wholes)
 
 
 def key_of(problem: Problem) -> object:
     """What equal canonical problems have in common."""
     stored = ((name, layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
     region = problem.region
-    return (region.kind, tuple(stage.kind for stage in region.stages), region.steps, region.outputs, *stored)
+    return (region.kind, tuple(stage.kind for stage in region.stages), region.steps, region.outputs, region.wholes, *stored)
 
 
 def _split(region: Region, constants: frozenset[str]) -> Region:

@@ -6,7 +6,8 @@
                 tile[row] = region                                    (a row outside the image is filled instead)
 
 Rows that the strip before computed too move to the front of the tile first. A result that is needed outside of the chain too is copied from the tile,
-each row by the strip that computes it first; where no strip needs rows of another, it has no tile, and is read where it is stored.
+each row by the strip that computes it first; where no strip needs rows of another, it has no tile, and is read where it is stored. So a region may
+read a concatenation of which another one stores a part: both are in one buffer, and of the part a strip reads what it has stored there itself.
 
 The code of each region is its schema's, for the problem of a strip (`partition.strips`), with addresses moved by where the strip begins. A worker's
 strips are adjacent, so that only its first computes rows that another worker computes too.
@@ -122,7 +123,7 @@ class Chain:
         """The regions whose results are in tiles: those that others read, without results of the chain of which no strip needs rows of another.
 
         Raises:
-            Unsuitable: if strips do not compute all rows of a result.
+            Unsuitable: if strips do not compute all rows of a result, or need rows of one another of a part of a concatenation.
         """
         found = set()
         for number, (frame, part, readers) in enumerate(zip(self.frames(1), self.cuts, self.readers, strict=True)):
@@ -133,6 +134,8 @@ class Chain:
                 if frame.rows < frame.advance or frame.offset > 0 or end < self.extent(number):
                     raise Unsuitable(f"its strips do not compute all rows of {part.result}")
                 if frame.kept or frame.outside:
+                    if (whole := self.problem.region.memory_of(part.result)) != part.result:
+                        raise Unsuitable(f"its strips need rows of one another of {part.result}, which is read in {whole}")
                     found.add(number)
         return frozenset(found)
 
@@ -249,10 +252,11 @@ def lower_chain(chain: Chain, schedule: StripSchedule, lower: LowerStrip) -> Low
         body = defined(body, trips)
     problem = chain.problem.with_storage(emitter.storage)
     said = f"{schedule}: " + "; ".join(emitter.schedules)
-    written = (*emitter.tiles, *chain.problem.region.outputs)
+    region = chain.problem.region
+    written = dict.fromkeys((*emitter.tiles, *map(region.memory_of, region.outputs)))
     header = f"{described(problem)}\n{said}"
     roles = {name: "tile" for name in emitter.tiles}
-    kernel, arguments = assemble("chain", body, problem, written, header=header, roles=roles, growths=growths)
+    kernel, arguments = assemble("chain", body, problem, tuple(written), header=header, roles=roles, growths=growths)
     call = Call.of(kernel, arguments)
     within = tuple(emitter.within[number] for number in range(len(chain.cuts)))
     return Lowered(chain.problem.region, said, (kernel,), (call,), MappingProxyType(emitter.storage), within=within)
@@ -352,7 +356,8 @@ class _Emitter:
     def _code(self, number: int, rows: int, count: int) -> Callable[[Expr, Expr, Sequence[Expr]], Statement]:
         """The code for `count` rows of a region, as a function of its first row, that row's slot in its tile, and the image."""
         part = self.chain.cuts[number]
-        lowered = self.lower(self.chain.strip(number, rows, count), rows == self.chain.height)
+        strip = self.chain.strip(number, rows, count)
+        lowered = self.lower(strip, rows == self.chain.height)
         if len(lowered.kernels) != 1 or len(lowered.calls) != 1 or any(entry.source is None for entry in lowered.storage.values()):
             raise Unsuitable(f"{part.result} takes {len(lowered.kernels)} kernels or memory of its own under {lowered.schedule}")
         (kernel,), (call,) = lowered.kernels, lowered.calls
@@ -364,10 +369,12 @@ class _Emitter:
         self.within[number] = lowered.within[0]
 
         def emit(row: Expr, slot: Expr, images: Sequence[Expr]) -> Statement:
-            places = {
-                parameter.name: self._place(packed.get(name, name), number, row, slot, images)
-                for parameter, name in zip(kernel.parameters, call.arguments, strict=True)
-            }
+            places = {}
+            for parameter, name in zip(kernel.parameters, call.arguments, strict=True):
+                buffer, offset = self._place(packed.get(name, name), number, row, slot, images)
+                # a strip's kernel receives the base of a slice; here that lies inside of the concatenation
+                base = strip.layouts[name].base if name in strip.layouts else 0
+                places[parameter.name] = self.chain.problem.region.memory_of(buffer), offset + base
             return embedded(kernel, places)
 
         return emit

@@ -22,7 +22,7 @@ from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.divisions import Place, Worth, best_division, can_run
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
-from tilewright.partition.paths import Section, Uses, joined, sections, sorted_regions
+from tilewright.partition.paths import Section, Uses, sections, sorted_regions
 from tilewright.partition.reuse import kernels_of_images
 
 LONGEST = 3
@@ -74,7 +74,7 @@ class Search:
                 segment = taken[region.name]
                 results = tuple(part.outputs[0] for part in segment)
                 said = tuple(str(merge) for merge in self.considered if merge.results == results)
-                regions.append(joined(segment, self.uses.stored(segment), said))
+                regions.append(self.uses.chain(segment, said))
             elif region.name not in dropped:
                 pairs = [merge for merge in self.considered if merge.results[-1] == region.outputs[0] and len(merge.results) == 2]
                 regions.append(replace(region, reasons=(*region.reasons, *(f"stays separate: {merge}" for merge in pairs))))
@@ -111,7 +111,7 @@ class Search:
 
     def _problem(self, segment: Sequence[Region]) -> Problem:
         """The canonical chain of a segment."""
-        chain = Problem(joined(segment, self.uses.stored(segment)), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
+        chain = Problem(self.uses.chain(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
         return canonical(chain).problem
 
     def _merges(self, section: Section) -> tuple[dict[Place, Problem], dict[Place, Merge]]:

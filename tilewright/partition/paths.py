@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
 from operator import or_
+from types import MappingProxyType
 
 from tilewright.graph.windows import pooling_of
+from tilewright.ir.expr import loads
 from tilewright.ir.graph import Graph, Value
+from tilewright.ir.layout import boxes_overlap, contains
 from tilewright.ir.region import Region
 from tilewright.partition.divisions import Place, bits
 from tilewright.partition.layouts import LaidOut
@@ -25,8 +28,11 @@ KINDS = frozenset({"contraction", "window", "map", "row reduction"})
 """Kinds of region that a chain may contain."""
 
 
-def joined(segment: Sequence[Region], stored: Collection[str] = (), reasons: tuple[str, ...] = ()) -> Region:
-    """The chain of some regions in order. Its first result is the last region's; `stored`: others that are needed outside of it too."""
+def joined(
+    segment: Sequence[Region], stored: Collection[str] = (), reasons: tuple[str, ...] = (), wholes: tuple[tuple[str, str], ...] = ()
+) -> Region:
+    """The chain of some regions in order. Its first result is the last region's; `stored`: others that are needed outside of it too; `wholes`: as in
+    `Region`."""
     made = {region.outputs[0] for region in segment[:-1]}
     inputs = tuple(dict.fromkeys(name for region in segment for name in region.inputs if name not in made))
     nodes = tuple({node.name: node for region in segment for node in region.nodes}.values())
@@ -34,7 +40,7 @@ def joined(segment: Sequence[Region], stored: Collection[str] = (), reasons: tup
     said = tuple(dict.fromkeys(reason for region in segment for reason in region.reasons))
     last = segment[-1]
     outputs = (*last.outputs, *(region.outputs[0] for region in segment[:-1] if region.outputs[0] in stored))
-    return Region(last.name, "chain", nodes, steps, inputs, outputs, (*said, *reasons), stages=tuple(segment))
+    return Region(last.name, "chain", nodes, steps, inputs, outputs, (*said, *reasons), stages=tuple(segment), wholes=wholes)
 
 
 def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
@@ -85,12 +91,48 @@ class Uses:
     def made(self) -> frozenset[str]:
         return frozenset(name for region in self.laid_out.regions for name in region.outputs)
 
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each concatenation that no region stores as a whole, but some read, the results of regions that are stored in it."""
+        buffers: dict[str, list[str]] = {}
+        for name in self.laid_out.slices:
+            buffers.setdefault(self.buffer(name), []).extend([name] if name in self.made else [])
+        given = {*self.made, *self.graph.inputs}
+        wholes = [name for name in self.readers if name not in given and self.buffer(name) in buffers]
+        return {name: tuple(part for part in buffers[self.buffer(name)] if self._overlap(part, name)) for name in wholes}
+
+    def _overlap(self, a: str, b: str) -> bool:
+        """Whether two values have memory in common."""
+        layouts = self.laid_out.layouts
+        return self.buffer(a) == self.buffer(b) and boxes_overlap(layouts[a].box(), layouts[b].box())
+
+    def wholes(self, segment: Sequence[Region]) -> Mapping[str, str] | None:
+        """The values of some regions that are in the memory of a concatenation, with that: one region reads it, another stores a part of it. None if
+        one buffer does not hold them all, or if strips would read rows of the part that other strips store."""
+        made = {region.outputs[0] for region in segment}
+        touched = dict.fromkeys(name for region in segment for name in (*region.inputs, *region.outputs))
+        read = [name for name in touched if not made.isdisjoint(self.parts.get(name, ()))]
+        found: dict[str, str] = {}
+        for whole in read:
+            inside = [name for name in touched if name != whole and self._overlap(name, whole)]
+            layouts, parts = self.laid_out.layouts, [name for name in self.parts[whole] if name in made]
+            if any(name in read or not contains(layouts[whole].box(), layouts[name].box()) for name in inside):
+                return None
+            dims = {
+                dim for dim, extent in enumerate(layouts[whole].shape) if extent > 1 and all(layouts[name].shape[dim] == extent for name in parts)
+            }
+            if not all(dims := dims & _own_rows(region, whole) for region in segment if whole in region.inputs):
+                return None
+            found |= dict.fromkeys(inside, whole)
+        return found
+
+    def chain(self, segment: Sequence[Region], reasons: tuple[str, ...] = ()) -> Region:
+        """The chain of some regions that may join, in order."""
+        return joined(segment, self.stored(segment), reasons, tuple((self.wholes(segment) or {}).items()))
+
     def may_join(self, segment: Sequence[Region]) -> bool:
-        """Whether regions may be one: if they are connected and convex, and none reads a whole of which another one stores a part, since rows of that
-        are stored by other strips or tiles."""
-        parts = {self.buffer(region.outputs[0]) for region in segment[:-1]}
-        wholes = {name for region in segment for name in region.inputs if name not in self.made and self.buffer(name) in parts}
-        return not wholes and connected(segment) and self._convex(segment)
+        """Whether regions may be one: if they are connected and convex, and have one place for each value."""
+        return connected(segment, self.parts) and self.wholes(segment) is not None and self._convex(segment)
 
     def _convex(self, segment: Sequence[Region]) -> bool:
         """Whether no region outside depends on one of these and is needed by another one."""
@@ -132,11 +174,12 @@ class Uses:
         }
 
 
-def connected(segment: Sequence[Region]) -> bool:
-    """Whether regions are joined by what they read of each other."""
+def connected(segment: Sequence[Region], parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> bool:
+    """Whether regions are joined by what they read of each other, also as `parts` of concatenations."""
     groups: list[set[str]] = []
     for region in segment:
-        touched = {*region.inputs, *region.outputs} & {one.outputs[0] for one in segment}
+        read = {part for name in region.inputs for part in (name, *parts.get(name, ()))}
+        touched = {*read, *region.outputs} & {one.outputs[0] for one in segment}
         groups = [group for group in groups if not group & touched] + [touched.union(*(group for group in groups if group & touched))]
     return len(groups) == 1
 
@@ -175,19 +218,28 @@ def sections(uses: Uses, longest: int) -> list[Section]:
 
 def _segments(uses: Uses, longest: int) -> list[Place]:
     """The segments of at most `longest` regions, as numbers of the order; ascending by their last region."""
-    beside: dict[int, set[int]] = {uses.place[name]: set() for name in uses.chainable}
-    for name in uses.chainable:
-        for reader in uses.readers.get(name, ()):
-            if reader.outputs[0] in uses.chainable:
-                number, other = uses.place[name], uses.place[reader.outputs[0]]
-                beside[number].add(other)
-                beside[other].add(number)
+    made = uses.chainable
+    beside: dict[int, set[int]] = {uses.place[name]: set() for name in made}
+    pairs = [(made[name], reader) for name in made for reader in uses.readers.get(name, ())]
+    parts = [(part, reader) for whole, parts in uses.parts.items() for part in parts for reader in uses.readers[whole]]
+    pairs += [(made[part], reader) for part, reader in parts if part in made and reader.outputs[0] in made and uses.may_join([made[part], reader])]
+    for region, reader in pairs:
+        if reader.outputs[0] in made:
+            number, other = uses.place[region.outputs[0]], uses.place[reader.outputs[0]]
+            beside[number].add(other)
+            beside[other].add(number)
     found: set[Place] = set()
     grown: set[Place] = {(number,) for number in beside}
     for _ in range(longest - 1):
         grown = {tuple(sorted((*place, other))) for place in grown for number in place for other in beside[number] - {*place}}
         found |= {place for place in grown if uses.may_join([uses.order[number] for number in place])}
     return sorted(found, key=lambda place: (place[-1], place))
+
+
+def _own_rows(region: Region, name: str) -> set[int]:
+    """The dimensions of a value along which each row of a region's result reads the row at its own place only."""
+    read = [load.index for step in region.steps for load in loads(*step.bodies) if load.buffer == name]
+    return {dim for dim, positions in enumerate(zip(*read, strict=True)) if {*positions} <= {*region.steps[-1].axes}}
 
 
 def _numbers(found: int) -> Iterable[int]:

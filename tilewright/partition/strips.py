@@ -138,6 +138,7 @@ def cut(region: Region, dims: Sequence[int | None], problem: Problem, inside: fr
     for step in steps:
         finder.read(step)
     steps = tuple(finder.relative(step) for step in steps)
+    finder.add_parts()
     return Cut(replace(region, steps=steps), axes, MappingProxyType(finder.spans), MappingProxyType(finder.fills))
 
 
@@ -202,6 +203,19 @@ class _Finder:
                 for axis, rows in zip(self.axes, spans, strict=True):
                     if axis is not None and rows is not None:
                         self._require_halo(name, axis, rows, step)
+
+    def add_parts(self) -> None:
+        """Adds the rows of inner results that are read as parts of concatenations."""
+        for name, whole in self.problem.region.wholes:
+            if name not in self.inside or whole not in self.spans:
+                continue
+            shape, other = self.problem.values[name].shape, self.problem.values[whole].shape
+            if any(rows is not None and shape[rows.dim] != other[rows.dim] for rows in self.spans[whole]):
+                raise Unsuitable(f"{name} has other rows than {whole}")
+            if self.spans.setdefault(name, self.spans[whole]) != self.spans[whole]:
+                raise Unsuitable(f"{name} is read in two ways")
+            if whole in self.fills and self.fills.setdefault(name, self.fills[whole]) != self.fills[whole]:
+                raise Unsuitable(f"{name} is padded with several values")
 
     def _together(self, name: str, known: Spans, found: Spans) -> Spans:
         """The rows that two loads of a value need."""
@@ -344,7 +358,7 @@ def _as_first(name: str, dims: Sequence[int], problem: Problem) -> tuple[int, ..
 
 def readers_in(cuts: Sequence[Cut]) -> tuple[tuple[int, ...], ...]:
     """For each region of a chain the numbers of those that read its result."""
-    return tuple(tuple(at for at, part in enumerate(cuts) if own.result in part.region.inputs) for own in cuts)
+    return tuple(tuple(at for at, part in enumerate(cuts) if at != number and own.result in part.spans) for number, own in enumerate(cuts))
 
 
 def fill_of(cuts: Sequence[Cut], number: int) -> Const | None:

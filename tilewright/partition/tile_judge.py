@@ -446,6 +446,8 @@ def cut_along(problem: Problem) -> tuple[Cut, ...]:
     Raises:
         Unsuitable: if it cannot be cut along any dimension, or some inner result cannot be.
     """
+    for name, whole in problem.region.wholes:
+        raise Unsuitable(f"{name} is read as a part of {whole}, in memory")
     dims: tuple[int, ...] = ()
     cuts: tuple[Cut, ...] = ()
     refusals: list[str] = []

@@ -60,7 +60,9 @@ def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> P
             if index in loops:
                 written = {name for part in loops[index] for name in program.regions[part].region.outputs}
                 outputs = tuple(name for name in region.nodes[0].outputs if name in written)
-            nodes = _sufficient(graph, made, outputs, frozenset(program.storage) - frozenset(outputs))
+            # a concatenation of which a chain stores a part is not complete before
+            stored = frozenset(program.storage).difference(outputs, (whole for _, whole in region.wholes))
+            nodes = _sufficient(graph, made, outputs, stored)
             own = {name for node in nodes for name in node.outputs}
             inputs = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in own))
             region = replace(region, kind="torch", nodes=nodes, inputs=inputs, outputs=outputs, reasons=(*region.reasons, *lost[index]))

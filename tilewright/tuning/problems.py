@@ -40,7 +40,7 @@ def _digest_of(problem: Problem) -> str:
         ],
     )
     stages = [(stage.kind, stage.outputs) for stage in problem.region.stages]
-    return serialisation.digest((*facts, stages) if stages else facts)
+    return serialisation.digest((*facts, *([stages] if stages else []), *([problem.region.wholes] if problem.region.wholes else [])))
 
 
 def text_of(problem: Problem) -> str:

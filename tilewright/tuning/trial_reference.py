@@ -27,6 +27,10 @@ def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> d
         known = dict(inputs)
         for stage in region.stages:
             known |= reference_results(replace(problem, region=stage), {name: known[name] for name in stage.inputs})
+            for name, whole in region.wholes:
+                if name in stage.outputs:
+                    known[whole] = known[whole].to(known[name].dtype, copy=True)
+                    known[whole][problem.place_of(name)] = known[name]
         return {name: known[name] for name in region.outputs}
     halos = {name: problem.layouts[name].halo for name in inputs}
     wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}

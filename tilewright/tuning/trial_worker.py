@@ -82,7 +82,8 @@ def poison(flat: torch.Tensor, layout: Layout) -> None:
     if not layout.is_padded:
         flat.fill_(worst)
         return
-    flat.zero_()
+    if not layout.around:  # around a slice is what others store
+        flat.zero_()
     write(flat, layout, torch.full(layout.shape, worst, dtype=flat.dtype, device=flat.device))
 
 
@@ -142,10 +143,15 @@ class DeviceProblem:
 
     def __init__(self, problem: Problem, seed: int, device: torch.device, cold_bytes: int) -> None:
         region, layouts, values = problem.region, problem.layouts, problem.values
-        self.region, self.layouts, self.values, self.constants = region, layouts, values, problem.constants
+        self.region, self.values, self.constants = region, values, problem.constants
+        self.layouts = {name: layout.from_base() for name, layout in layouts.items()}
+        self.bases = {name: layouts[name].base for name, _ in region.wholes}
         self.device = device
         generator = torch.Generator(device).manual_seed(seed)
         self.inputs = {name: drawn(values[name], generator, device) for name in region.inputs}
+        for name, whole in region.wholes:
+            if name in self.inputs:
+                self.inputs[name] = self.inputs[whole][problem.place_of(name)]
         self.expected = reference_results(problem, self.inputs)
         sizes = {name: layouts[name].size * size_of(values[name].dtype) for name in (*region.inputs, *region.outputs)}
         self.activation_sets = copies(sum(sizes.values()), cold_bytes)
@@ -164,6 +170,8 @@ class DeviceProblem:
             if key not in self._rows:
                 self._rows[key] = self._copies(prepared(self.inputs[entry.source].to(torch_dtype(dtype)), entry), entry.layout, self.sets)
             return self._rows[key]
+        if name in self.bases:  # a part of another value
+            return self.rows(self.region.memory_of(name), program)[:, self.bases[name] : self.bases[name] + self.layouts[name].size]
         if name not in self._rows:
             count = self.sets if name in self.constants else self.activation_sets
             if name in self.inputs:
@@ -312,7 +320,7 @@ class Server:
             if name in program["storage"] and program["storage"][name].source is None:
                 poison(entry[0], program["storage"][name].layout)
         for name in self.problem.region.outputs:
-            for row in rows[name][:2]:
+            for row in self.problem.rows(name, program)[:2]:
                 poison(row, self.problem.layouts[name])
 
     def addresses(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[tuple[str, list[list[int]]]]:
