@@ -193,13 +193,13 @@ def merging(
 
     def partitioned(search: Search, section: Section) -> list[tuple[Region, ...]]:
         seen["apart"] = sum(search.predict(region, True) for region in section.regions)
-        search.measured = lambda problem: None
+        search.measured = None
         return split(search, section)
 
     split = Search.partitioned
     with (
         mock.patch.object(chains, "sections", middle),
-        mock.patch.object(judging, "best", best),
+        mock.patch.multiple(judging, best=best, least=lambda judge, problem, alone: 0.0),
         mock.patch.object(Search, "partitioned", partitioned),
     ):
         yield

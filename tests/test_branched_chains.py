@@ -22,7 +22,7 @@ from tests.batches import check
 from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted, run_program
 from tests.sample_artifacts import rewrite_manifest
-from tests.test_chains import X86, conv, graph_of
+from tests.test_chains import X86, conv, graph_of, no_bound
 from tests.test_trips import sized
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
@@ -80,7 +80,7 @@ def some(seed: int, share: float = 0.7) -> Iterator[list[Problem]]:
         taken.extend([problem] if branched(problem.region) else [])
         return made
 
-    with mock.patch.multiple(StripJudge, best=best, lower=lowered):
+    with mock.patch.multiple(StripJudge, best=best, least=no_bound, lower=lowered):
         yield taken
 
 

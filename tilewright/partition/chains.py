@@ -21,7 +21,7 @@ from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.canonical import canonical, key_of
 from tilewright.partition.divisions import Place, Worth, best_division, can_run
 from tilewright.partition.layouts import LaidOut
-from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
+from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, LEAST_GAIN, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
 from tilewright.partition.paths import Section, Uses, sections, sorted_regions
 from tilewright.partition.reuse import kernels_of_images
 
@@ -40,7 +40,8 @@ FindMeasured = Callable[[Problem], Measured | None]
 
 @dataclass
 class Search:
-    """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains. memory: the
+    """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains; None: nothing
+    was measured, and chains that cannot be predicted to gain are not judged. memory: the
     chains of another size are kept if they are predicted nearly as fast (`KEPT`), as far as the policy says nothing. only_measured: no
     prediction decides. ready: is called with the kernels of chains that are taken. as_before: sections that the memory knows are divided as there
     without a prediction. policy: chains about which no time decides. considered: the merges that were judged so far."""
@@ -49,7 +50,7 @@ class Search:
     laid_out: LaidOut
     predict: Predict
     judge: Judging
-    measured: FindMeasured
+    measured: FindMeasured | None
     library: Library
     memory: Memory
     only_measured: bool = False
@@ -109,10 +110,13 @@ class Search:
                 total -= _saved(_fastest(section, merges), merges)
         return total
 
-    def _problem(self, segment: Sequence[Region]) -> Problem:
-        """The canonical chain of a segment."""
-        chain = Problem(self.uses.chain(segment), self.laid_out.layouts, self.laid_out.values, frozenset(self.graph.constants))
-        return canonical(chain).problem
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        return frozenset(self.graph.constants)
+
+    def _chain(self, segment: Sequence[Region]) -> Problem:
+        """The chain of a segment."""
+        return Problem(self.uses.chain(segment), self.laid_out.layouts, self.laid_out.values, self.constants)
 
     def _merges(self, section: Section) -> tuple[dict[Place, Problem], dict[Place, Merge]]:
         """The canonical chain of each segment of a section that is considered, and what is known of it."""
@@ -122,18 +126,24 @@ class Search:
         problems: dict[Place, Problem] = {}
         merges: dict[Place, Merge] = {}
         for place in section.segments:
-            segment = section.of(place)
-            problem = self._problem(segment)
-            if self.only_measured and self.measured(problem) is None:
-                continue
+            segment, its = section.of(place), [scaled[number] for number in place]
             results, stored, apart = _results(segment), self.uses.stored(segment), sum(alone[number] for number in place)
-            judged = partial(self.judge.best, problem, [scaled[number] for number in place], self.memory.schedules.get(results))
+            chain, measure = self._chain(segment), self.measured or (lambda problem: None)
+            most = (1 - LEAST_GAIN if self.measured is None else 1 + MEASURED_LOSS) * apart
+            asked = results in self.memory.schedules or self.policy.about(CHAIN, results)
+            if not asked and (least := self.judge.least(chain, its)) >= most:
+                merges[place] = Merge(results, apart, None, stored=stored, least=least)
+                continue
+            problem = canonical(chain).problem
+            if self.only_measured and measure(problem) is None:
+                continue
+            judged = partial(self.judge.best, problem, its, self.memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)
             problems[place] = problem
             if isinstance(way, str):
                 merges[place] = Merge(results, apart, None, way, stored=stored)
                 continue
-            known = self.measured(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
+            known = measure(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
             found = [by_library[number] for number in place]
             apart = sum(seconds if its is None else its for seconds, its in zip((alone[number] for number in place), found, strict=True))
             merges[place] = Merge(
@@ -189,7 +199,7 @@ class Search:
             if len(segment) == 1:
                 continue
             schedule = self.memory.schedules[_results(segment)]
-            problem = self._problem(segment)
+            problem = canonical(self._chain(segment)).problem
             try:
                 lowered = kernels_of_images(self.memory, problem) or self.judge.lower(problem, schedule)
             except Unsuitable:

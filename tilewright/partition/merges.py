@@ -158,7 +158,8 @@ class Measured:
 class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
     reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, whether it was taken, and the results
-    besides the last that are needed outside too. `decided`, `by_prediction`: as in `Compared`."""
+    besides the last that are needed outside too. `decided`, `by_prediction`: as in `Compared`. `least`: seconds that one kernel is certain to be
+    predicted to take, if that is too much to predict it."""
 
     results: tuple[str, ...]
     apart: float
@@ -170,9 +171,12 @@ class Merge:
     stored: frozenset[str] = frozenset()
     decided: bool | None = None
     by_prediction: bool = False
+    least: float | None = None
 
     def __str__(self) -> str:
         results = " -> ".join(f"{name} (stored too)" if name in self.stored else name for name in self.results)
+        if self.least is not None:
+            return f"{results} gains too little: at least {seconds_text(self.least)} predicted in one kernel, {seconds_text(self.apart)} apart"
         if self.way is None:
             return f"{results} cannot be one kernel: {self.reason}"
         said = f"predicted {seconds_text(self.way.seconds)} {self.way.schedule.described}, {seconds_text(self.apart)} apart"
@@ -271,7 +275,8 @@ class Memory:
 
 class Judging(Protocol):
     """Predicts chains for one machine (`Judge`, `tile_judge.TileJudge`): the best way of a canonical chain, whose regions take the seconds `alone` as
-    separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `before`: the chain's schedule for another
+    separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `least`: seconds that no way beats, 0 if
+    nothing is known; it takes much less time than `best`. `before`: the chain's schedule for another
     size. `scales`: whether predictions are made of `alone`, which then is without Winograd's algorithm. `lower` makes the kernel under a
     schedule, and `kernels` has those that a plan takes."""
 
@@ -279,6 +284,7 @@ class Judging(Protocol):
     def scales(self) -> bool: ...
     @property
     def kernels(self) -> dict[object, Lowered | str]: ...
+    def least(self, problem: Problem, alone: Sequence[float]) -> float: ...
     def best(self, problem: Problem, alone: Sequence[float], before: Any = None) -> Way | str: ...
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...
     def lower(self, problem: Problem, schedule: Any) -> Lowered: ...

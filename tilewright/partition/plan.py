@@ -212,8 +212,8 @@ def _chained(
 
     chosen = deciding_once(context.choose)
 
-    def measured(problem: Problem) -> Measured | None:
-        return recorded(problem, context.machine, context.threads, chosen) if recorded is not None else None
+    def measured(recorded: Recorded, problem: Problem) -> Measured | None:
+        return recorded(problem, context.machine, context.threads, chosen)
 
     def library(region: Region) -> float | None:
         if not context.numerics.vendor:
@@ -222,8 +222,8 @@ def _chained(
         return None if choice.predicted else choice.measured_seconds
 
     search = Search(
-        context.graph, laid_out, predict, context.judge, measured, library, context.memory, only_measured, context.ready, context.as_before,
-        context.policy,
+        context.graph, laid_out, predict, context.judge, None if recorded is None else partial(measured, recorded), library, context.memory,
+        only_measured, context.ready, context.as_before, context.policy,
     )  # fmt: skip
     return search.chained(), tuple(search.considered)
 

@@ -137,7 +137,7 @@ class Predictions:
             def predict(region: Region, winograd: bool) -> float:
                 return self.seconds(region, context, winograd)
 
-            return Search(graph, laid_out, predict, self.judge, lambda _: None, lambda _: None, Memory()).seconds(names)
+            return Search(graph, laid_out, predict, self.judge, None, lambda _: None, Memory()).seconds(names)
 
         return seconds(before), seconds(after)
 

@@ -26,7 +26,7 @@ from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, chain_of, lower_chain, strip
 from tilewright.partition.merges import KEPT, Memory, Merge
 from tilewright.partition.reuse import lowered_once
-from tilewright.partition.strips import Cut, dims_of
+from tilewright.partition.strips import Cut, dims_of, reads_all_rows
 from tilewright.selection.bounds import ARITHMETIC, NO_BOUNDS, arithmetic_seconds
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -102,6 +102,18 @@ class StripJudge:
             close = [] if isinstance(found, str) else [strips for strips in found if strips.seconds <= (1 + KEPT) * found[0].seconds]
             self.strips[key] = found if isinstance(found, str) else next((strips for strips in close if strips.schedule == before), found[0])
         return self.strips[key]
+
+    def least(self, problem: Problem, alone: Sequence[float]) -> float:
+        """Seconds that no strips of a chain, canonical or not, are predicted to beat: those of its regions without all that only separate kernels
+        cost. Strips add work, except where they leave out rows that no region reads; of such chains nothing is known, and this is 0."""
+        region = problem.region
+        for stage in region.stages[:-1]:
+            name = stage.outputs[0]
+            whole, readers = region.memory_of(name), [region.stages[at] for at in region.readers_of(name)]
+            shape = problem.values[whole].shape
+            if name not in region.outputs and not any(reads_all_rows(reader, whole, shape) for reader in readers):
+                return 0.0
+        return replace(self._saved(problem), work=sum(alone)).seconds(cpu_calibration(self.machine).chains)
 
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:
         """The kernel of a canonical chain, or why it cannot be lowered."""
@@ -182,23 +194,30 @@ class StripJudge:
             extent = chain.extent(number)
             most, own = _most(chain, rows, each, frame, extent, near)
             fixed = min(self.machine.dispatch_seconds, seconds)
-            work += fixed + (seconds - fixed) * most * self.threads / (images * extent) + own - most * near(extent) / extent
+            added = max(own - most * near(extent) / extent, 0.0)  # what fewer rows could gain, kernels by themselves could too
+            work += fixed + (seconds - fixed) * most * self.threads / (images * extent) + added
             moved = sizes[number] / (images * extent) * frame.kept * (each - -(-each // strips))
             if number in chain.tiled and part.result in chain.problem.region.outputs:  # copied from the tile
                 moved += sizes[number] / (images * strips) * each
             work += MOVES * moved * self.machine.processors / self.machine.cache_bandwidth(2)
-        level_2, values = self.machine.cache(2), chain.problem.values
-        read = [sum(values[name].bytes for name in part.region.inputs if name not in chain.problem.constants) for part in chain.cuts]
-        stored = 0.0
-        for number, readers in enumerate(chain.readers):
-            passes = len(readers) + (chain.cuts[number].result not in chain.problem.region.outputs)
-            if readers:
-                beside = max(read[number], *(sizes[at] for at in readers))
-                stored += between_kernels(sizes[number], beside, self.machine, self.threads, passes)
+        level_2 = self.machine.cache(2)
         free = 1 - chain.tile_bytes(rows) / level_2.bytes if level_2 is not None else 1.0
-        parts = Parts(work, free * stored, (len(sizes) - 1) / self.machine.clock_hz)
+        parts = replace(self._saved(chain.problem), work=work)
+        parts = replace(parts, stored=free * parts.stored)
         constants = cpu_calibration(self.machine).chains
         return Strips(StripSchedule(rows, workers, dim), parts.seconds(constants), parts, parts.terms(constants))
+
+    def _saved(self, problem: Problem) -> Parts:
+        """What a chain saves at most: tiles leave nothing else less room in the second-level cache."""
+        region, values = problem.region, problem.values
+        sizes = [values[stage.outputs[0]].bytes for stage in region.stages]
+        stored = 0.0
+        for stage, size in zip(region.stages, sizes, strict=True):
+            if readers := region.readers_of(stage.outputs[0]):
+                read = sum(values[name].bytes for name in stage.inputs if name not in problem.constants)
+                passes = len(readers) + (stage.outputs[0] not in region.outputs)
+                stored += between_kernels(size, max(read, *(sizes[at] for at in readers)), self.machine, self.threads, passes)
+        return Parts(0.0, stored, (len(sizes) - 1) / self.machine.clock_hz)
 
     def _near_seconds(self, problem: Problem, part: Cut, key: object, count: int) -> float:
         """Predicted seconds of `count` rows of a region, on one thread, whose data are in the second-level cache."""

@@ -361,6 +361,29 @@ def readers_in(cuts: Sequence[Cut]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(at for at, part in enumerate(cuts) if at != number and own.result in part.spans) for number, own in enumerate(cuts))
 
 
+def reads_all_rows(region: Region, name: str, shape: Sequence[int]) -> bool:
+    """Whether the rows of a region's result together need all rows of a value of this shape, whatever dimension both are cut along. False also where
+    that is not seen."""
+
+    def all_of(step: Step, position: Expr, extent: int) -> bool:
+        moving = variables(position) & {*step.axes}
+        if not moving or extent == 1:  # not cut along this dimension
+            return True
+        axis, *others = moving
+        stride = coefficient(position, axis)
+        if others or not stride or stride < 0 or axis.extent is None:
+            return False
+        low, high = range_of(position - axis * stride)
+        return low <= 0 and high - low + 1 >= stride and high + (axis.extent - 1) * stride >= extent - 1
+
+    return any(
+        all(all_of(step, position, extent) for position, extent in zip(load.index, shape, strict=True))
+        for step in region.steps
+        for load in loads(*step.bodies)
+        if load.buffer == name
+    )
+
+
 def fill_of(cuts: Sequence[Cut], number: int) -> Const | None:
     """What readers of a region's result take instead of rows that do not exist; None if these are needed only for rows that do not exist either.
 

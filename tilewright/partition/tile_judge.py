@@ -131,6 +131,10 @@ class TileJudge:
         """The machine's constants, or, where chains were asked for without any, those of the formulas alone."""
         return gpu_chains(self.machine) or UNFITTED_CHAINS
 
+    def least(self, problem: Problem, alone: Sequence[float]) -> float:
+        """Seconds that no tiles of a chain beat: tilings are compared by bounds of their own (`_known`)."""
+        return 0.0
+
     def best(self, problem: Problem, alone: Sequence[float], before: object = None) -> Tiles | str:
         """The best tiles of a canonical chain, or why there are none that could be about as fast as its regions alone."""
         found = self._known(problem, (1 + MEASURED_LOSS) * sum(alone))
