@@ -27,13 +27,16 @@ from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Region, Unsuitable
 from tilewright.ir.stage import MEMORY, Edge
+from tilewright.kernels.schema import USUAL
 from tilewright.partition.apart import Apart, lower_apart, parts_of
 from tilewright.partition.canonical import canonical
 from tilewright.partition.canonical import key_of as canonical_key
-from tilewright.partition.chain_kernel import chain_of
+from tilewright.partition.chain_kernel import StripSchedule, chain_of
+from tilewright.partition.merges import Memory
 from tilewright.partition.paths import Section, Uses, sections
 from tilewright.partition.plan import plan_program
 from tilewright.partition.regions import lay_out
+from tilewright.partition.reuse import kernels_of_images, lowered_once
 from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import cut_along
 from tilewright.partition.without_kernels import through_torch
@@ -283,6 +286,9 @@ def test_problems_that_store_parts_elsewhere_differ() -> None:
     problem = drawn_problem("narrow parts")
     other = replace(problem, region=replace(problem.region, wholes=()))
     assert key_of(problem) != key_of(other) and canonical_key(problem) != canonical_key(other)
+    memory = Memory()
+    lowered_once(memory, problem, None, lambda: StripJudge(machine(X86), 1, USUAL).lower(problem, StripSchedule(1, 1, 2)))
+    assert kernels_of_images(memory, problem) is not None and kernels_of_images(memory, other) is None
     again = serialisation.decode(serialisation.encode(problem))
     assert again.region.wholes == problem.region.wholes and key_of(again) == key_of(problem)
 

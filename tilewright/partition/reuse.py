@@ -66,7 +66,7 @@ def _form(problem: Problem) -> object:
     region = problem.region
     steps = tuple((step.names, step.kind, step.combiner, *_extents(step.reduction)) for step in region.steps)
     values = tuple((name, value.dtype, name in problem.constants) for name, value in problem.values.items())
-    return (region.kind, tuple((stage.kind, len(stage.steps)) for stage in region.stages), region.outputs, steps, values)
+    return (region.kind, tuple((stage.kind, len(stage.steps)) for stage in region.stages), region.outputs, region.wholes, steps, values)
 
 
 @dataclass(frozen=True)

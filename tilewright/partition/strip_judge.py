@@ -194,21 +194,21 @@ class StripJudge:
             extent = chain.extent(number)
             most, own = _most(chain, rows, each, frame, extent, near)
             fixed = min(self.machine.dispatch_seconds, seconds)
-            added = max(own - most * near(extent) / extent, 0.0)  # what fewer rows could gain, kernels by themselves could too
-            work += fixed + (seconds - fixed) * most * self.threads / (images * extent) + added
+            share = fixed + (seconds - fixed) * most * self.threads / (images * extent)
+            work += max(share + own - most * near(extent) / extent, share)  # kernels by themselves could gain by fewer rows at a time too
             moved = sizes[number] / (images * extent) * frame.kept * (each - -(-each // strips))
             if number in chain.tiled and part.result in chain.problem.region.outputs:  # copied from the tile
                 moved += sizes[number] / (images * strips) * each
             work += MOVES * moved * self.machine.processors / self.machine.cache_bandwidth(2)
         level_2 = self.machine.cache(2)
         free = 1 - chain.tile_bytes(rows) / level_2.bytes if level_2 is not None else 1.0
-        parts = replace(self._saved(chain.problem), work=work)
-        parts = replace(parts, stored=free * parts.stored)
+        saved = self._saved(chain.problem)
+        parts = Parts(work, free * saved.stored, saved.starts)
         constants = cpu_calibration(self.machine).chains
         return Strips(StripSchedule(rows, workers, dim), parts.seconds(constants), parts, parts.terms(constants))
 
     def _saved(self, problem: Problem) -> Parts:
-        """What a chain saves at most: tiles leave nothing else less room in the second-level cache."""
+        """What a chain, canonical or not, saves if its tiles take no room of the second-level cache, without its work."""
         region, values = problem.region, problem.values
         sizes = [values[stage.outputs[0]].bytes for stage in region.stages]
         stored = 0.0

@@ -1,0 +1,193 @@
+"""Chains that are not judged, since a bound says that they cannot gain enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.test_branched_chains import Basic, Dense, Inception
+from tests.test_chains import X86, chain_problem, conv, graph_of, no_bound
+from tests.test_concatenated_chains import Fire, Ghost, Mixed, Normalised
+from tilewright.hardware import machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Program
+from tilewright.kernels.schema import USUAL
+from tilewright.partition.apart import parts_of
+from tilewright.partition.merges import CHAIN, MEASURED_LOSS, Measured, Memory, Policy
+from tilewright.partition.plan import plan_program
+from tilewright.partition.strip_judge import StripJudge, Strips
+from tilewright.partition.strips import reads_all_rows
+from tilewright.selection.choice import choose
+
+
+def small(target: Machine, size: int) -> Machine:
+    """The machine with a second-level cache of so many bytes, so that small results leave it."""
+    return replace(target, caches=tuple(replace(cache, bytes=size) if cache.level == 2 else cache for cache in target.caches))
+
+
+def alone(problem: Problem, target: Machine, threads: int) -> list[float]:
+    return [choose(part, target, threads, replace(USUAL, winograd=False)).seconds for part in parts_of(problem)]
+
+
+layers = st.lists(
+    st.tuples(st.sampled_from(["pointwise", "depthwise", "square"]), st.integers(1, 5), st.sampled_from([1, 1, 2])), min_size=2, max_size=3
+)
+
+
+def drawn(found: Sequence[tuple[str, int, int]], channels: int) -> nn.Module:
+    parts, inside = [], channels
+    for kind, width, stride in found:
+        outputs = inside if kind == "depthwise" else 8 * width
+        size = 1 if kind == "pointwise" else 3
+        parts.append(conv(inside, outputs, size, stride, size // 2, inside if kind == "depthwise" else 1))
+        inside = outputs
+    return nn.Sequential(*parts)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@given(layers, st.sampled_from([8, 16, 24]), st.integers(1, 2), st.integers(8, 40), st.sampled_from([2**14, 2**17, 2**21]), st.integers(1, 3))
+def test_no_strips_beat_the_bound(found: Any, channels: int, batch: int, extent: int, cache: int, threads: int) -> None:
+    target = small(machine(X86), cache)
+    problem = chain_problem(drawn(found, channels), torch.randn(batch, channels, extent, extent + 1))
+    judge, seconds = StripJudge(target, threads, USUAL), alone(problem, target, threads)
+    least, ranked = judge.least(problem, seconds), judge.ranked(problem, seconds)
+    skipping = any((kind, stride) == ("pointwise", 2) for kind, _, stride in found[1:])
+    assert 0 < least < sum(seconds) or skipping and least == 0
+    if not isinstance(ranked, str):
+        assert all(strips.seconds >= least * (1 - 1e-12) for strips in ranked)
+
+
+def test_chains_that_leave_out_rows_have_no_bound() -> None:
+    """A pointwise layer of stride 2 reads every other row; strips compute no others, and gain more than all that separate kernels cost."""
+    target = machine(X86)
+    problem = chain_problem(nn.Sequential(conv(64, 64), conv(64, 64, 1, 2)), torch.randn(1, 64, 32, 32))
+    judge, seconds = StripJudge(target, 1, USUAL), alone(problem, target, 1)
+    found = judge.best(problem, seconds)
+    assert isinstance(found, Strips) and judge.least(problem, seconds) == 0 < found.seconds < 0.9 * sum(seconds)
+
+
+@pytest.mark.parametrize(
+    "module, whole",
+    [
+        (conv(8, 8, 3, 1, 1), True),
+        (conv(8, 8, 3, 1, 0), True),
+        (conv(8, 8, 3, 2, 1), True),
+        (conv(8, 8, 2, 2), False),  # the last row of 9 is left out
+        (conv(8, 8, 1, 2), False),
+        (nn.MaxPool2d(3, 2, 1), True),
+        (nn.MaxPool2d(2, 3), False),
+    ],
+)
+def test_which_rows_are_read(module: nn.Module, whole: bool) -> None:
+    x = torch.randn(1, 8, 9, 9)
+    problem = chain_problem(nn.Sequential(conv(8, 8), module), x)
+    name = problem.region.stages[0].outputs[0]
+    assert reads_all_rows(problem.region.stages[-1], name, problem.values[name].shape) == whole
+
+
+def test_parts_of_a_value_are_not_all_rows() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = conv(8, 8), conv(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.first(x)[:, :, 2:])
+            return result
+
+    problem = chain_problem(Part(), torch.randn(1, 8, 9, 9))
+    name = problem.region.stages[0].outputs[0]
+    assert not reads_all_rows(problem.region.stages[-1], name, problem.values[name].shape)
+
+
+def planned(module: nn.Module, x: torch.Tensor, target: Machine, bounded: bool = True, **options: Any) -> tuple[Program, int]:
+    """The program for one thread, and the number of chains that were judged."""
+    best, judged = StripJudge.best, []
+
+    def counting(judge: StripJudge, problem: Problem, *rest: Any) -> Any:
+        judged.append(problem)
+        return best(judge, problem, *rest)
+
+    ways: dict[str, Any] = {"best": counting} | ({} if bounded else {"least": no_bound})
+    with mock.patch.multiple(StripJudge, **ways):
+        return plan_program(graph_of(module.eval(), x), target, 1, **options), len(judged)
+
+
+def wide() -> nn.Module:
+    """Layers whose arithmetic takes a hundred times as long as starting a kernel."""
+    return nn.Sequential(conv(256, 256), conv(256, 256), conv(256, 256))
+
+
+def test_chains_that_cannot_gain_are_not_judged() -> None:
+    x, target = torch.randn(1, 256, 14, 14), machine(X86)
+    program, judged = planned(wide(), x, target)
+    said = [str(decision) for decision in program.search if decision.ways is None and "gains too little: at least" in decision.text]
+    assert judged == 0 and len(said) == 3 and all("predicted in one kernel" in line and line.endswith("apart") for line in said)
+    _, judged = planned(wide(), x, target, bounded=False)
+    assert judged == 3
+
+
+@pytest.mark.parametrize("name, judged", [("required", 1), ("refused", 0)])
+def test_required_chains_are_judged(name: str, judged: int) -> None:
+    x, target = torch.randn(1, 256, 14, 14), machine(X86)
+    results = next(decision.results for decision in planned(wide(), x, target)[0].search if len(decision.results) == 2)
+    about = frozenset({(CHAIN, results)})
+    policy = Policy(taken=about) if name == "required" else Policy(refused=about)
+    program, count = planned(wide(), x, target, policy=policy)
+    assert count == judged == sum(part.region.kind == "chain" for part in program.regions)
+
+
+def test_trials_may_measure_chains_that_are_predicted_to_lose() -> None:
+    """The measured time decides, so that a chain is judged unless it certainly loses more than trials would measure."""
+
+    def recorded(problem: Problem, *_: Any) -> Measured | None:
+        return None
+
+    x, target = torch.randn(1, 256, 14, 14), machine(X86)
+    assert planned(wide(), x, target, recorded=recorded)[1] == 3
+
+    def much(judge: StripJudge, problem: Problem, seconds: Sequence[float]) -> float:
+        return (1 + 2 * MEASURED_LOSS) * sum(seconds)
+
+    with mock.patch.object(StripJudge, "least", much):
+        assert planned(wide(), x, target, recorded=recorded)[1] == 0
+
+
+def test_chains_of_other_sizes_are_judged() -> None:
+    x, target, memory = torch.randn(1, 256, 14, 14), machine(X86), Memory()
+    results = next(decision.results for decision in planned(wide(), x, target)[0].search if len(decision.results) == 2)
+    planned(wide(), x, target, policy=Policy(taken=frozenset({(CHAIN, results)})), memory=memory)
+    assert planned(wide(), torch.randn(2, 256, 14, 14), target, memory=memory)[1] == 1
+
+
+NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "residual": (Basic(32, 1), (1, 3, 40, 40)),
+    "dense": (Dense(32, 16, 3), (1, 3, 40, 40)),
+    "normalised": (Normalised(32, 16, 3), (1, 3, 40, 40)),
+    "inception": (Inception(), (1, 3, 48, 48)),
+    "ghost": (Ghost(64), (1, 8, 56, 56)),
+    "fire": (Fire(64), (1, 8, 56, 56)),
+    "mixed": (Mixed(), (1, 8, 64, 64)),
+    "separable": (nn.Sequential(conv(64, 64), conv(64, 64, 3, 1, 1, 64), conv(64, 64), conv(64, 64)), (1, 64, 56, 56)),
+}
+
+
+def test_the_bound_changes_no_plan() -> None:
+    """Among them are plans with chains over concatenations, which predictions choose."""
+    target, judged, concatenated = small(machine(X86), 2**17), [0, 0], 0
+    for name, (module, shape) in NETWORKS.items():
+        ways = [planned(module, torch.randn(shape), target, bounded) for bounded in (True, False)]
+        facts = [[(part.region.outputs, part.schedule, part.predicted_seconds) for part in program.regions] for program, _ in ways]
+        assert facts[0] == facts[1], name
+        judged = [total + count for total, (_, count) in zip(judged, ways, strict=True)]
+        concatenated += sum(bool(part.region.wholes) for part in ways[0][0].regions)
+    assert judged[0] < judged[1] and concatenated
