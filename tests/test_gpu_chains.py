@@ -418,8 +418,13 @@ def test_hopeless_chains_are_not_ranked() -> None:
     counted: list[int] = []
     judge = TileJudge(machine(H200), USUAL, counted.append)
     refused = judge.best(problem, [1e-6, 1e-6])
-    assert isinstance(refused, str) and "of its regions" in refused and not counted
+    assert isinstance(refused, str) and "1.1 times what its regions do" in refused and "shared memory" not in refused and not counted
     assert not isinstance(TileJudge(machine(H200), USUAL).ranked(problem, [1e-6, 1e-6]), str)
+
+
+def test_chains_without_room_say_so() -> None:
+    problem = chain_problem(nn.Sequential(nn.Linear(8, 60_000), nn.LayerNorm(60_000), nn.Linear(60_000, 8)), torch.randn(16, 8))
+    assert TileJudge(machine(H200), USUAL).best(problem, [1.0, 1.0, 1.0]) == tile_judge.NO_ROOM
 
 
 @pytest.mark.parametrize("strides, lanes, expected", [((16,), 1, 15), ((1,), 1, 0), ((1,), 4, 0), ((0,), 1, 0), ((48, 1), 1, 7)], ids=str)

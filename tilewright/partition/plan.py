@@ -87,8 +87,6 @@ def plan_program(
         by_prediction, frozenset(output for _, output in updates), earlier, persistent,
         policy=policy,
     )  # fmt: skip
-    if persistent is None:
-        persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
     stages.report("partition")
     with stages.stage("partition"):
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
