@@ -50,14 +50,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     width = console.width if console.is_terminal else None
     if options.fusion:
+        from tilewright.partition.plan import chains_by_prediction
         from tilewright.partition.predictions import operators_apart
 
-        image, apart = subject.image, None
+        image, apart, unmeasured = subject.image, None, ()
         if image.kernels:  # an artifact, which has none, does not know for which precision it was planned
+            numerics = numerics_of(options).at(options.precision)
             with progress_bar("ranking operators by themselves"), quiet(options.debug):
-                numerics = numerics_of(options).at(options.precision)
                 apart = operators_apart(image.program.graph, image.machine, subject.threads, options.precision, numerics)
-        text = "\n".join(search_lines(image, options.model, apart, width))
+            if image.machine.is_gpu:
+                with progress_bar("predicting chains"), quiet(options.debug):
+                    unmeasured = chains_by_prediction(image.program.graph, image.machine, image.program.search, options.precision, numerics)
+        text = "\n".join(search_lines(image, options.model, apart, width, unmeasured))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)
     else:

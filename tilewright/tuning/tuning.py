@@ -32,10 +32,10 @@ from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.stages import Stages
+from tilewright.text import seconds_text
 from tilewright.tuning import serialisation
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.code_choice import reads_code
-from tilewright.text import seconds_text
 from tilewright.tuning.measurement import Measurement, measurement_of
 from tilewright.tuning.problems import code_of, generator, key_of
 from tilewright.tuning.records import Records, default_path
