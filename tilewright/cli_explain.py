@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from tilewright.files import check_output, written
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tilewright.ir.region import MergeDecision
     from tilewright.report.page.data import Subject
 
 DESCRIPTION = "explain region by region what a compiled model does, and why"
@@ -53,7 +54,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from tilewright.partition.plan import chains_by_prediction
         from tilewright.partition.predictions import operators_apart
 
-        image, apart, unmeasured = subject.image, None, ()
+        image, apart = subject.image, None
+        unmeasured: Sequence[MergeDecision] = ()
         if image.kernels:  # an artifact, which has none, does not know for which precision it was planned
             numerics = numerics_of(options).at(options.precision)
             with progress_bar("ranking operators by themselves"), quiet(options.debug):
