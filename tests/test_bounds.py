@@ -347,7 +347,7 @@ def test_maps_that_a_product_computes_are_fused_in_registers(schema: AnySchema) 
     }
     plain, rows, computed = cases[schema]
     (apart,), (fused,) = (stages_of(schema, replace(plain, a=replace(plain.a, arithmetic=count)), rows) for count in (0.0, 5.0))
-    blocks, threads = float(apart.launch.blocks[0]), float(apart.launch.threads[0])
+    blocks, threads = (float(np.ravel(count)[0]) for count in (apart.launch.blocks, apart.launch.threads))
     assert fused.operation.block_flops - apart.operation.block_flops == 5 * computed / blocks
     assert fused.operation.thread_flops - apart.operation.thread_flops == 5 * computed / blocks / threads
     assert fused.flops - apart.flops == 5 * computed

@@ -242,7 +242,13 @@ def test_only_a_recorded_time_chooses_a_library(tmp_path: Path) -> None:
         ("faster", [quick, favourite], VENDOR, choice, f"measured 1 ns on {NAMED}"),
         ("not allowed", [quick], Numerics(), own.first(), ""),
         ("wrong", [replace(quick, status="wrong", reason="far off", median=None, lower=None, upper=None, count=0)], VENDOR, own.first(), "far off"),
-        ("of another PyTorch", [replace(quick, code=quick.code.replace(torch.__version__, "1.0"))], VENDOR, own.first(), f"no recorded time on {NAMED}"),
+        (
+            "of another PyTorch",
+            [replace(quick, code=quick.code.replace(torch.__version__, "1.0"))],
+            VENDOR,
+            own.first(),
+            f"no recorded time on {NAMED}",
+        ),
         ("of another machine", [replace(quick, machine="another")], VENDOR, own.first(), "no recorded time"),
     ):
         with Records(tmp_path / name) as records:

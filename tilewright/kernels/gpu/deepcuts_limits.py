@@ -1,7 +1,7 @@
 """The operations of our GPU schedules as DeepCuts counts them (`kernels.gpu.deepcuts`), fused by its rules, and the least time by its limit.
 
-An epilogue and a map that a product computes where it reads it are fused in registers; Winograd's transforms in one kernel with the product, the two products of attention, and the regions of a chain
-in tiles, in shared memory.
+An epilogue and a map that a product computes where it reads it are fused in registers; Winograd's transforms in one kernel with the product, the two
+products of attention, and the regions of a chain in tiles, in shared memory.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _fused_product(
 ) -> Stage:
     """A product with its epilogue, which a block and a thread compute for their `tiles`, and with the map that computes its first factor, of which
     they compute so many elements."""
-    before = elementwise(*(Tile(n=count) for count in computed), operations=facts.a.arithmetic)
+    before = elementwise(Tile(n=computed[0]), Tile(n=computed[1]), operations=facts.a.arithmetic)
     operation = product.then(elementwise(*tiles, operations=facts.epilogue_flops)).then(before)
     flops = facts.flops + facts.epilogue_flops * facts.batch * facts.m * facts.n + before.block_flops * launch.blocks
     return Stage(operation, launch, flops)
