@@ -48,11 +48,13 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSched
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.map.schema import MAP
 from tilewright.kernels.gpu.map.space import MapFacts
+from tilewright.kernels.gpu.row_reduction.schema import ROW_REDUCTION
 from tilewright.kernels.gpu.window.schema import WINDOW
 from tilewright.kernels.gpu.window.space import WindowFacts
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
+from tilewright.kernels.schema import AnySchema
 from tilewright.report.explanation import explanation
 from tilewright.selection.bounds import ARITHMETIC, DEEPCUTS
 from tilewright.tuning import dataset
@@ -280,8 +282,8 @@ def test_deepcuts_formulas_as_printed() -> None:
     direct = printed_limit(DIRECT, DirectFacts(1, 1, 8, 16, 264, 4, 3, 3), direct_rows(register_y=2), H200)
     # 4 x 3 inputs of each channel and 9 of 32 transactions' weights, as table 7 has it
     assert direct.shared == pytest.approx(2 * 16 * 2 * 9 / (16 * 4 * 3 + 16 * 9 / 32) / 41)
-    with pytest.raises(Unsuitable, match="no formulas for the schema gemv"):
-        printed_limit(GEMV, contraction_facts(1, 64, 64), {"columns": np.ones(1)}, H200)
+    with pytest.raises(Unsuitable, match="no formulas for the schema row reduction"):
+        printed_limit(ROW_REDUCTION, None, {}, H200)
 
 
 def test_the_paper_s_own_numbers() -> None:
@@ -327,6 +329,31 @@ def test_fused_operations() -> None:
     assert fused.memory == pytest.approx(apart.memory * (2 * 1024 + 8) / (2 * 1024)) and fused.shared == pytest.approx(apart.shared * 2056 / 2048)
 
 
+def test_products_of_few_rows_are_matrix_products() -> None:
+    """Eight threads divide the 256 reduced elements that a split leaves to a block, of three rows and 32 columns of four lanes."""
+    rows = {name: np.array([value]) for name, value in {"columns": 32, "threads_along_r": 8, "split": 4}.items()}
+    (stage,) = stages_of(GEMV, contraction_facts(3, 512, 1024), rows)
+    assert stage.operation == Operation(2 * 3 * 256 * 128, 3 * 8 + 256 * 4, 2 * 3 * 32 * 4, 32 * (3 + 4))
+    assert stage.launch == Launch(4 * 4, 256, 4 * 3 * 128 * 9) and stage.flops == 2 * 3 * 512 * 1024
+
+
+@pytest.mark.parametrize("schema", [GEMM, GEMV])
+def test_maps_that_a_product_computes_are_fused_in_registers(schema: AnySchema) -> None:
+    """Five operations for each element of the first factor, as often as blocks compute it."""
+    few = {name: np.array([value]) for name, value in {"columns": 16, "threads_along_r": 4, "split": 2}.items()}
+    cases = {
+        GEMM: (contraction_facts(128, 256, 64), contraction_rows(), 128 * 64 * 4),  # by four tiles of columns
+        GEMV: (contraction_facts(4, 128, 64), few, 4 * 64 * 128 // 4),  # by every thread, which has four columns
+    }
+    plain, rows, computed = cases[schema]
+    (apart,), (fused,) = (stages_of(schema, replace(plain, a=replace(plain.a, arithmetic=count)), rows) for count in (0.0, 5.0))
+    blocks, threads = (float(np.ravel(count)[0]) for count in (apart.launch.blocks, apart.launch.threads))
+    assert fused.operation.block_flops - apart.operation.block_flops == 5 * computed / blocks
+    assert fused.operation.thread_flops - apart.operation.thread_flops == 5 * computed / blocks / threads
+    assert fused.flops - apart.flops == 5 * computed
+    assert (fused.operation.transactions, fused.operation.loads) == (apart.operation.transactions, apart.operation.loads)
+
+
 def test_regions_of_a_chain_are_fused_in_shared_memory() -> None:
     """Every block computes its parts, and all but the first read what is there."""
     facts, rows, launch = contraction_facts(64, 64, 64), contraction_rows(), Launch(264, 256, 0)
@@ -337,7 +364,7 @@ def test_regions_of_a_chain_are_fused_in_shared_memory() -> None:
     assert fused_seconds([part], launch, H200) == pytest.approx(first) and second < first
     assert fused_seconds([part, replace(part, times=3)], launch, H200) == pytest.approx(first + 3 * second)
     with pytest.raises(Unsuitable, match="no formulas"):
-        fused_seconds([part, replace(part, schema=GEMV)], launch, H200)
+        fused_seconds([part, replace(part, schema=ROW_REDUCTION)], launch, H200)
 
 
 def test_windows_that_read_nothing_have_no_limit() -> None:

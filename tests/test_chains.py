@@ -292,6 +292,23 @@ def test_the_partition_is_that_of_least_predicted_time() -> None:
     assert all("predicted" in decision.text or "cannot" in decision.text for decision in decisions)
 
 
+@pytest.mark.parametrize(("pairs", "said"), [(0.9, "merges that exclude it gain more"), (0.995, "gains less than 1%"), (1.1, None)])
+def test_merges_that_are_not_taken_although_they_gain_say_why(pairs: float, said: str | None) -> None:
+    module = nn.Sequential(conv(16, 32), conv(32, 32, 3, 1, 1, 32), conv(32, 16))
+
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+        share = 0.5 if len(problem.region.stages) == 3 else pairs
+        judge.strips[key_of(problem)] = Strips(StripSchedule(2, 1, 2), share * sum(alone), Parts(0.0))
+        return judge.strips[key_of(problem)]
+
+    with mock.patch.object(StripJudge, "best", best):
+        decisions = merges_of(plan(module, torch.randn(1, 16, 12, 12)))
+    (taken,) = (decision for decision in decisions if decision.taken)
+    refused = [decision for decision in decisions if not decision.taken]
+    assert taken.text.endswith("apart") and refused
+    assert all(decision.text.endswith(f"apart; {said}" if said else "apart") for decision in refused)
+
+
 def test_results_that_others_read_are_stored() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:

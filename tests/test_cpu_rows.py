@@ -14,10 +14,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.gpu_cases import Case, check, double, exp, make_case, random, tensor
+from tilewright.codegen.assemble import assemble
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder, Tensor
-from tilewright.ir.expr import INDEX, cast, unary
-from tilewright.ir.kernel import Store, statements
+from tilewright.ir.expr import INDEX, ZERO, Load, cast, unary
+from tilewright.ir.kernel import Allocate, Block, Buffer, Store, statements
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.cpu.loops.lines import distinct_lines, lines_loaded
@@ -167,3 +168,9 @@ def test_a_level_loads_between_all_lines_and_all_accesses(nest: list[tuple[int, 
     assert loaded >= distinct_lines(nest, 16) * 0.999 or loaded >= len({position // 16 for position in positions})
     assert loaded <= 2 * accesses + 1
     assert lines_loaded(nest, 16, 4 * held) <= loaded * 1.001
+
+
+def test_a_buffer_with_the_name_of_a_value_is_a_fault() -> None:
+    body = Block((Allocate(Buffer("x", "f32", 1, "register")), Store("out", ZERO, Load("x", (ZERO,), "f32"))))
+    with pytest.raises(AssertionError, match="one name: x"):
+        assemble("row reduction", body, case_of("sum", (3, 40), 1).problem, ("out",))

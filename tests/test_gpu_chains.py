@@ -39,7 +39,7 @@ from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import tile_judge
-from tilewright.partition.plan import plan_program
+from tilewright.partition.plan import chains_by_prediction, plan_program
 from tilewright.partition.strips import Rows
 from tilewright.partition.tile_bounds import moved_bytes
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles, cut_along, in_chunks
@@ -418,8 +418,13 @@ def test_hopeless_chains_are_not_ranked() -> None:
     counted: list[int] = []
     judge = TileJudge(machine(H200), USUAL, counted.append)
     refused = judge.best(problem, [1e-6, 1e-6])
-    assert isinstance(refused, str) and "of its regions" in refused and not counted
+    assert isinstance(refused, str) and "1.1 times what its regions do" in refused and "shared memory" not in refused and not counted
     assert not isinstance(TileJudge(machine(H200), USUAL).ranked(problem, [1e-6, 1e-6]), str)
+
+
+def test_chains_without_room_say_so() -> None:
+    problem = chain_problem(nn.Sequential(nn.Linear(8, 60_000), nn.LayerNorm(60_000), nn.Linear(60_000, 8)), torch.randn(16, 8))
+    assert TileJudge(machine(H200), USUAL).best(problem, [1.0, 1.0, 1.0]) == tile_judge.NO_ROOM
 
 
 @pytest.mark.parametrize("strides, lanes, expected", [((16,), 1, 15), ((1,), 1, 0), ((1,), 4, 0), ((0,), 1, 0), ((48, 1), 1, 7)], ids=str)
@@ -471,6 +476,15 @@ def test_chains_are_planned_where_they_are_asked_for() -> None:
         program = plan_program(graph, machine(H200), 1, chains=asked)
         assert bool(merges_of(program)) == expected
     assert all("us apart" in str(merge) or "cannot" in str(merge) for merge in merges_of(program))
+
+
+def test_chains_that_none_has_measured_are_predicted_to_be_explained() -> None:
+    graph = graph_of(inverted(16, 96), torch.randn(1, 16, 56, 56))
+    plan, predicted = (plan_program(graph, machine(H200), 1, chains=asked) for asked in (None, True))
+    found = chains_by_prediction(plan.graph, machine(H200), plan.search)
+    assert found == tuple(merges_of(predicted)) and any(decision.taken for decision in found)
+    measured = next(decision for decision in found if decision.taken)
+    assert [*chains_by_prediction(plan.graph, machine(H200), (measured,))] == [decision for decision in found if decision != measured]
 
 
 def test_constants_are_those_whose_decisions_take_least() -> None:

@@ -382,6 +382,7 @@ def test_a_gpu_has_layouts_by_rule_where_no_measured_time_decides(gpu: bool, mon
         )  # fmt: skip
         judged = one.compare(group, before, after, never)
         assert judged.taken == (not (gpu and by_prediction)) and "; measured " in judged.times
+        assert ("only measured times decide" in judged.times) == (not judged.taken)
 
 
 def test_explain_lists_the_alternatives(capsys: pytest.CaptureFixture[str]) -> None:

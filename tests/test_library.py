@@ -40,11 +40,12 @@ from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import code_of, convolution_problem
 from tilewright.tuning.records import Records
 from tilewright.tuning.trials import Job, Outcome, Timing
-from tilewright.tuning.tuning import distinct_problems, from_records, tune
+from tilewright.tuning.tuning import distinct_problems, from_records, recorded_as, tune
 
 NATIVE = machine("native")
 VENDOR = Numerics(vendor=True)
 THREADS = 2
+NAMED = recorded_as(NATIVE, THREADS)
 
 
 def problems_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Problem]:
@@ -237,11 +238,17 @@ def test_only_a_recorded_time_chooses_a_library(tmp_path: Path) -> None:
     favourite = replace(favourite, code=code_of(lower(SIMPLE, own.first().schedule, NATIVE)))
     for name, entries, numerics, expected, note in (
         ("none", [], VENDOR, own.first(), "no recorded time"),
-        ("slower", [slow, favourite], VENDOR, own.first(), "measured 1e+06 us"),
-        ("faster", [quick, favourite], VENDOR, choice, "measured 0.001 us"),
+        ("slower", [slow, favourite], VENDOR, own.first(), f"measured 1 s on {NAMED}"),
+        ("faster", [quick, favourite], VENDOR, choice, f"measured 1 ns on {NAMED}"),
         ("not allowed", [quick], Numerics(), own.first(), ""),
         ("wrong", [replace(quick, status="wrong", reason="far off", median=None, lower=None, upper=None, count=0)], VENDOR, own.first(), "far off"),
-        ("of another PyTorch", [replace(quick, code=quick.code.replace(torch.__version__, "1.0"))], VENDOR, own.first(), "no recorded time"),
+        (
+            "of another PyTorch",
+            [replace(quick, code=quick.code.replace(torch.__version__, "1.0"))],
+            VENDOR,
+            own.first(),
+            f"no recorded time on {NAMED}",
+        ),
         ("of another machine", [replace(quick, machine="another")], VENDOR, own.first(), "no recorded time"),
     ):
         with Records(tmp_path / name) as records:
@@ -255,7 +262,7 @@ def test_without_records_plans_say_that_libraries_were_not_measured(tmp_path: Pa
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     executable = tilewright.compile(NETWORK, INPUTS, "native", vendor=True, threads=THREADS)
     assert not libraries(executable)
-    assert "library convolution: no recorded time on this machine" in explanation(executable.image)
+    assert f"library convolution: no recorded time on {NAMED}, so that it is not chosen" in explanation(executable.image)
     assert "library" not in explanation(tilewright.compile(NETWORK, INPUTS, "native", threads=THREADS).image)
 
 

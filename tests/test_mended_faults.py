@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import tilewright
 from tests.compiled import Bundle, Case, check_native
 from tests.interpreted import check_interpreted, run_program
+from tests.operator_cases import randomised
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
@@ -300,3 +301,26 @@ def test_integers_that_depend_on_the_place_of_a_row_are_not_cut(operation: str) 
     placed = replace(step, bodies=(binary(operation, load, step.axes[0]),))
     with pytest.raises(Unsuitable, match="depends on the place of a row"):
         cut(replace(problem.region, steps=(placed,)), [0], problem, frozenset())
+
+
+class ManyOperands(nn.Module):
+    """Rows with so many operands that a value's canonical name, value10, is that of a reduction, value1, with a digit."""
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        result = F.layer_norm(x, x.shape[-1:])
+        for other in others:
+            result = result * other + 1
+        return result
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 9, 10, 12])
+def test_rows_of_many_operands(count: int) -> None:
+    case = Case(f"{count} operands", ManyOperands(), (torch.randn(3, 5, 48), *(torch.randn(5, 1) for _ in range(count))))
+    check_native([case])
+    for target in ("x86-avx2", "h200"):
+        check_interpreted([case], machine(target))
+
+
+def test_networks_normalised_more_than_once() -> None:
+    module = randomised(nn.Sequential(nn.InstanceNorm2d(8, affine=True), nn.BatchNorm2d(8), nn.BatchNorm2d(8)))
+    check_native([Case("norms", module.eval(), (torch.randn(3, 8, 6, 8),))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from tilewright.files import check_output, written
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tilewright.ir.region import MergeDecision
     from tilewright.report.page.data import Subject
 
 DESCRIPTION = "explain region by region what a compiled model does, and why"
@@ -50,14 +51,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     width = console.width if console.is_terminal else None
     if options.fusion:
+        from tilewright.partition.plan import chains_by_prediction
         from tilewright.partition.predictions import operators_apart
 
         image, apart = subject.image, None
+        unmeasured: Sequence[MergeDecision] = ()
         if image.kernels:  # an artifact, which has none, does not know for which precision it was planned
+            numerics = numerics_of(options).at(options.precision)
             with progress_bar("ranking operators by themselves"), quiet(options.debug):
-                numerics = numerics_of(options).at(options.precision)
                 apart = operators_apart(image.program.graph, image.machine, subject.threads, options.precision, numerics)
-        text = "\n".join(search_lines(image, options.model, apart, width))
+            if image.machine.is_gpu:
+                with progress_bar("predicting chains"), quiet(options.debug):
+                    unmeasured = chains_by_prediction(image.program.graph, image.machine, image.program.search, options.precision, numerics)
+        text = "\n".join(search_lines(image, options.model, apart, width, unmeasured))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)
     else:

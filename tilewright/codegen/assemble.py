@@ -62,6 +62,8 @@ def assemble(
     read = [*(described.buffer for described in maps), *(load.buffer for load in loads(*expressions(body)))]
     used = [name for name in dict.fromkeys(read) if name in layouts and name not in written]
     arguments = (*used, *written)
+    taken = {statement.buffer.name for statement in statements(body) if isinstance(statement, Allocate)}.intersection(arguments)
+    assert not taken, f"values of the problem and buffers of the kernel have one name: {', '.join(sorted(taken))}"
     names = {name: f"in{i}" for i, name in enumerate(used)}
     names |= {name: "out" if len(written) == 1 else f"out{i}" for i, name in enumerate(written)}
     trips, sizes = 0, {name: layouts[name].size for name in arguments}

@@ -27,6 +27,8 @@ from tilewright.partition.reuse import kernels_of_images
 
 LONGEST = 3
 """Maximum regions of a chain."""
+OTHERS, AS_BEFORE = "merges that exclude it gain more", "the merges are those of another size"
+"""Why a merge that gains is not taken."""
 
 Ready = Callable[[Sequence[Kernel]], object]
 """Is called with kernels that may be compiled now."""
@@ -88,15 +90,15 @@ class Search:
         problems, merges = self._merges(section)
         total = sum(self.predict(region, True) for region in section.regions)
         while True:
-            places, before = _fastest(section, merges), self._as_before(section, merges)
+            places, before, instead = _fastest(section, merges), self._as_before(section, merges), OTHERS
             if before and not self.policy.predicted and total - _saved(before, merges) <= (1 + KEPT) * (total - _saved(places, merges)):
-                places = before
+                places, instead = before, AS_BEFORE
             refused, kernels = self._kernels(section, [place for place in places if place in merges], problems, merges)
             if refused is None:
                 break
             merges[refused[0]] = replace(merges[refused[0]], way=None, reason=refused[1])
         self.ready(kernels)
-        self.considered += (replace(merge, taken=place in places) for place, merge in merges.items())
+        self.considered += (replace(merge, taken=place in places, instead=instead) for place, merge in merges.items())
         self.memory.chains.update((section.regions[place[-1]].outputs[0], _results(section.of(place))) for place in places)
         self.memory.schedules.update((merges[place].results, merges[place].schedule) for place in places if place in merges)
         return [section.of(place) for place in places]

@@ -118,6 +118,8 @@ class Judge:
             taken = plain - other > LEAST_GAIN * both.apart
             if (plain, other) != (both.apart, both.together):
                 said += f"; with the chains of these regions {seconds_text(other)} and {seconds_text(plain)}"
+        elif both.taken and not taken:
+            said += "; only measured times decide"
         return Judged(taken, said)
 
 

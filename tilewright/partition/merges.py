@@ -159,7 +159,7 @@ class Merge:
     """A segment that was considered: the results of its regions, predicted seconds apart and in one kernel (None: it is not possible, for a
     reason), what was measured of both, whether the seconds apart have those measured of a library's kernels, whether it was taken, and the results
     besides the last that are needed outside too. `decided`, `by_prediction`: as in `Compared`. `least`: seconds that one kernel is certain to be
-    predicted to take, if that is too much to predict it."""
+    predicted to take, if that is too much to predict it. `instead`: why it is not taken although it gains."""
 
     results: tuple[str, ...]
     apart: float
@@ -172,6 +172,7 @@ class Merge:
     decided: bool | None = None
     by_prediction: bool = False
     least: float | None = None
+    instead: str = ""
 
     def __str__(self) -> str:
         results = " -> ".join(f"{name} (stored too)" if name in self.stored else name for name in self.results)
@@ -184,7 +185,11 @@ class Merge:
         if self.measured is not None:
             found = self.measured
             said += f"; measured {seconds_text(found.seconds)} {found.schedule.described}, {seconds_text(found.apart)} apart"
-        return f"{results} {said}" + (f"; {WHOLE}" if self.decided is not None else "")
+        if self.decided is not None:
+            said += f"; {WHOLE}"
+        elif self.saved > 0 and not self.taken:
+            said += f"; {self.instead}" if self.gain else f"; gains less than {LEAST_GAIN:.0%}"
+        return f"{results} {said}"
 
     @property
     def ways(self) -> Ways | None:

@@ -24,7 +24,7 @@ from tilewright.partition.joint_loops import join_loops
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.loops import lower_loop
 from tilewright.partition.lowering import lower_region
-from tilewright.partition.merges import BY_MERGES, Measured, Memory, Merge, Policy, Timed
+from tilewright.partition.merges import BY_MERGES, CHAIN, Measured, Memory, Merge, Policy, Timed
 from tilewright.partition.poolings import Poolings, choose_poolings
 from tilewright.partition.precision import Precision, precision_of
 from tilewright.partition.predictions import Predictions
@@ -88,8 +88,6 @@ def plan_program(
         by_prediction, frozenset(output for _, output in updates), earlier, persistent,
         policy=policy,
     )  # fmt: skip
-    if persistent is None:
-        persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
     stages.report("partition")
     with stages.stage("partition"):
         merged = contained("the model", "its siblings stay apart", partial(_merged, graph, precision, predictions, memory), lambda _: Merged(graph))
@@ -145,6 +143,17 @@ def plan_program(
     search = (*search, *context.considered)
     program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
     return through_torch(program, lost) if lost else program
+
+
+def chains_by_prediction(
+    graph: Graph, machine: Machine, search: Sequence[MergeDecision], precision: str | Precision = "fp32", numerics: Numerics = USUAL
+) -> tuple[MergeDecision, ...]:
+    """The chains of a program for a GPU, with what predictions would decide about them, as far as they are not in its own `search`. `graph`: the
+    program's."""
+    measured = {decision.results for decision in search if decision.ways is not None and decision.ways.kind == CHAIN}
+    known = {str(decision) for decision in search}
+    considered = plan_program(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
+    return tuple(decision for decision in considered if decision.results not in measured and str(decision) not in known)
 
 
 def _merged(graph: Graph, precision: Precision, predictions: Predictions, memory: Memory) -> Merged:

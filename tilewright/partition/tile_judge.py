@@ -65,6 +65,8 @@ LOWERED = 6
 """Predictions of a chain, from the fastest on, whose kernels are tried."""
 MOST_SUMS = 1 << 14
 """Sums of a tile in chunks beyond which no block keeps them in registers."""
+NO_ROOM = "no tile with schedules of one block size fits into shared memory"
+"""Why a chain has no tiles."""
 REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
@@ -212,17 +214,17 @@ class TileJudge:
             Unsuitable: if it cannot be cut, nothing fits into shared memory, or nothing is left.
         """
         found: list[Tiles] = []
-        refusals = ["no tile with schedules of one block size fits into shared memory"]
+        refusals: list[str] = []
         for tiling, least in self.tilings(problem):
             try:
-                if least < limit:
-                    found += self._ranked(tiling, limit)
+                ranked = self._ranked(tiling, limit) if least < limit else []
             except Unsuitable as reason:  # such as a part that is no sum of products any more
                 refusals.append(str(reason))
             else:
-                refusals += [] if found else [f"its tiles take longer than the {seconds_text(limit)} of its regions"]
+                found += ranked
+                refusals += [] if ranked else [f"its tiles take longer than {seconds_text(limit)}, {1 + MEASURED_LOSS:g} times what its regions do"]
         if not found:
-            raise Unsuitable("; ".join(dict.fromkeys(refusals)))
+            raise Unsuitable("; ".join(dict.fromkeys(refusals)) or NO_ROOM)
         return sorted(found, key=lambda tiles: tiles.seconds)
 
     def tilings(self, problem: Problem) -> list[tuple[Tiling, float]]:
@@ -260,8 +262,12 @@ class TileJudge:
         return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged), float(work.least[row])) for row in chosen]
 
     def _ranked(self, tiling: Tiling, limit: float) -> list[Tiles]:
-        """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds."""
-        found = []
+        """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds.
+
+        Raises:
+            Unsuitable: if some might, and no schedules of the regions fit.
+        """
+        found, slow = [], False
         for share in SHARES:
             if share > 1 and tiling.blocks <= (share - 1) * self.machine.processors:
                 break
@@ -271,6 +277,7 @@ class TileJudge:
                 if self._parts(tiling, sum(least), share).seconds(self.constants, self.machine.clock_hz) > limit:
                     break
             if len(least) < len(tiling.cuts):
+                slow = True
                 continue
             for threads in THREADS:
                 if (choices := self._choices(tiling, threads, share)) is not None:
@@ -280,6 +287,8 @@ class TileJudge:
                     exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
                     terms = parts.terms(self.constants, self.machine.clock_hz)
                     found.append(Tiles(TileSchedule(rows, threads, share, chunk, exchanged), seconds, parts, terms))
+        if not found and not slow:
+            raise Unsuitable(NO_ROOM)
         return found
 
     def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:

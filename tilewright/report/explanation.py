@@ -11,7 +11,7 @@ from tilewright.hardware.calibration import name_in_use
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
-from tilewright.ir.region import REGISTERS, TILE
+from tilewright.ir.region import REGISTERS, TILE, MergeDecision
 from tilewright.ir.space import Candidate, SpaceCounts
 from tilewright.ir.stage import MEMORY
 from tilewright.runtime.executable import Image
@@ -40,15 +40,18 @@ def explanation(image: Image, name: str = "model", plan: Plan | None = None, wid
     return "\n".join([*lines, *(part for line in rest for part in folded(line, width, 5))])
 
 
-def search_lines(image: Image, name: str, apart: Mapping[str, float] | None = None, width: int | None = None) -> Iterator[str]:
+def search_lines(
+    image: Image, name: str, apart: Mapping[str, float] | None = None, width: int | None = None, unmeasured: Sequence[MergeDecision] = ()
+) -> Iterator[str]:
     """The merges of regions and the layouts that were considered, in order, with the predicted times of both ways; the partitions that trials
-    compared; then the regions of several operators, with their times and those of kernels for each operator. `apart`: the latter's seconds by node
-    (`partition.predictions.operators_apart`); None: not known. Lines that would be longer than `width` are continued."""
-    for line in _search_lines(image, name, apart):
+    compared; chains of a GPU that none has measured; then the regions of several operators, with their times and those of kernels for each operator.
+    `apart`: the latter's seconds by node (`partition.predictions.operators_apart`); None: not known. `unmeasured`: see
+    `partition.plan.chains_by_prediction`. Lines that would be longer than `width` are continued."""
+    for line in _search_lines(image, name, apart, unmeasured):
         yield from folded(line, width, 9)
 
 
-def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None) -> Iterator[str]:
+def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None, unmeasured: Sequence[MergeDecision]) -> Iterator[str]:
     search = image.program.search
     taken = sum(decision.taken for decision in search)
     yield f"{name} for {image.machine.name}: {number_of(len(search), 'decision')} about merges of regions and layouts, {taken} taken"
@@ -58,6 +61,12 @@ def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None) ->
     if partitions:
         yield f"{number_of(len(partitions), 'partition')} of the whole network measured in turns:"
         yield from (f"{number:>5}. {partition}" for number, partition in enumerate(partitions, 1))
+    if unmeasured:
+        gaining = sum(decision.taken for decision in unmeasured)
+        yield f"{number_of(len(unmeasured), 'chain')} that no trial measured, without which a GPU takes none; predictions would take {gaining}:"
+        yield from (
+            f"{number:>5}. {'would be taken' if decision.taken else 'refused'}: {decision.text}" for number, decision in enumerate(unmeasured, 1)
+        )
     if apart is None:
         yield "what the operators of a region would take by themselves is predicted for models, not for artifacts"
         return

@@ -32,6 +32,7 @@ from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.stages import Stages
+from tilewright.text import seconds_text
 from tilewright.tuning import serialisation
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.code_choice import reads_code
@@ -125,7 +126,7 @@ def from_records(records: Records | None, numerics: Numerics = USUAL, models: Ch
         ranking = rank(problem, machine, threads, numerics)
         standing = records.standing(key_of(problem), recorded_as(machine, threads)) if records is not None else []
         choice = decided(problem, machine, threads, ranking, standing)
-        notes = (*choice.notes, *library_notes(problem, machine, ranking, standing))
+        notes = (*choice.notes, *library_notes(problem, machine, threads, ranking, standing))
         return replace(choice, notes=notes, comparison=with_records(choice.comparison, problem, machine, standing))
 
     def decided(problem: Problem, machine: Machine, threads: int, ranking: Ranking, standing: Sequence[Measurement]) -> Choice:
@@ -200,16 +201,17 @@ def expectations(
     return serialisation.schedule_text(ranking.first().schedule), {text: choice.predicted for text, choice in recorded.items() if choice is not None}
 
 
-def library_notes(problem: Problem, machine: Machine, ranking: Ranking, standing: Sequence[Measurement]) -> tuple[str, ...]:
-    """For each candidate of a library, its recorded time on this machine, or that there is none."""
+def library_notes(problem: Problem, machine: Machine, threads: int, ranking: Ranking, standing: Sequence[Measurement]) -> tuple[str, ...]:
+    """For each candidate of a library, its recorded time and on which machine it was measured, or that there is none."""
+    place = recorded_as(machine, threads)
     notes = []
     for choice in ranking.library:
         text = serialisation.schedule_text(choice.schedule)
         entry = next((entry for entry in standing if entry.schedule == text and is_current(problem, entry, machine)), None)
         if entry is None:
-            notes.append(f"{choice.schedule}: no recorded time on this machine, so that it is not chosen")
+            notes.append(f"{choice.schedule}: no recorded time on {place}, so that it is not chosen")
         elif entry.status == "measured":
-            notes.append(f"{choice.schedule}: measured {1e6 * entry.seconds:.3g} us")
+            notes.append(f"{choice.schedule}: measured {seconds_text(entry.seconds)} on {place}")
         else:
             notes.append(f"{choice.schedule}: {entry.status} when it was measured ({entry.reason})")
     return tuple(notes)

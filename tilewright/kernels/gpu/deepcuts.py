@@ -83,10 +83,12 @@ def convolution(block: Tile, thread: Tile, channels: Number, window: Window) -> 
     return Operation(2 * block.points * channels * window.area, transactions, 2 * thread.points * channels * window.area, loads)
 
 
-def matrix_product(block: Tile, thread: Tile, reduced: Number, steps: Number = 1) -> Operation:
-    """N x K results, from `reduced` (C_block) elements of both factors in each of `steps` steps."""
+def matrix_product(block: Tile, thread: Tile, reduced: Number, steps: Number = 1, thread_reduced: Number | None = None) -> Operation:
+    """N x K results, from `reduced` (C_block) elements of both factors in each of `steps` steps, of which a thread has `thread_reduced` (C_thread) if
+    they are divided among threads."""
     transactions = block.n * -(-reduced // TRANSACTION_ELEMENTS) + reduced * -(-block.k // TRANSACTION_ELEMENTS)
-    each = 2 * block.n * reduced * block.k, transactions, 2 * thread.n * reduced * thread.k, reduced * (thread.n + thread.k)
+    own = reduced if thread_reduced is None else thread_reduced
+    each = 2 * block.n * reduced * block.k, transactions, 2 * thread.n * own * thread.k, own * (thread.n + thread.k)
     return Operation(*(steps * count for count in each))
 
 

@@ -1,7 +1,7 @@
 """The operations of our GPU schedules as DeepCuts counts them (`kernels.gpu.deepcuts`), fused by its rules, and the least time by its limit.
 
-An epilogue is fused in registers; Winograd's transforms in one kernel with the product, the two products of attention, and the regions of a chain
-in tiles, in shared memory.
+An epilogue and a map that a product computes where it reads it are fused in registers; Winograd's transforms in one kernel with the product, the two
+products of attention, and the regions of a chain in tiles, in shared memory.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from tilewright.kernels.gpu.direct.schedule import threads_of as threads_of_dire
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.gemv.schema import GEMV
+from tilewright.kernels.gpu.gemv.space import lanes_of, meeting_size
 from tilewright.kernels.gpu.map.schema import MAP
 from tilewright.kernels.gpu.map.space import MapFacts
 from tilewright.kernels.gpu.window.schema import WINDOW
@@ -132,11 +134,36 @@ def _contraction(facts: ContractionFacts, candidates: Columns) -> tuple[Stage, .
     block = Tile(n=candidates["block_m"], k=candidates["block_n"])
     thread = Tile(n=candidates["thread_m"], k=candidates["thread_n"])
     steps = ceil_divided(ceil_divided(facts.r, candidates["block_k"]), candidates["split"])
-    operation = matrix_product(block, thread, candidates["block_k"], steps).then(elementwise(block, thread, operations=facts.epilogue_flops))
     tiles = ceil_divided(facts.m, candidates["block_m"]) * ceil_divided(facts.n, candidates["block_n"])
-    blocks = tiles * facts.batch * candidates["split"]
-    launch = Launch(blocks, threads_of(candidates), shared_bytes_of(facts, candidates))
-    return (Stage(operation, launch, facts.flops + facts.epilogue_flops * facts.batch * facts.m * facts.n),)
+    launch = Launch(tiles * facts.batch * candidates["split"], threads_of(candidates), shared_bytes_of(facts, candidates))
+    computed = candidates["block_m"] * candidates["block_k"] * steps
+    product = matrix_product(block, thread, candidates["block_k"], steps)
+    return (_fused_product(facts, product, (block, thread), (computed, computed / launch.threads), launch),)
+
+
+def _gemv(facts: ContractionFacts, candidates: Columns) -> tuple[Stage, ...]:
+    """A matrix product of few rows in one step, whose reduced elements are divided among blocks and threads. Every thread has columns of its own, and
+    computes itself what it reads of the first factor."""
+    lanes, _ = lanes_of(facts)
+    columns, along, split = (candidates[name] for name in ("columns", "threads_along_r", "split"))
+    block, thread = Tile(n=facts.m, k=columns * lanes), Tile(n=facts.m, k=lanes)
+    reduced = ceil_divided(facts.r, split)
+    own = ceil_divided(reduced, along)
+    product = matrix_product(block, thread, reduced, thread_reduced=own)
+    shared = meeting_size(block.k * facts.m, along) * facts.element_bytes
+    launch = Launch(ceil_divided(facts.n, columns * lanes) * facts.batch * split, columns * along, shared)
+    return (_fused_product(facts, product, (block, thread), (facts.m * reduced * columns, facts.m * own), launch),)
+
+
+def _fused_product(
+    facts: ContractionFacts, product: Operation, tiles: tuple[Tile, Tile], computed: tuple[np.ndarray, np.ndarray], launch: Launch
+) -> Stage:
+    """A product with its epilogue, which a block and a thread compute for their `tiles`, and with the map that computes its first factor, of which
+    they compute so many elements."""
+    before = elementwise(Tile(n=computed[0]), Tile(n=computed[1]), operations=facts.a.arithmetic)
+    operation = product.then(elementwise(*tiles, operations=facts.epilogue_flops)).then(before)
+    flops = facts.flops + facts.epilogue_flops * facts.batch * facts.m * facts.n + before.block_flops * launch.blocks
+    return Stage(operation, launch, flops)
 
 
 def _direct(facts: DirectFacts, candidates: Columns) -> tuple[Stage, ...]:
@@ -264,6 +291,7 @@ def _attention(facts: AttentionFacts, candidates: Columns) -> tuple[Stage, ...]:
 _STAGES: Mapping[AnySchema, Callable[[Any, Columns], tuple[Stage, ...]]] = MappingProxyType(
     {
         GEMM: _contraction,
+        GEMV: _gemv,
         DIRECT: _direct,
         WINOGRAD: _winograd,
         WINOGRAD_FUSED: _winograd_fused,

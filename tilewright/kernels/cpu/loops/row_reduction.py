@@ -152,7 +152,7 @@ def _along(problem: Problem, rows: Rows, schedule: RowSchedule) -> Statement:
             bodies = [_instead(b, kept_here[1], Load(KEPT, (kept_here[0],), kept.dtype)) for b in bodies]
         order = storage_order(step.reduction, largest_offset(bodies, step.reduction))
         reduced, merged = merge_axes(order, [*bodies, *kept_here])
-        merged_step, name = replace(step, reduction=reduced), step.name.replace(".", "_")
+        merged_step, name = replace(step, reduction=reduced), f"{step.name.replace('.', '_')}_"  # value1 and 0 would be another value's name
         width = vector_width(reduced[-1], schedule.lanes) if reduced else 1
         reads, kept_at = list(merged[: len(bodies)]), merged[len(bodies) :]
         wide = None
