@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,113 @@ def test_a_loop_is_unrolled(trip: int) -> None:
     rows = np.concatenate([x + i for i in range(min(trip, 4))])
     np.testing.assert_allclose(y, np.concatenate([x, rows]), rtol=1e-6)
     np.testing.assert_allclose(sums, rows.sum(1), rtol=1e-5)
+
+
+POINTWISE = ("Tanh", "Sigmoid", "Sin", "Neg", "Abs")
+
+
+def long_loop(steps: Sequence[tuple[str, int]], trip: int, states: int, goes_on: str, kept: int) -> onnx.ModelProto:
+    """`trip` iterations over a few states: each of `steps` replaces one by a function of it, its neighbour, the iteration's number, a row of `xs` and
+    a value from around. `goes_on`: the condition is passed on, is a constant, or there is none at first. The first `kept` states are results of every
+    iteration, after which these change again."""
+    nodes = [helper.make_node("Cast", ["i"], ["f"], to=FLOAT), helper.make_node("Mul", ["f", "hundredth"], ["n"])]
+    nodes.append(helper.make_node("Gather", ["xs", "i"], ["row"], axis=0))
+    names = [f"s{k}" for k in range(states)]
+    for step, (function, k) in enumerate(steps):
+        k %= states
+        parts = [names[k], names[(k + 1) % states], "row", "n", "w"]
+        nodes.append(helper.make_node(function, [names[k]], [f"a{step}"]))
+        nodes.append(helper.make_node("Sum", [f"a{step}", *(parts[2:] if step % 2 else parts[1:4])], [f"b{step}"]))
+        nodes.append(helper.make_node("Mul", [f"b{step}", "half"], [f"c{step}"]))
+        names[k] = f"c{step}"
+    nodes += [helper.make_node("Identity", ["c" if goes_on == "passed on" else "yes"], ["on"])]
+    nodes += [helper.make_node("Identity", [name], [f"t{k}"]) for k, name in enumerate(names)]
+    nodes += [helper.make_node("Exp", [f"t{k}"], [f"y{k}"]) for k in range(kept)]
+    body = helper.make_graph(
+        nodes, "body",
+        [info("i", [], 7), info("c", [], 9), *(info(f"s{k}", [3]) for k in range(states))],
+        [info("on", [], 9), *(info(f"t{k}", [3]) for k in range(states)), *(info(f"y{k}", [3]) for k in range(kept))],
+    )  # fmt: skip
+    made = [f"last{k}" for k in range(states)], [f"all{k}" for k in range(kept)]
+    loop = helper.make_node("Loop", ["m", "" if goes_on == "none" else "yes", *["x"] * states], [*made[0], *made[1]], body=body)
+    outputs = [info(name, [3]) for name in made[0]] + [info(name, [trip, 3]) for name in made[1]]
+    weights = {"m": np.array(trip, np.int64), "yes": np.array(True), "half": np.array(0.5, np.float32), "hundredth": np.array(0.01, np.float32)}
+    return model_of([helper.make_node("Abs", ["x"], ["w"]), loop], [info("x", [3]), info("xs", [trip, 3])], outputs, **weights)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(POINTWISE), st.integers(0, 2)), min_size=1, max_size=4), trip=st.integers(30, 60),
+    states=st.integers(1, 3), goes_on=st.sampled_from(("passed on", "constant", "none")), kept=st.integers(0, 3),
+)  # fmt: skip
+def test_a_long_loop_is_a_loop_over_one_body(steps: list[tuple[str, int]], trip: int, states: int, goes_on: str, kept: int) -> None:
+    model = long_loop(steps, trip, states, goes_on, min(kept, states))
+    generator = np.random.default_rng(trip)
+    arrays = {"x": generator.standard_normal(3, np.float32), "xs": generator.standard_normal((trip, 3), np.float32)}
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+    graph = import_onnx(model, tensors).graph
+    assert [node.operator for node in graph.nodes].count("scan") == 1 and len(graph.nodes) < 10
+    # without a condition the reference evaluator runs no iteration, where the standard has all of them run
+    with_condition = long_loop(steps, trip, states, "constant" if goes_on == "none" else goes_on, min(kept, states))
+    wanted = ReferenceEvaluator(with_condition).run(None, arrays)
+    for got, reference in zip(evaluated(model, tensors)[0](*tensors), wanted, strict=True):
+        np.testing.assert_allclose(got, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_loop_is_compiled() -> None:
+    trip = 300
+    model = long_loop([("Tanh", 0), ("Sin", 1), ("Abs", 0)], trip, 2, "constant", 1)
+    x, xs = torch.randn(3), torch.randn(trip, 3)
+    wanted = ReferenceEvaluator(model).run(None, {"x": x.numpy(), "xs": xs.numpy()})
+    for got, reference in zip(tilewright.compile(model, (x, xs), "native")(x, xs), wanted, strict=True):
+        np.testing.assert_allclose(got, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_long_loops_whose_iterations_differ_are_unrolled() -> None:
+    """A state that grows, and a condition and a branch that the iteration's number decides."""
+    x = np.random.default_rng(0).standard_normal((1, 5), np.float32)
+    tensor = torch.from_numpy(x)
+    graph = import_onnx(loop(100), [tensor]).graph
+    assert "scan" not in {node.operator for node in graph.nodes}
+    branches = {
+        "then_branch": helper.make_graph([helper.make_node("Add", ["s", "v"], ["a"])], "then", [], [info("a", [4])]),
+        "else_branch": helper.make_graph([helper.make_node("Sub", ["s", "v"], ["b"])], "else", [], [info("b", [4])]),
+    }
+    body = helper.make_graph(
+        [helper.make_node("Less", ["i", "ten"], ["early"]), helper.make_node("If", ["early"], ["new"], **branches), helper.make_node("Identity", ["c"], ["on"])],
+        "body", [info("i", [], 7), info("c", [], 9), info("s", [4])], [info("on", [], 9), info("new", [4])],
+    )  # fmt: skip
+    node = helper.make_node("Loop", ["m", "", "x"], ["y"], body=body)
+    constants = {"m": np.array(60, np.int64), "ten": np.array(10, np.int64)}
+    model = model_of([node], [info("x", [4]), info("v", [4])], [info("y", [4])], **constants)
+    inputs = torch.randn(4), torch.randn(4)
+    assert "scan" not in {node.operator for node in import_onnx(model, inputs).graph.nodes}
+    (got,) = evaluated(model, inputs)[0](*inputs)
+    torch.testing.assert_close(torch.as_tensor(got), inputs[0] - 40 * inputs[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_loop_within_a_long_loop() -> None:
+    """The inner one is unrolled within the outer one's body."""
+    inner = helper.make_graph(
+        [helper.make_node("Mul", ["t", "half"], ["u"]), helper.make_node("Add", ["u", "v"], ["q"]), helper.make_node("Identity", ["d"], ["go"])],
+        "inner", [info("j", [], 7), info("d", [], 9), info("t", [4])], [info("go", [], 9), info("q", [4])],
+    )  # fmt: skip
+    body = helper.make_graph(
+        [helper.make_node("Loop", ["m", "", "s"], ["r"], body=inner), helper.make_node("Tanh", ["r"], ["new"]), helper.make_node("Identity", ["c"], ["on"])],
+        "body", [info("i", [], 7), info("c", [], 9), info("s", [4])], [info("on", [], 9), info("new", [4])],
+    )  # fmt: skip
+    node = helper.make_node("Loop", ["m", "", "x"], ["y"], body=body)
+    count, half = np.array(50, np.int64), np.array(0.5, np.float32)
+    model = model_of([node], [info("x", [4]), info("v", [4])], [info("y", [4])], m=count, half=half)
+    inputs = torch.randn(4), torch.randn(4) * 0.1
+    assert [node.operator for node in import_onnx(model, inputs).graph.nodes].count("scan") == 1
+    wanted = inputs[0]
+    for _ in range(50):
+        for _ in range(50):
+            wanted = wanted / 2 + inputs[1]
+        wanted = wanted.tanh()
+    (got,) = evaluated(model, inputs)[0](*inputs)
+    torch.testing.assert_close(torch.as_tensor(got), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_number_of_iterations_may_be_an_input() -> None:

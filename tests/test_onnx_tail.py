@@ -336,11 +336,11 @@ def test_random_loops(most: int, limit: float, endless: bool, seed: int) -> None
 
 
 def repeated_product(times: int, inner: int = 0) -> Any:
-    """`times` iterations of v' = v w + x, or of `inner` such ones, and the sum of each v."""
+    """`times` iterations of v' = v w + x, or of `inner` such ones, and the sum of each v. The iteration's number decides whether it goes on."""
     step = [helper.make_node("Mul", ["v", "w"], ["p"]), helper.make_node("Add", ["p", "x"], ["q"])]
     within = body_of([*step, helper.make_node("Identity", ["go"], ["on"])], {"v": "float"}, {"on": "bool", "q": "float"})
     nodes = step if not inner else [helper.make_node("Loop", ["inner", "", "v"], ["q"], body=within)]
-    nodes = [*nodes, helper.make_node("ReduceSum", ["q"], ["sum"], keepdims=0), helper.make_node("Identity", ["go"], ["on"])]
+    nodes = [*nodes, helper.make_node("ReduceSum", ["q"], ["sum"], keepdims=0), helper.make_node("Less", ["k", "times"], ["on"])]
     body = body_of(nodes, {"v": "float"}, {"on": "bool", "q": "float", "sum": "float"})
     short = helper.make_node("Loop", ["two", "", "t"], ["short"], body=within)
     nodes = [helper.make_node("Loop", ["times", "", "x"], ["last", "sums"], body=body, name="long"), helper.make_node("Tanh", ["x"], ["t"]), short]

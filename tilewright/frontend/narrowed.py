@@ -10,7 +10,7 @@ import torch
 
 from tilewright.errors import InvalidInput, UnsupportedOption
 from tilewright.frontend.imported import Imported
-from tilewright.frontend.sized import DeclaredModel, Key, named_sizes
+from tilewright.frontend.sized import DeclaredModel, Key, check_bounds, named_sizes
 from tilewright.frontend.symbolic import NUMBER
 
 
@@ -44,6 +44,9 @@ class NarrowedModel:
     def dimensions(self) -> tuple[int, ...]:
         return tuple(self._model.dimensions[size.positions[0]] for size in self._free)
 
+    def sizes(self, key: Key) -> dict[str, int]:
+        return dict(zip(self.names, key, strict=True))
+
     def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self._model.example(self._whole(key))
 
@@ -71,9 +74,7 @@ class NarrowedModel:
 
     def check_sizes(self, key: Key) -> None:
         for size, number in zip(self._free, key, strict=True):
-            if number < size.least or (size.most is not None and number > size.most):
-                upper = " and more" if size.most is None else f" to {size.most}"
-                raise InvalidInput(f"{size.name} is {number}, and `dynamic` gives {size.least}{upper}", "change its bounds")
+            check_bounds(size.name, number, size.least, size.most)
         self._model.check_sizes(self._whole(key))
 
     def is_special(self, key: Key) -> bool:

@@ -1,5 +1,5 @@
-"""ONNX's control flow: `If` over a known condition takes a branch, `Loop` with a known number of iterations is unrolled, `Scan` becomes a loop over a
-body graph.
+"""ONNX's control flow: `If` over a known condition takes a branch; `Loop` with a known number of iterations is unrolled, or becomes a loop over a
+body graph if it is long and all iterations are alike; `Scan` becomes such a loop.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import onnx
@@ -27,6 +27,12 @@ unsupported nodes."""
 
 _MOST_RUN = 10_000_000
 """Nodes of all iterations of a loop that ONNX's runtimes are given, which takes them seconds: more are a damaged file."""
+_MOST_UNROLLED = 128
+"""Nodes of all iterations of a loop that is unrolled without trying whether all are alike. Those of few nodes gain by it: indices are known."""
+_MOST_KEPT = 1 << 26
+"""Elements of all iterations' states, which a loop over a body graph stores."""
+
+Made = TypeVar("Made")
 
 
 class Reader(Protocol):
@@ -34,6 +40,9 @@ class Reader(Protocol):
 
     builder: GraphBuilder
 
+    @property
+    def in_body(self) -> bool: ...
+    def attempted(self, make: Callable[[], Made]) -> Made | None: ...
     def results_of(self, graph: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int) -> list[Any]: ...
     def inside(self, builder: GraphBuilder, origins: Mapping[str, Value]) -> Reader: ...
     def materialise(self, array: np.ndarray) -> Value: ...
@@ -50,7 +59,7 @@ def control(
     if node.op_type == "If":
         return _branch(reader, operands[0], bodies, environment, opsets, depth)
     if node.op_type == "Loop":
-        return _unrolled(reader, operands, bodies["body"], environment, opsets, depth)
+        return _loop(reader, operands, bodies["body"], environment, opsets, depth)
     return _scan(reader, node, operands, bodies["body"], environment, opsets, depth)
 
 
@@ -76,11 +85,48 @@ def _known(operand: Any, what: str, specialise: Callable[[Value, str], Unsupport
     return operand
 
 
-def _unrolled(
+def _loop(
     reader: Reader, operands: Sequence[Any], body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
 ) -> Sequence[Any]:
-    """Every iteration's nodes one after another. States may change their shapes, and the number of iterations may depend on known states."""
+    """A loop over a body graph if that may be, or else every iteration's nodes."""
     most = None if operands[0] is None else max(int(_known(operands[0], "its number of iterations", reader.specialise).reshape(-1)[0]), 0)
+    nodes = max(len(body.node), 1)
+    if most is not None and _MOST_UNROLLED < most * nodes <= _MOST_RUN and not reader.in_body:
+        repeated = reader.attempted(lambda: _repeated(reader, operands, most, body, environment, opsets, depth))
+        if repeated is not None:
+            return repeated
+    return _unrolled(reader, operands, most, body, environment, opsets, depth)
+
+
+def _repeated(
+    reader: Reader, operands: Sequence[Any], most: int, body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
+) -> Sequence[Any]:
+    """A loop over a graph of one iteration, to which its number is data. Raises Unsupported if the condition may change, or an iteration depends on
+    its number or on the states in more than what it computes."""
+    if operands[1] is not None and not (isinstance(operands[1], np.ndarray) and operands[1].all()):
+        raise Unsupported("a loop whose condition is not known to hold")
+    number, condition, *infos = body.input
+    states = _values(reader, operands[2:])
+    if most * sum(state.elements for state in states) > _MOST_KEPT:
+        raise Unsupported("a loop with large states of many iterations")
+    numbers = reader.materialise(np.arange(most, dtype=np.int64))
+    reader.count_inlined(max(len(body.node), 1), finite=True)
+    around: Environment = ChainMap({condition.name: np.array(True)}, environment)
+    graph, outer = _body(reader, body, [*infos, number], states, [numbers], around, opsets, depth, conditional=True)
+    return _iterated(reader, graph, states, [numbers], outer)
+
+
+def _values(reader: Reader, operands: Sequence[Any]) -> list[Value]:
+    values = [reader.materialise(operand) if isinstance(operand, np.ndarray) else operand for operand in operands]
+    if not all(isinstance(value, Value) for value in values):
+        raise Unsupported("a loop over what is no tensor")
+    return values
+
+
+def _unrolled(
+    reader: Reader, operands: Sequence[Any], most: int | None, body: onnx.GraphProto, environment: Environment, opsets: Mapping[str, int], depth: int
+) -> Sequence[Any]:
+    """Every iteration's nodes one after another. States may change their shapes, and the number of iterations may depend on known states."""
     condition = np.array(True) if operands[1] is None else operands[1]
     states, count = list(operands[2:]), len(operands) - 2
     stacked: list[list[Any]] = [[] for _ in body.output[1 + count :]]
@@ -181,14 +227,8 @@ def _scan(
     length = sequences[0].shape[0]
     if not length or any(x.shape[0] != length for x in sequences):
         raise Unsupported("a scan over sequences of different lengths, or of none")
-    graph, outer = _body(reader, body, states, sequences, environment, opsets, depth)
-    types = [_type(graph, name) for name in graph.outputs]
-    for state, (shape, dtype) in zip(states, types, strict=False):
-        if (state.shape, state.dtype) != (shape, dtype):
-            raise Unsupported("a scan whose state changes its shape or type")
-    types[count:] = [((length, *shape), dtype) for shape, dtype in types[count:]]
-    recipe = {"body": graph, "states": count, "sequences": scanned, "length": length, "reverse": (False,) * (scanned + results)}
-    made = list(g.structural("scan", [*states, *sequences, *outer], types, recipe))
+    graph, outer = _body(reader, body, body.input, states, sequences, environment, opsets, depth)
+    made = _iterated(reader, graph, states, sequences, outer)
     axes, turned = (list(attributes.get(name) or [0] * results) for name in ("scan_output_axes", "scan_output_directions"))
     for k, (axis, backwards) in enumerate(zip(axes, turned, strict=True)):
         y = made[count + k]
@@ -199,6 +239,19 @@ def _scan(
     return made
 
 
+def _iterated(reader: Reader, graph: Graph, states: Sequence[Value], sequences: Sequence[Value], outer: Sequence[Value]) -> list[Value]:
+    """The last states and the stacked results of a loop over a body graph. Raises Unsupported if a state changes its shape or type."""
+    length, count = sequences[0].shape[0], len(states)
+    types = [_type(graph, name) for name in graph.outputs]
+    for state, (shape, dtype) in zip(states, types, strict=False):
+        if (state.shape, state.dtype) != (shape, dtype):
+            raise Unsupported("a scan whose state changes its shape or type")
+    types[count:] = [((length, *shape), dtype) for shape, dtype in types[count:]]
+    turned = (False,) * (len(sequences) + len(types) - count)
+    recipe = {"body": graph, "states": count, "sequences": len(sequences), "length": length, "reverse": turned}
+    return list(reader.builder.structural("scan", [*states, *sequences, *outer], types, recipe))
+
+
 def _type(graph: Graph, name: str) -> tuple[tuple[int, ...], str]:
     return graph.values[name].shape, graph.values[name].dtype
 
@@ -206,22 +259,30 @@ def _type(graph: Graph, name: str) -> tuple[tuple[int, ...], str]:
 def _body(
     reader: Reader,
     body: onnx.GraphProto,
+    inputs: Sequence[onnx.ValueInfoProto],
     states: Sequence[Value],
     sequences: Sequence[Value],
     environment: Environment,
     opsets: Mapping[str, int],
     depth: int,
+    conditional: bool = False,
 ) -> tuple[Graph, list[Value]]:
-    """The graph of one iteration, with inputs (states, slices of the sequences, values from around), and those values."""
+    """The graph of one iteration, with inputs (states, slices of the sequences, values from around), and those values. `inputs` are those of the body
+    in this order. `conditional`: its first result says whether the loop goes on, and has to be known to say so."""
     b = GraphBuilder()
     own: dict[str, Any] = {"": None}
-    for info, x in zip(body.input, (*states, *sequences), strict=True):
+    for info, x in zip(inputs, (*states, *sequences), strict=True):
         shape = x.shape if len(own) <= len(states) else x.shape[1:]
         own[info.name] = b.input(info.name, shape, x.dtype)
     names = _Captured(own, environment, b)
     inside = reader.inside(b, MappingProxyType(names.outer))
+    results = inside.results_of(body, names, opsets, depth)
+    if conditional:
+        condition, *results = results
+        if not isinstance(condition, np.ndarray) or not condition.all():
+            raise Unsupported("a loop whose condition changes")
     outputs: list[Value] = []
-    for result in inside.results_of(body, names, opsets, depth):
+    for result in results:
         if not isinstance(result, (np.ndarray, Value)):
             raise Unsupported("a scan over a node that is not supported")
         value = inside.materialise(result) if isinstance(result, np.ndarray) else result

@@ -8,12 +8,12 @@ that ONNX, or the model itself, defines by a function is replaced by that functi
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -94,6 +94,9 @@ def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[A
                 return imported
             specialised |= importer.wanted
         raise UnsupportedOperator("its shapes depend on the values of too many inputs", "make them constants of the model")
+
+
+Made = TypeVar("Made")
 
 
 class _Missing:
@@ -445,6 +448,25 @@ class _Importer:
         body.builder, body.arrays, body.parameters = builder, {}, []
         body.origins, body.around, body.tail = {}, (self, outer), None
         return body
+
+    @property
+    def in_body(self) -> bool:
+        """Whether this is the importer of a body that becomes a graph of its own."""
+        return self.around is not None
+
+    def attempted(self, make: Callable[[], Made]) -> Made | None:
+        """What `make` returns; None if what it reads is not all supported, or only with more inputs specialised, and then nothing is read."""
+        wanted, before, marks, inlined = frozenset(self.wanted), len(self.unsupported), len(self.builder.nodes), self.inlined.nodes
+        try:
+            made = make()
+            if len(self.unsupported) == before and self.wanted == wanted:
+                return made
+        except Unsupported:
+            pass
+        del self.unsupported[before:], self.builder.nodes[marks:]
+        self.wanted &= wanted
+        self.inlined.nodes = inlined
+        return None
 
     def count_inlined(self, nodes: int, finite: bool) -> None:
         """Counts the nodes of a function's body or of iterations. If they are too many, raises Unsupported within control flow that is `finite`, so

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +34,10 @@ class SizedModel(Protocol):
         """For each free size the first dimension of an input that has it, or `NUMBER`."""
         ...
 
+    def sizes(self, key: Key) -> dict[str, int]:
+        """A key in words: numbers by the names of sizes."""
+        ...
+
     def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Uninitialised inputs, (positional, keywords), of these sizes."""
         ...
@@ -49,7 +55,7 @@ class SizedModel(Protocol):
         ...
 
     def is_special(self, key: Key) -> bool:
-        """Whether the model is another one for these sizes, because some are 0 or 1."""
+        """Whether the model may be another one for these sizes, because some are 0 or 1, or a relation is not that of other sizes."""
         ...
 
     def is_affine(self, position: int) -> bool:
@@ -57,7 +63,7 @@ class SizedModel(Protocol):
         ...
 
     def bind(self, key: Key) -> Imported:
-        """The model for these sizes, which were checked."""
+        """The model for these sizes, which were checked. Raises InvalidInput if this shows that it does not allow them."""
         ...
 
 
@@ -75,10 +81,23 @@ SMALL = 8
 """Smaller sizes may be special: half of 2 is 1, and 3 entries are all of a slice of 4. An example is exported with SMALL times as many entries."""
 
 
+Place = tuple[int, int]
+"""A leaf of (inputs, keywords), and a dimension of it or `NUMBER`."""
+
+KNOWN = 4096
+"""Keys of which it is kept what sizes follow from them."""
+
+
+def _without_small(size: int) -> int:
+    return SMALL * max(size, 1) if size < SMALL else size
+
+
 class ModuleModel:
     """A module, exported once with symbolic sizes, if possible for an example without small sizes. An export takes a size of 0 or 1 for a constant,
-    because broadcasting and squeezing depend on it, and requires each condition on sizes to be what it is for the example: the module is exported
-    once more for each set of small sizes for which the export does not hold.
+    because broadcasting and squeezing depend on it, and requires each relation of sizes to be what it is for the example: a multiple, two that are
+    equal, the side of a branch. For sizes for which it does not hold, the module is exported once more, with these as the example.
+
+    A key has the free sizes of the first export, and where the others that may differ do not follow from these as in that export, also the others.
 
     Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
 
@@ -94,7 +113,14 @@ class ModuleModel:
         self._casts = autocast_types()
         free, self._names = free_sizes(module, *arguments, dynamic)
         self._free, self._base = self._general(arguments, free)
-        self._special: dict[frozenset[tuple[int, int]], SymbolicProgram] = {}
+        hints = {(leaf, dim): hint for leaf, dims in self._free.items() for dim, hint in _by_dimension(dims)}
+        self._bounds = {place: hint for place, hint in hints.items() if isinstance(hint, torch.export.Dim)}
+        common = {name for name, count in Counter(self._names.values()).items() if count > 1}
+        promised = {place for place in hints if self._names.get(place) in common or hasattr(hints[place], "root")}
+        self._others = tuple(sorted(hints.keys() - promised - {(size.leaf, size.dim) for size in self._base.free}))
+        self._following = lru_cache(maxsize=KNOWN)(lambda key: self._base.numbers(self._others, key))
+        self._exports: list[SymbolicProgram] = []
+        """Those for sizes for which the first one does not hold."""
 
     def _general(self, arguments: Any, free: Mapping[int, Any]) -> tuple[Mapping[int, Any], SymbolicProgram]:
         """What is free, and the module exported with an example without small sizes if as many of its sizes are free for that as for the given one.
@@ -121,10 +147,18 @@ class ModuleModel:
                 continue
             if all(dim in program.symbolic(leaf) for leaf, dim in places):
                 return wider, program
-        return free, given or self._exported(arguments, free)
+        try:
+            return free, given or self._exported(arguments, free)
+        except InvalidModel as error:
+            try:  # the model may have a branch for the sizes of this example alone
+                return free, self._exported(arguments, free, asked, lambda size: size + 1)
+            except InvalidModel:
+                raise error from None
 
-    def _exported(self, arguments: Any, free: Mapping[int, Any], places: frozenset[tuple[int, int]] = frozenset()) -> SymbolicProgram:
-        program = exported(self._module, *_enlarged(arguments, free, places), free, self._casts)
+    def _exported(
+        self, arguments: Any, free: Mapping[int, Any], places: Set[Place] = frozenset(), enlarged: Callable[[int], int] = _without_small
+    ) -> SymbolicProgram:
+        program = exported(self._module, *_enlarged(arguments, free, places, enlarged), free, self._casts)
         return SymbolicProgram(program, tensors_of(self._module), self._names, small=False)
 
     @property
@@ -135,45 +169,70 @@ class ModuleModel:
     def dimensions(self) -> tuple[int, ...]:
         return self._base.dimensions
 
+    def sizes(self, key: Key) -> dict[str, int]:
+        others = zip(map(self._base.place, self._others), key[len(self._base.free) :], strict=False)
+        return {**self._base.sizes(key[: len(self._base.free)]), **dict(others)}
+
     def example(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._base.example(key)
+        count = len(self._base.free)
+        return self._base.example(key[:count], dict(zip(self._others, key[count:], strict=False)))
 
     def key(self, leaves: Sequence[Any]) -> Key:
-        return self._base.key(leaves)
+        key = self._base.key(leaves)
+        if not self._others:
+            return key
+        found = (_number(leaves[leaf], dim) for leaf, dim in self._others)
+        others = tuple(number for number in found if number is not None)
+        return key if len(others) < len(self._others) or others == self._following(key) else (*key, *others)
 
     def check(self, leaves: Sequence[Any]) -> None:
-        if not self._small(self._base.key(leaves)):
+        key = self.key(leaves)
+        self.check_sizes(key)
+        if not self.is_special(key):
             self._base.check(leaves)
 
     def check_sizes(self, key: Key) -> None:
-        if not self._small(key):
-            self._base.check_sizes(key)
+        for size, number in zip(self._base.free, key, strict=False):
+            hint = self._bounds.get((size.leaf, size.dim))
+            if hint is not None:
+                check_bounds(size.name, number, hint.min if hint.min > 2 else 0, hint.max)
+        self._base.check_names(key[: len(self._base.free)])
 
     def is_special(self, key: Key) -> bool:
-        return bool(self._small(key))
+        return len(key) > len(self._base.free) or not self._base.holds(key)
 
     def is_affine(self, position: int) -> bool:
         return self._base.is_affine(position)
 
     def bind(self, key: Key) -> Imported:
-        small = self._small(key)
-        if not small:
+        if not self.is_special(key):
             return self._base.bind(key)
-        inputs, keywords = self._base.example(key)
-        family = frozenset((i, key[i]) for i in small)
-        if family not in self._special:
-            self._special[family] = self._exported_again(inputs, keywords, {(self._base.free[i].leaf, self._base.free[i].dim) for i in small})
-        program = self._special[family]
+        inputs, keywords = self.example(key)
         leaves = pytree.tree_leaves((inputs, keywords))
-        program.check(leaves)
-        return program.bind(program.key(leaves))
+        for program in self._exports:
+            if _allows(program, leaves):
+                return program.bind(program.key(leaves))
+        everything = [(leaf, dim) for leaf, dims in self._free.items() for dim, _ in _by_dimension(dims)]
+        for places in (self._small(key), everything):
+            try:
+                program = self._exported_again(inputs, keywords, set(places))
+                program.check(leaves)
+            except (InvalidModel, InvalidInput) as error:
+                why = error
+                continue
+            self._exports.append(program)
+            return program.bind(program.key(leaves))
+        sizes = ", ".join(f"{name} = {size}" for name, size in self.sizes(key).items())
+        raise InvalidInput(f"the model cannot be exported for {sizes}: {why.cause}", why.remedy) from why
 
-    def _small(self, key: Key) -> list[int]:
-        """The free sizes for which the export does not hold, because they are small or make a size that is computed of them 0 or 1."""
-        small = [i for i, (size, number) in enumerate(zip(self._base.free, key, strict=True)) if number < min(size.least, 2)]
-        return small or sorted(self._base.specialised(key, SMALL))
+    def _small(self, key: Key) -> list[Place]:
+        """The places of sizes for which the export does not hold, because they are small or make a size that is computed of them 0 or 1."""
+        free, numbers, others = self._base.free, key[: len(self._base.free)], key[len(self._base.free) :]
+        small = [i for i, (size, number) in enumerate(zip(free, numbers, strict=True)) if number < min(size.least, 2)]
+        found = [(free[i].leaf, free[i].dim) for i in small or sorted(self._base.specialised(numbers, SMALL))]
+        return found + [place for place, number in zip(self._others, others, strict=False) if number < 2]
 
-    def _exported_again(self, inputs: Sequence[Any], keywords: Mapping[str, Any], fixed: set[tuple[int, int]]) -> SymbolicProgram:
+    def _exported_again(self, inputs: Sequence[Any], keywords: Mapping[str, Any], fixed: Set[Place]) -> SymbolicProgram:
         leaves = pytree.tree_leaves((inputs, keywords))
         free: dict[int, Any] = {}
         for leaf, dims in self._free.items():
@@ -188,6 +247,33 @@ class ModuleModel:
         names = {place: name for place, name in self._names.items() if place not in fixed}
         tensors = tensors_of(self._module)
         return SymbolicProgram(exported(twin, inputs, keywords, free, self._casts), tensors, names, small=False, like=self._base)
+
+
+def _by_dimension(dims: Any) -> Iterable[tuple[int, Any]]:
+    """Pairs (dimension, hint) of what is free of a leaf."""
+    return dims.items() if isinstance(dims, dict) else [(NUMBER, dims)]
+
+
+def _number(value: Any, dim: int) -> int | None:
+    """The size of a leaf's dimension, or the number that it is; None if it has none."""
+    if dim == NUMBER:
+        return value if type(value) is int else None
+    return value.shape[dim] if isinstance(value, torch.Tensor) and dim < value.dim() else None
+
+
+def _allows(program: SymbolicProgram, leaves: Sequence[Any]) -> bool:
+    try:
+        program.check(leaves)
+    except InvalidInput:
+        return False
+    return True
+
+
+def check_bounds(name: str, number: int, least: int, most: int | None) -> None:
+    """Raises InvalidInput for a size beyond the bounds that `dynamic` gives."""
+    if number < least or (isinstance(most, int) and number > most):
+        upper = f" to {most}" if isinstance(most, int) else " and more"
+        raise InvalidInput(f"{name} is {number}, and `dynamic` gives {least}{upper}", "change its bounds")
 
 
 def free_sizes(
@@ -268,15 +354,15 @@ def _dimensions(entry: Any, value: Any, name: str) -> dict[int, tuple[Any, str]]
     return result
 
 
-def _enlarged(arguments: Any, free: Mapping[int, Any], places: frozenset[tuple[int, int]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs, with two entries where a free size is 0 or 1, which an export would take for a constant. Small sizes at `places` are SMALL times as
-    large instead: those that were equal still are."""
+def _enlarged(arguments: Any, free: Mapping[int, Any], places: Set[Place], enlarged: Callable[[int], int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, with two entries where a free size is 0 or 1, which an export would take for a constant. Sizes at `places` are `enlarged` instead:
+    those that were equal still are."""
     leaves, tree = pytree.tree_flatten(arguments)
     for leaf, dims in free.items():
         value = leaves[leaf]
         if isinstance(value, torch.Tensor):
             shape = [max(size, 2) if dim in dims else size for dim, size in enumerate(value.shape)]
-            shape = [SMALL * max(size, 1) if (leaf, dim) in places and size < SMALL else shape[dim] for dim, size in enumerate(value.shape)]
+            shape = [enlarged(size) if (leaf, dim) in places else shape[dim] for dim, size in enumerate(value.shape)]
             leaves[leaf] = value if list(value.shape) == shape else value.new_zeros(shape)
         else:
             leaves[leaf] = max(value, 2)
@@ -324,6 +410,9 @@ class OnnxModel:
     def dimensions(self) -> tuple[int, ...]:
         return tuple(dim for _, dim in self._sizes.values())
 
+    def sizes(self, key: Key) -> dict[str, int]:
+        return dict(zip(self._sizes, key, strict=True))
+
     @property
     def declared(self) -> Mapping[str, Mapping[int, int | None]]:
         positions = {name: position for position, name in enumerate(self._sizes)}
@@ -356,7 +445,7 @@ class OnnxModel:
         return False  # not known: computations on shapes are evaluated
 
     def _shape(self, leaf: int, key: Key) -> list[int]:
-        sizes = dict(zip(self._sizes, key, strict=True))
+        sizes = self.sizes(key)
         return [sizes[size] if isinstance(size, str) else size for size in self._shapes[leaf]]
 
     def bind(self, key: Key) -> Imported:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -23,6 +24,7 @@ from tilewright.frontend.torch_import import import_exported, import_functional
 
 NUMBER = -1
 """In place of a dimension: the input is a Python number, and the size is its value."""
+NO_OTHERS: Mapping[tuple[int, int], int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -69,29 +71,35 @@ class SymbolicProgram:
         self._names = dict(names or {})
         self._small = small
         self.free = self._free_sizes()
+        self._alike = self._names_alike()
         self._guards = self._all_guards()
 
     def _free_sizes(self) -> tuple[FreeSize, ...]:
         found: dict[sympy.Symbol, FreeSize] = {}
-        for leaf, (place, value) in enumerate(self._inputs):
+        for leaf, (_, value) in enumerate(self._inputs):
             for dim, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(NUMBER, value)]:
                 symbol = size.node.expr if is_symbolic(size) else None  # type: ignore[union-attr]
                 if isinstance(symbol, sympy.Symbol) and symbol not in found:
-                    name = self._names.get((leaf, dim)) or (place if dim == NUMBER else f"{place}.shape[{dim}]")
+                    name = self.place((leaf, dim))
                     least, most = _bounds(self.program.range_constraints.get(symbol))
                     found[symbol] = FreeSize(symbol, leaf, dim, name, 0 if self._small and least <= 2 else least, most)
         return tuple(found.values())
 
-    def _all_guards(self) -> tuple[tuple[sympy.Basic, str], ...]:
-        """What must hold of the sizes, each with its place in the model: conditions that the export met, and relations between dimensions."""
-        guards: dict[sympy.Basic, str] = {}
-        known = {size.symbol for size in self.free}
+    def _names_alike(self) -> dict[sympy.Basic, str]:
+        """That sizes of one name are equal, with the reason."""
+        alike: dict[sympy.Basic, str] = {}
         for (leaf, dim), name in self._names.items():
             first = next((size.symbol for size in self.free if size.name == name), None)
             value = self._inputs[leaf][1]
             other = value if dim == NUMBER else value.shape[dim]
             if first is not None and is_symbolic(other) and other.node.expr != first:
-                guards.setdefault(sympy.Eq(other.node.expr, first), f"both are called {name}")
+                alike.setdefault(sympy.Eq(other.node.expr, first), f"both are called {name}")
+        return alike
+
+    def _all_guards(self) -> tuple[tuple[sympy.Basic, str], ...]:
+        """What must hold of the sizes, each with its place in the model: conditions that the export met, and relations between dimensions."""
+        guards = dict(self._alike)
+        known = {size.symbol for size in self.free}
         for guard in _guards_of(self.program):
             if guard.expr.free_symbols <= known:
                 line = guard.sloc.maybe_user_loc
@@ -130,6 +138,23 @@ class SymbolicProgram:
 
         return {name: of(value) for name, value in self._inputs}
 
+    def place(self, place: tuple[int, int]) -> str:
+        """The name of a dimension (`NUMBER` for a Python number) of an input leaf."""
+        leaf, dim = place
+        name = self._inputs[leaf][0]
+        return self._names.get(place) or (name if dim == NUMBER else f"{name}.shape[{dim}]")
+
+    def sizes(self, key: Sequence[int]) -> dict[str, int]:
+        """A key in words: numbers by the names of sizes."""
+        return dict(zip(self.names, key, strict=True))
+
+    def numbers(self, places: Sequence[tuple[int, int]], key: Sequence[int]) -> tuple[bool | int | float | None, ...]:
+        """The sizes that dimensions (`NUMBER`: Python numbers) of input leaves have according to a key."""
+        sizes = self._sizes(key)
+        inputs = ((self._inputs[leaf][1], dim) for leaf, dim in places)
+        found = (value if dim == NUMBER else value.shape[dim] for value, dim in inputs)
+        return tuple(sizes.value(size.node.expr) if is_symbolic(size) else size for size in found)
+
     def key(self, leaves: Sequence[Any]) -> tuple[int, ...]:
         """The numbers of the free sizes for a call with these inputs. Raises InvalidInput if one of them has no such size."""
         if len(leaves) != len(self._inputs):
@@ -155,6 +180,8 @@ class SymbolicProgram:
         for leaf, (name, expected) in enumerate(self._inputs):
             if isinstance(expected, torch.Tensor):
                 self._check_tensor(name, expected, leaves[leaf], sizes)
+            elif type(expected) is int and leaves[leaf] != expected:
+                raise InvalidInput(f"input {name} is {leaves[leaf]!r}, and the model was exported for {expected} alone", "export it for that")
 
     def check_sizes(self, key: Sequence[int]) -> None:
         """Raises InvalidInput, which names the relation or range, if the program does not hold for these sizes."""
@@ -164,14 +191,27 @@ class SymbolicProgram:
                 raise InvalidInput(
                     f"{size.name} is {number}, and the model was exported for {size.least}{upper or ' and more'}", "export it for that"
                 )
-        for expression, place in self._violated(key):
+        self._require(key, self._guards)
+
+    def check_names(self, key: Sequence[int]) -> None:
+        """Raises InvalidInput for sizes that have one name and are not equal."""
+        self._require(key, self._alike.items())
+
+    def _require(self, key: Sequence[int], guards: Iterable[tuple[sympy.Basic, str]]) -> None:
+        for expression, place in self._violated(key, guards):
             values = ", ".join(f"{s.name} = {n}" for s, n in zip(self.free, key, strict=True) if s.symbol in expression.free_symbols)
             raise InvalidInput(f"the model requires {self._text(expression)}, and {values}{f' ({place})' if place else ''}", "pass such sizes")
 
-    def _violated(self, key: Sequence[int]) -> Iterator[tuple[sympy.Basic, str]]:
+    def _violated(self, key: Sequence[int], guards: Iterable[tuple[sympy.Basic, str]]) -> Iterator[tuple[sympy.Basic, str]]:
         """The conditions that do not hold for these sizes, each with its place in the model."""
         sizes = self._sizes(key)
-        return (guard for guard in self._guards if sizes.value(guard[0]) is False)
+        return (guard for guard in guards if sizes.value(guard[0]) is False)
+
+    def holds(self, key: Sequence[int]) -> bool:
+        """Whether the program is that for these sizes."""
+        return not any(number < s.least or (s.most is not None and number > s.most) for s, number in zip(self.free, key, strict=True)) and not any(
+            self._violated(key, self._guards)
+        )
 
     def symbolic(self, leaf: int) -> frozenset[int]:
         """The dimensions of an input that have a symbolic size."""
@@ -180,7 +220,7 @@ class SymbolicProgram:
     def specialised(self, key: Sequence[int], small: int) -> frozenset[int]:
         """The positions of sizes in expressions that the export took for neither 0 nor 1, as it does because of broadcasting, and that are for these
         sizes; and of sizes below `small` for which a condition does not hold that concerns no other size. The model may be another one for them."""
-        violated = [guard for guard, _ in self._violated(key)]
+        violated = [guard for guard, _ in self._violated(key, self._guards)]
         special = {symbol for guard in violated if isinstance(guard, sympy.Ne) and guard.rhs in (0, 1) for symbol in guard.free_symbols}
         alone = {symbol for guard in violated if len(guard.free_symbols) == 1 for symbol in guard.free_symbols}
         return frozenset(
@@ -218,17 +258,19 @@ class SymbolicProgram:
         names = {size.symbol: sympy.Symbol(size.name) for size in self.free}
         return str(PythonPrinter().doprint(expression.xreplace(names)))
 
-    def example(self, key: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Uninitialised inputs, (positional, keywords), of these sizes."""
+    def example(self, key: Sequence[int], others: Mapping[tuple[int, int], int] = NO_OTHERS) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Uninitialised inputs, (positional, keywords), of these sizes; `others` replace those of dimensions (`NUMBER`: numbers) of input leaves."""
         sizes = self._sizes(key)
 
-        def of(name: str, value: Any) -> Any:
+        def of(leaf: int, name: str, value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return torch.empty(sizes.shape(value, name), dtype=value.dtype, device=value.device)
-            return sizes.number(value, name) if is_symbolic(value) else value
+                shape = (others.get((leaf, dim), size) for dim, size in enumerate(sizes.shape(value, name)))
+                return torch.empty(tuple(shape), dtype=value.dtype, device=value.device)
+            return others.get((leaf, NUMBER), sizes.number(value, name) if is_symbolic(value) else value)
 
         assert self.program.call_spec.in_spec is not None
-        arguments, keywords = pytree.tree_unflatten([of(name, value) for name, value in self._inputs], self.program.call_spec.in_spec)
+        leaves = [of(leaf, name, value) for leaf, (name, value) in enumerate(self._inputs)]
+        arguments, keywords = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
         return tuple(arguments), keywords
 
     def _sizes(self, key: Sequence[int]) -> Sizes:

@@ -100,6 +100,7 @@ class DynamicExecutable:
         self._lock = threading.RLock()
         self._programs: OrderedDict[Served, _Program] = OrderedDict()
         self._failed: dict[Served, Exception] = {}
+        self._told: set[Served] = set()
         self._before: Key | None = None
         self._ahead: set[Served] = set()
         self._closed = False
@@ -134,9 +135,7 @@ class DynamicExecutable:
         if program is None:
             program = self._new(served, leaves)
         if program is None:
-            with self._writing, torch.no_grad():
-                assert self._eager is not None
-                return self._eager(*args, **kwargs)
+            return self._eagerly(served, args, kwargs)
         try:
             if program.frame is not None:
                 self._look_ahead(key)
@@ -147,6 +146,22 @@ class DynamicExecutable:
             raise
         finally:
             self._release(program)
+
+    def _eagerly(self, served: Served, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the module itself returns. Sizes that it does not allow either are an error of the input, which says so."""
+        assert self._eager is not None
+        error = self._failed.get(served)
+        try:
+            with self._writing, torch.no_grad():
+                result = self._eager(*args, **kwargs)
+        except Exception as refusal:
+            if isinstance(error, InvalidInput):
+                raise error from refusal
+            raise
+        if error is not None and served not in self._told:
+            self._told.add(served)
+            warn_not_compiled(f"calls with {self._described(served)} run eagerly, because they cannot be compiled: {error}")
+        return result
 
     def _served(self, key: Key) -> Served:
         """What the program for these sizes is made for."""
@@ -255,13 +270,9 @@ class DynamicExecutable:
         return several
 
     def _fail(self, key: Served, error: Exception, eager: bool) -> None:
-        with self._lock:
-            known = key in self._failed
-            self._failed[key] = error
+        self._failed[key] = error
         if not eager or isinstance(error, UnsupportedOperator):
             raise error
-        if not known:
-            warn_not_compiled(f"calls with {self._described(key)} run eagerly, because they cannot be compiled: {error}")
 
     def _keep(self, key: Served, built: Built, as_before: bool = False) -> _Program:
         """Adds a program, in the place of that for the same sizes; otherwise those used longest ago give way to it. One with the schedules of other
@@ -310,7 +321,7 @@ class DynamicExecutable:
 
     def _sizes_of(self, served: Served) -> dict[str, int | range]:
         key, rounded = served
-        sizes: dict[str, int | range] = dict(zip(self._model.names, key, strict=True))
+        sizes: dict[str, int | range] = dict(self._model.sizes(key))
         if rounded and self._ranges is not None:
             name, last = self._model.names[self._ranges.position], self._count(key)
             sizes[name] = range(self._ranges.first(last), last + 1)
