@@ -15,6 +15,7 @@ from torch import nn
 
 import tilewright
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const, Expr, Load, Var, index_const
 from tilewright.ir.kernel import Let, Statement, Store
@@ -118,7 +119,7 @@ def test_its_statements_correlate(transform: Transform) -> None:
     np.testing.assert_allclose(convolved(transform, tiles, filters), correlated(transform, tiles, filters), atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 @given(member=st.sampled_from(EVERY), channels=st.sampled_from([1, 8, 64]), seed=st.integers(0, 10_000))
 def test_errors_in_single_precision(member: Transform, channels: int, seed: int) -> None:
     """Relative to the largest result: those of Fourier transforms are below those of direct sums of many terms; all are far below the tolerance."""

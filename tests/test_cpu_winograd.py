@@ -16,6 +16,7 @@ from torch import nn
 import tilewright
 from tests.compiled import Case as ModuleCase
 from tests.compiled import check_native
+from tests.draws import draws
 from tests.gpu_cases import check, convolution_case
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
@@ -74,7 +75,7 @@ def examine(
         check(case, lower(case.problem, schedule, target))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
 def test_random_convolutions_and_schedules(**drawn: Any) -> None:
     examine(**drawn)

@@ -16,6 +16,7 @@ from torch import Tensor
 import tilewright
 from tests.attention_cases import attention_case, check_case
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.operator_cases import Applied
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
@@ -102,7 +103,7 @@ def test_results_are_pytorchs(name: str) -> None:
             check_case(case, schedule, machine(target))
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(10), suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 600), st.integers(1, 4), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(1, 64)
 )

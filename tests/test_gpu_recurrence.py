@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import tilewright
 from tests.compiled import Case, compare
+from tests.draws import draws
 from tests.runtime_programs import ProgramBuilder
 from tests.statements import without
 from tests.test_gpu_half import check as check_half
@@ -68,7 +69,7 @@ def drawn(seed: int, keep: Callable[[Any], bool] = lambda schedule: True) -> Cho
     return chosen
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(layer=layers(hidden=(3, 4, 16, 19, 40)), target=st.sampled_from([FEW, H200]), seed=st.integers(0, 10_000))
 def test_any_schedule_without_races(layer: Any, target: Machine, seed: int) -> None:
     module, x = layer
@@ -76,7 +77,7 @@ def test_any_schedule_without_races(layer: Any, target: Machine, seed: int) -> N
     assert all("in one kernel" in lowered.schedule and lowered.repeat == 1 for lowered in loops(program)) and loops(program)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(layer=layers(hidden=(16, 22, 40)), seed=st.integers(0, 10_000), cluster=st.sampled_from([1, 2, 4, 8]))
 def test_any_cluster_without_races(layer: Any, seed: int, cluster: int) -> None:
     """Blocks read states from their own shared memory only."""
