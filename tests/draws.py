@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 THOROUGH = "thorough"
-SHARE = 0.4
+SHARE = 0.3
 
 
 def draws(number: int) -> int:

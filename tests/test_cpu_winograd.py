@@ -101,6 +101,7 @@ def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
     check(case, lower(case.problem, CpuWinogradSchedule(size, 2, 2, 2, 2, 1, 8, filter_y, filter_x, fourier), AVX2))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("epilogue", [False, True])
 def test_the_output_may_be_row_major(member: tuple[int, int, int, int], epilogue: bool) -> None:

@@ -131,6 +131,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, program)
 
 
+@pytest.mark.in_turns
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("schema", [TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH], ids=lambda schema: schema.name)
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, planned(module, inputs, target, any_schedule(random, target)))
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize(
     "module, shape",

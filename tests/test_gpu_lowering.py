@@ -270,6 +270,7 @@ SCHEDULES = (
 )
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
     "schedule",

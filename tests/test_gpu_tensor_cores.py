@@ -190,6 +190,7 @@ class Epilogue(nn.Module):
         return y.float() if self.wide else y
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("schedule", [TensorCoreSchedule(32, 16, 16, 2, 1, 2), TensorCoreSchedule(32, 16, 16, 2, 1, 2, staged=1)], ids=str)

@@ -201,6 +201,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("target", [H200, machine("v100")])
 def test_gpu_kernels_are_right(always: None, name: str, target: Any) -> None:

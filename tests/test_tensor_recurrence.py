@@ -188,6 +188,7 @@ def test_worked_example() -> None:
     assert found == (263 + 742, 440, 594)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", ["h200", "a100"])
 @pytest.mark.parametrize(("kind", "hidden", "batch", "dtype"), [
     ("LSTM", 512, 64, torch.float16), ("LSTM", 1024, 64, torch.bfloat16), ("GRU", 800, 64, torch.float16), ("LSTM", 512, 64, torch.float32),

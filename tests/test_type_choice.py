@@ -214,6 +214,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
+@pytest.mark.in_turns
 @EACH
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_accurate_and_predicted_no_slower(name: str, precision: str) -> None:
