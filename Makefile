@@ -22,7 +22,7 @@ help:
 	@echo "make demo       train a small network on handwritten digits, compile it, compare with PyTorch; then ResNet-18"
 	@echo "make test       the test suite without the slow tests (WORKERS=$(WORKERS) processes)"
 	@echo "make test-as    those tests that run code of this CPU, as if it were another (AS=$(AS))"
-	@echo "make test-slow  the slow tests"
+	@echo "make test-slow  the slow tests, and those with random cases with all of them"
 	@echo "make replay BASE=COMMIT   what this tree chooses and prints otherwise than that commit, as text"
 	@echo "make lint types wheel clean"
 
@@ -54,7 +54,7 @@ test-as: venv
 	TILEWRIGHT_NATIVE=$(AS) $(PYTEST) -m "not slow and not gpu" $(NATIVE_TESTS)
 
 test-slow: venv
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) --hypothesis-profile=thorough -m "(slow or hypothesis) and not gpu"
 
 BASE ?= HEAD
 replay: venv

@@ -10,8 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
+from tests.draws import THOROUGH, left_for_later
 from tilewright.runtime.builds import wait_for_all
+
+settings.register_profile(THOROUGH)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +60,10 @@ def by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.selection.learned.cpu.SHARE_ELSEWHERE", 0.0)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in left_for_later([item for item in items if item.get_closest_marker("in_turns") is not None]):
+        item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tilewright.analysis.cpu import loops_execution
 from tilewright.analysis.cpu.assembly import disassembled, instruction_of, parse
 from tilewright.analysis.cpu.assembly_aarch64 import decode as decode_aarch64
@@ -141,7 +142,7 @@ void kernel(void *const *arguments, const int64_t *scalars) {
 
 
 @pytest.mark.parametrize("target", ["x86-avx2", "neoverse-n1"])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=draws(8), deadline=None, derandomize=True)
 @example(4, 1, "0", 2, -2, "i", "i")  # a guard that the compiler derives from the carry flag
 @example(3, 1, "i", 2, -2, "i", "i")
 @given(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bench.cache_misses import build_driver, count_misses
 from bench.layers import layer
 from bench.tuna_misses import tuna_misses
+from tests.draws import draws
 from tilewright.analysis.cpu.caches import LevelMisses, cache_misses, misses_of_levels
 from tilewright.analysis.cpu.footprints import Strided, distinct_lines, line_intervals, lines_by_set, strided
 from tilewright.analysis.cpu.loop_tree import LoopTree, loop_tree
@@ -298,7 +299,7 @@ def test_accesses_that_are_not_affine_touch_at_most_their_buffer(named: bool) ->
     extents=st.tuples(st.integers(1, 6), st.integers(1, 20), st.integers(1, 40), st.integers(1, 40), st.integers(1, 2), st.integers(1, 8)),
     ways=st.sampled_from([0, 4, 8]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 def test_more_capacity_never_misses_more_and_none_less_than_the_footprint(extents: tuple[int, int, int, int, int, int], ways: int) -> None:
     tree = loop_tree(convolution(*extents))
     totals = []

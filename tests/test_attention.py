@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.attention_cases import attention_case, check_case, regions_of
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.operator_cases import Applied
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.compile import read
@@ -141,7 +142,7 @@ def test_compiled_results_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     check_native([Case(name, Applied(CASES[name][0]), CASES[name][1], fixed=True) for name in names])
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(8), suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 70), st.integers(1, 24), st.integers(2, 24), st.sampled_from([1, 2, 3]), st.booleans()
 )

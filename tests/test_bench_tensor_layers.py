@@ -17,6 +17,7 @@ from tilewright.tuning import serialisation
 H200 = machine("h200")
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
 @pytest.mark.parametrize("name, batch", [("R12", 1), ("R1", 64), ("Y0", 1)])
 def test_layers_have_candidates_of_each_schema(name: str, batch: int, precision: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.draws import draws
 from tests.gpu_cases import Case, convolution_case, matmul_case, offsets
 from tests.operator_cases import samples
 from tilewright.analysis.cpu.assembly import Instruction
@@ -184,7 +185,7 @@ CONVOLUTIONS = dict(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(threads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 1000), drawn=st.fixed_dictionaries(CONVOLUTIONS))
 def test_random_convolutions_and_schedules(threads: int, seed: int, drawn: dict[str, Any]) -> None:
     least = max(drawn["filter_size"] - 2 * drawn["padding"], 1)
@@ -192,7 +193,7 @@ def test_random_convolutions_and_schedules(threads: int, seed: int, drawn: dict[
     examine(convolution(**{**drawn, "size": size}, seed=seed), threads, seed)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     batch=st.sampled_from([(), (2,), (2, 3)]),
     m=st.integers(1, 40),

@@ -20,6 +20,7 @@ from torch import nn
 import tilewright
 from tests.batches import check
 from tests.compiled import Case, compare, poison
+from tests.draws import draws
 from tests.interpreted import check_interpreted, run_program
 from tests.sample_artifacts import rewrite_manifest
 from tests.test_chains import X86, conv, graph_of, no_bound
@@ -284,7 +285,7 @@ random_layers = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=draws(12), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
 @given(random_layers, st.lists(st.integers(0, 4), max_size=1), st.integers(1, 2), st.integers(4, 13), st.integers(5, 9), st.integers(0, 2**31))
 def test_random_branches(layers: Any, results: Any, batch: int, height: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)

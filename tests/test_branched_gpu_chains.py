@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.compiled import Case
+from tests.draws import draws
 from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import check_interpreted, run_program
 from tests.test_branched_chains import CASES, Drawn, Fans, branched, depthwise, random_layers
@@ -69,7 +70,7 @@ NO_TILES = ("a concatenation and its part", "a halo beside the padding of a maxi
 def test_tiles_compute_what_separate_kernels_do(name: str) -> None:
     module, shape = CASES[name]
     found = []
-    for seed in range(3):
+    for seed in range(draws(3)):
         torch.manual_seed(seed)
         with some_tiles(seed, 1.0 if seed else 0.7) as taken:
             check_interpreted([Case(name, module, (torch.randn(shape),))], machine(H200))
@@ -91,7 +92,7 @@ def test_values_of_16_bits_are_stored_as_they_are() -> None:
     assert (torch.from_numpy(results[output]).double() - expected).abs().max() < 2e-3 * expected.abs().max()
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=draws(6), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
 @given(random_layers, st.lists(st.integers(0, 4), max_size=1), st.integers(1, 2), st.integers(4, 12), st.integers(4, 9), st.integers(0, 2**31))
 def test_random_branches(layers: Any, results: Any, batch: int, height: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)

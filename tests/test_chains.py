@@ -19,6 +19,7 @@ from torch import nn
 
 import tilewright
 from tests.compiled import Case
+from tests.draws import draws
 from tests.interpreted import check_interpreted, run_program
 from tests.stand_ins import merges_of
 from tilewright.frontend.torch_import import import_module
@@ -145,6 +146,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_strips_compute_what_separate_kernels_do(name: str, threads: int) -> None:
@@ -202,7 +204,7 @@ def random_chain(found: list[Any], images: tuple[int, int, int]) -> Case | None:
         return None
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=draws(8), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
 @given(random_layers, st.integers(1, 3), st.integers(7, 16), st.integers(5, 12), st.integers(1, 9), st.integers(1, 3), st.integers(0, 2**31))
 def test_random_chains(found: list[Any], batch: int, height: int, width: int, rows: int, threads: int, seed: int) -> None:
     torch.manual_seed(seed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tilewright
+from tests.draws import draws
 from tilewright.errors import NotCompiled
 from tilewright.models import random_tensor
 
@@ -59,7 +60,7 @@ def close(got: Any, want: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=draws(5), deadline=None)
 @given(batch=st.integers(1, 3), rows=st.integers(2, 7), columns=st.sampled_from([2, 4, 6, 10]))
 def test_a_spectrum(batch: int, rows: int, columns: int) -> None:
     module, x = Spectrum(rows, columns), torch.randn(batch, rows, columns)

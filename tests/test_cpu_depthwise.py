@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilewright
 from bench.instruction_counts import compiled, executed
 from tests.compiled import without_chains
+from tests.draws import draws
 from tests.gpu_cases import check
 from tilewright.analysis.cpu.caches import cache_misses
 from tilewright.hardware import machine
@@ -77,7 +78,7 @@ def examine(target: Any, vectors: Any, size: Any, filter_size: int, stride: int,
     check(case, lower(case.problem, schedule_of(target.vector_lanes(), **row(candidates, position)), target))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
 def test_random_shapes_and_schedules(**drawn: Any) -> None:
     examine(**drawn)

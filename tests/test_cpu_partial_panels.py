@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tests.gpu_cases import check, convolution_case
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Store, statements
@@ -18,7 +19,7 @@ from tilewright.kernels.registry import lower
 TARGETS = tuple(machine(name) for name in ("neoverse-n1", "x86-avx2", "x86-avx512"))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     target=st.sampled_from(TARGETS),
     outputs=st.integers(1, 70),

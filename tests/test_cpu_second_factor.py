@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tests.gpu_cases import Case, check, matmul_case
 from tilewright.hardware import machine
 from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT
@@ -25,7 +26,7 @@ def product(**options: Any) -> Case:
     return Case(problem.region, problem.layouts, problem.values, inputs, case.expected, problem.constants)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     target=st.sampled_from(["neoverse-n1", "x86-avx2"]),
     batch=st.sampled_from([(), (2,), (2, 3)]),

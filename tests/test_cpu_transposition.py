@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tests.gpu_cases import Case, check, convolution_case, double, make_case, random, relu, tensor
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
@@ -29,7 +30,7 @@ def interleavings(lowered: Lowered) -> int:
     return sum("zip_low" in str(value) for kernel in lowered.kernels for value in expressions(kernel.body))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     target=st.sampled_from([NEON, AVX2, AVX512]),
     batch=st.sampled_from([1, 2]),

@@ -16,6 +16,7 @@ from torch import nn
 import tilewright
 from tests.compiled import Case as ModuleCase
 from tests.compiled import check_native
+from tests.draws import draws
 from tests.gpu_cases import check, convolution_case
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
@@ -74,7 +75,7 @@ def examine(
         check(case, lower(case.problem, schedule, target))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
 def test_random_convolutions_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
@@ -100,6 +101,7 @@ def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
     check(case, lower(case.problem, CpuWinogradSchedule(size, 2, 2, 2, 2, 1, 8, filter_y, filter_x, fourier), AVX2))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("epilogue", [False, True])
 def test_the_output_may_be_row_major(member: tuple[int, int, int, int], epilogue: bool) -> None:

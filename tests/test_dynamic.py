@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.draws import draws
 from tilewright.errors import ExecutableClosed, InvalidInput, InvalidModel, NotCompiled, TilewrightError, UnsupportedOperator, UnsupportedOption
 from tilewright.frontend.symbolic import SymbolicProgram
 from tilewright.frontend.torch_export import exported, tensors_of
@@ -59,7 +60,7 @@ def attention() -> tuple[Attention, DynamicExecutable]:
     return module, tilewright.compile(module, (torch.randn(2, 5, 16), torch.randn(5, 5)), dynamic=dynamic, wait=True, programs=4)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(12), deadline=None)
 @given(batch=st.integers(1, 5), length=st.integers(2, 9))
 def test_every_size_is_right(attention: tuple[Attention, DynamicExecutable], batch: int, length: int) -> None:
     module, executable = attention

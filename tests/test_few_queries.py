@@ -16,6 +16,7 @@ from torch import Tensor
 import tilewright
 from tests.attention_cases import attention_case, check_case
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.operator_cases import Applied
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
@@ -84,25 +85,25 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_pytorchs(name: str) -> None:
+def test_results_are_pytorchs(name: str, target: str) -> None:
     """In one part and in several, with vectors of three lengths, in the interpreter."""
     function, inputs = CASES[name]
     case = attention_case(function, inputs)
-    for target in TARGETS:
-        form = form_of(FEW_QUERIES, case.problem, machine(target))
-        assert not isinstance(form, Unsuitable), str(form)
-        space, _ = few_queries_space(form.facts, machine(target), THREADS)
-        schedules = [
-            FewQueriesSchedule(int(keys), int(parts), machine(target).vector_lanes())
-            for keys, parts in zip(space["keys"], space["parts"], strict=True)
-        ]
-        several = [schedule for schedule in schedules if schedule.parts > 1]
-        for schedule in (schedules[0], *several[:: max(len(several) // 2, 1)]):
-            check_case(case, schedule, machine(target))
+    form = form_of(FEW_QUERIES, case.problem, machine(target))
+    assert not isinstance(form, Unsuitable), str(form)
+    space, _ = few_queries_space(form.facts, machine(target), THREADS)
+    schedules = [
+        FewQueriesSchedule(int(keys), int(parts), machine(target).vector_lanes()) for keys, parts in zip(space["keys"], space["parts"], strict=True)
+    ]
+    several = [schedule for schedule in schedules if schedule.parts > 1]
+    for schedule in (schedules[0], *several[:: max(len(several) // 2, 1)]):
+        check_case(case, schedule, machine(target))
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(10), suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 600), st.integers(1, 4), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(1, 64)
 )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.draws import draws
 from tests.stand_ins import deciding, merges_of
 from tests.test_gpu_half import any_schedule, check
 from tests.test_gpu_half import planned as planned_in_half
@@ -117,7 +118,7 @@ def test_folded_images_mean_the_same(seed: int, lanes: int) -> None:
 
 
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES), target=st.sampled_from([H200, A100]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=draws(8), deadline=None)
 def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, target: Machine) -> None:
     random = Random(seed)
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
@@ -130,6 +131,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, program)
 
 
+@pytest.mark.in_turns
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("schema", [TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH], ids=lambda schema: schema.name)
 @pytest.mark.parametrize(

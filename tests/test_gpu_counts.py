@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.cnnopt import PUBLISHED
+from tests.draws import draws
 from tilewright.hardware import machine as find_machine
 from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.counts import TileCounts, row_sectors
@@ -53,7 +54,7 @@ def test_input_extent_counts_the_points_that_outputs_reach(outputs: int, filter_
     assert input_extent(*map(np.array, (outputs, filter_size, stride, dilation))) == max(reached) + 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(st.data())
 def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
     draw = data.draw

@@ -160,6 +160,7 @@ def test_what_is_no_convolution_is_refused() -> None:
         lower(bare, schedule)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("filters", [SHARED, CACHED, REGISTERS])
 @pytest.mark.parametrize("kernel", [RS, S])
 def test_both_kernels_with_filters_from_everywhere(kernel: int, filters: int) -> None:

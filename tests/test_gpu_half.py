@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.draws import draws
 from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import returned, run_program
 from tests.on_device import cuda_binary
@@ -72,6 +73,7 @@ def compiles(program: Program, target: Machine) -> None:
     assert passed, log
 
 
+@pytest.mark.in_turns
 @EACH_TARGET
 @EACH_TYPE
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -149,7 +151,7 @@ def any_schedule(random: Random, target: Machine) -> Chooser:
 
 
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES), target=st.sampled_from([H200, V100]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, target: Machine) -> None:
     random = Random(seed)
     with torch.random.fork_rng(devices=[]):
@@ -162,6 +164,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, planned(module, inputs, target, any_schedule(random, target)))
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize(
     "module, shape",
@@ -204,6 +207,7 @@ def test_weights_are_packed_in_16_bits(dtype: torch.dtype) -> None:
     assert len(packed) >= 3 and {value.dtype for value in packed} == {"bf16" if dtype is torch.bfloat16 else "f16"}
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("filter_size, way", [(3, "winograd"), (7, "fourier")])
 def test_transforms_have_float32_points(dtype: torch.dtype, filter_size: int, way: str) -> None:
@@ -231,6 +235,7 @@ def test_chains(dtype: torch.dtype) -> None:
     check(module, inputs, planned(module, inputs, H200, chains=True))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("seed", range(2))
 def test_chunks_of_channels(name: str, seed: int) -> None:
@@ -248,6 +253,7 @@ def test_chunks_of_channels(name: str, seed: int) -> None:
     compiles(program, H200)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("name", EXCHANGED)
 def test_blocks_of_a_cluster_exchange_rows(name: str, dtype: torch.dtype) -> None:
@@ -294,6 +300,7 @@ def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
     check(module, inputs, planned(module, inputs, H200))
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 6])
 def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -345,6 +352,7 @@ def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
             assert answer["relative_error"] < (2.0**-8 if dtype is torch.bfloat16 else 2.0**-11), choice.schedule
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("module, shape", [(nn.GRU(32, 96, bidirectional=True), (5, 3, 32)), (nn.LSTM(32, 512), (3, 1, 32))], ids=["cluster", "grid"])
 def test_recurrent_layers_are_one_kernel(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tests.gpu_cases import Case, check, compiled, convolution_case, double, exp, make_case, matmul_case, random, tensor
 from tilewright.codegen.cuda import print_cuda
 from tilewright.errors import CompilerMissing
@@ -88,7 +89,7 @@ def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) 
     return make_case("row reduction", b, out, {"x": x, "scale": scale}, expected.numpy(), {"x": layout, "out": layout})
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 3, 8, 12])),
     threads=st.sampled_from([64, 128]),
@@ -130,7 +131,7 @@ def test_map_of_a_reshape_and_transposition() -> None:
     check(case, lower(case, MapSchedule(64, 1, 1)))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     channels=st.sampled_from([3, 8, 12]),
     size=st.integers(4, 9),
@@ -196,7 +197,7 @@ def test_max_pooling_with_padding(last: bool) -> None:
     check(case, lower(case, WindowSchedule(32, 1, 4 if last else 1)))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     shape=st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 70)),
     axis=st.integers(0, 2),
@@ -241,7 +242,7 @@ def test_argmax(threads_per_row: int) -> None:
     check(case, lower(case, RowReductionSchedule(4, threads_per_row, 1)))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(10), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     shape=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 5)),
     axis=st.integers(0, 2),
@@ -269,6 +270,7 @@ SCHEDULES = (
 )
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
     "schedule",
@@ -292,7 +294,7 @@ def test_a_cluster_divides_the_steps_evenly() -> None:
         lower(matmul_case(m=20, n=32, r=40), ContractionSchedule(16, 32, 8, 2, 4, 2, 2, 1))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(20), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     channels=st.sampled_from([2, 3, 4, 6, 16]),
     outputs=st.sampled_from([4, 6, 10, 16, 24]),
@@ -340,7 +342,7 @@ def test_convolution(
     check(case, lower(case, schedule))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(20), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     batch=st.sampled_from([(), (2,), (2, 3)]),
     m=st.sampled_from([1, 5, 16, 36]),
@@ -358,7 +360,7 @@ def test_matrix_product(batch: tuple[int, ...], m: int, n: int, r: int, transpos
     check(case, lower(case, schedule))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(20), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     m=st.sampled_from([1, 2, 5, 8]),
     n=st.sampled_from([2, 7, 16, 40]),

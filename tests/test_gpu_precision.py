@@ -75,6 +75,7 @@ class Large(nn.Module):
 CASES = [*model_cases()[:2], (Shared().eval(), (torch.randn(9, 24), torch.randn(24, 16)))]
 
 
+@pytest.mark.in_turns
 @EACH_PRECISION
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_networks_are_accurate(number: int, precision: str) -> None:

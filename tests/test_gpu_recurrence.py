@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import tilewright
 from tests.compiled import Case, compare
+from tests.draws import draws
 from tests.runtime_programs import ProgramBuilder
 from tests.statements import without
 from tests.test_gpu_half import check as check_half
@@ -68,7 +69,7 @@ def drawn(seed: int, keep: Callable[[Any], bool] = lambda schedule: True) -> Cho
     return chosen
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(layer=layers(hidden=(3, 4, 16, 19, 40)), target=st.sampled_from([FEW, H200]), seed=st.integers(0, 10_000))
 def test_any_schedule_without_races(layer: Any, target: Machine, seed: int) -> None:
     module, x = layer
@@ -76,7 +77,7 @@ def test_any_schedule_without_races(layer: Any, target: Machine, seed: int) -> N
     assert all("in one kernel" in lowered.schedule and lowered.repeat == 1 for lowered in loops(program)) and loops(program)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(layer=layers(hidden=(16, 22, 40)), seed=st.integers(0, 10_000), cluster=st.sampled_from([1, 2, 4, 8]))
 def test_any_cluster_without_races(layer: Any, seed: int, cluster: int) -> None:
     """Blocks read states from their own shared memory only."""
@@ -90,6 +91,7 @@ def test_any_cluster_without_races(layer: Any, seed: int, cluster: int) -> None:
         assert ("tw_cluster_address(states + " in code) == (cluster > 1) and ("barrier.cluster" in code) == (cluster > 1)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind, hidden", [("LSTM", 64), ("GRU", 64), ("GRU", 96), ("LSTM", 33)])
 def test_states_of_16_bits_are_read_in_pairs(kind: str, hidden: int, dtype: torch.dtype) -> None:
@@ -211,6 +213,7 @@ def test_weights_that_do_not_fit() -> None:
     assert "kernels for each step: no schedule is feasible" in reasons(program) and "registers exceed a thread's" in reasons(program)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", ["h200", "a100"])
 @pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 256), ("LSTM", 1024), ("GRU", 512)])
 def test_kernels_compile_without_spills(kind: str, hidden: int, target: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.on_device import cuda_binary
 from tests.test_gpu_half import check, planned
@@ -119,7 +120,7 @@ def drawn(form: str, random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...
     return nn.Sequential(first, nn.Conv2d(channels, outputs, taps, **options), nn.ReLU()), (torch.randn(size(1, 2), channels, size(6, 9), 8),)  # type: ignore[arg-type]
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(5), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from([*TYPES, torch.float32]), target=st.sampled_from([H200, A100]))
 @pytest.mark.parametrize("form", FORMS)
 def test_any_candidate_is_as_good_as_pytorch(form: str, seed: int, dtype: torch.dtype, target: Machine) -> None:
@@ -156,6 +157,7 @@ SCHEDULES = (
 through shared memory that exceed the tiles, or not."""
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: TensorCoreSchedule, dtype: torch.dtype) -> None:
@@ -188,6 +190,7 @@ class Epilogue(nn.Module):
         return y.float() if self.wide else y
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("schedule", [TensorCoreSchedule(32, 16, 16, 2, 1, 2), TensorCoreSchedule(32, 16, 16, 2, 1, 2, staged=1)], ids=str)

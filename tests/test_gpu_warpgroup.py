@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.on_device import cuda_binary, launch
 from tests.statements import without
@@ -139,6 +140,7 @@ def tiled(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return layers, (torch.randn(2, 16, 19, 17).to(dtype),)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("schedule, target", IN_TURNS, ids=lambda value: "" if isinstance(value, Machine) else str(value))
 def test_tiles_in_turns(schedule: WarpgroupSchedule, target: Machine, dtype: torch.dtype) -> None:
@@ -173,6 +175,7 @@ def meeting(program: Program, split: int) -> Kernel:
     return kernel
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", MEETING, ids=str)
 def test_parts_that_meet(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
@@ -232,6 +235,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
@@ -245,6 +249,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(program)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", [*SCHEDULES[1:4], *SCHEDULES[5:9], *SCHEDULES[-2:], MEETING[0]], ids=str)
 def test_schedules_of_groups(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
@@ -283,6 +288,7 @@ def test_infinite_channels_of_a_group_stay_there(channels: int, taps: int) -> No
     assert check_infinite_group(channels, taps, WarpgroupSchedule(16, 1, 2)) == (channels == 48 or taps == 1)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
@@ -377,7 +383,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return nn.Sequential(first, last, nn.ReLU()), (torch.randn(size(1, 2, 3), 8, size(9, 11), size(10, 13)),)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
     random = Random(seed)
@@ -388,7 +394,7 @@ def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> N
     check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
     random = Random(seed)
@@ -432,7 +438,7 @@ def test_candidates(target: Machine) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("schema", [WARPGROUP, WARPGROUP_PATCH, TENSOR_CORES], ids=lambda schema: schema.name)
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31))
 def test_kernels_have_the_shared_memory_that_is_counted(schema: AnySchema, dtype: str, seed: int) -> None:
     """As they are launched, of any candidate or variant: the count of warpgroups is above by what aligns their buffers, and by stages of which the

@@ -15,6 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
 from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, in_turns, program_of
@@ -65,6 +66,7 @@ def tiled(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return layers, (torch.randn(3, 16, 10, 9).to(dtype),)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("schedule, target", IN_TURNS, ids=lambda value: "" if isinstance(value, Machine) else str(value))
 def test_tiles_in_turns(schedule: PatchSchedule, target: Machine, dtype: torch.dtype) -> None:
@@ -91,6 +93,7 @@ def program(module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Any, used
     return program_of(module, inputs, pick, used, schema=WARPGROUP_PATCH, **given)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
@@ -104,6 +107,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(made)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("groups", [1, 2], ids=["", "groups"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -161,7 +165,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.ReLU()), (torch.randn(size(1, 2, 3), 8, size(9, 11), size(10, 13, 30)),)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(10), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
     random = Random(seed)

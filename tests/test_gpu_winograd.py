@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.draws import draws
 from tests.gpu_cases import Case, check, compiled, convolution_case, execute, interpret
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.frontend.torch_import import import_module
@@ -110,7 +111,7 @@ def random_case(
     examine(convolution_case(batch=batch, **sizes, epilogue=epilogue, seed=seed), threads, lanes, seed)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
 def test_random_convolutions_and_schedules(**drawn: Any) -> None:
     random_case(**drawn)
@@ -396,7 +397,7 @@ def random_fused_case(batch: int, channels: int, outputs: int, filter_shape: Any
             check(case, lower(case, FusedWinogradSchedule(**row(candidates, int(generator.choice(allowed))))))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(6), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**FUSED_DRAWN)
 def test_random_convolutions_in_one_kernel(**drawn: Any) -> None:
     random_fused_case(**drawn)

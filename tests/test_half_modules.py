@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import tilewright
 from tests.compiled import poison
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.random_graphs import NOISE, RandomCase, _magnitude, _spread, random_case
 from tests.test_bf16_models import model_cases
@@ -99,6 +100,7 @@ def assert_as_good_as_eager(module: nn.Module, inputs: Sequence[torch.Tensor], f
         assert error <= max(2 * allowed, 2 * torch.finfo(theirs.dtype).eps), (error, allowed)
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_modules_are_as_good_as_pytorch(number: int, dtype: torch.dtype) -> None:
@@ -125,6 +127,7 @@ def test_networks_are_as_good_as_pytorch(name: str, dtype: torch.dtype) -> None:
             assert_as_good_as_eager(module, inputs, compiled(*inputs))
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("target", TARGETS)
 def test_weights_that_are_used_once_stay_16_bits(target: str, dtype: torch.dtype) -> None:
@@ -261,11 +264,12 @@ def check_random(seed: int, dtype: torch.dtype, target: str) -> None:
 
 
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES), target=st.sampled_from(TARGETS))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(12), deadline=None)
 def test_random_graphs(seed: int, dtype: torch.dtype, target: str) -> None:
     check_random(seed, dtype, target)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("length", [1, 5, 70])
 def test_scores_beyond_float16(length: int, target: str) -> None:
@@ -302,7 +306,7 @@ class Rows(nn.Module):
 
 
 @given(rows=st.integers(1, 70), length=st.integers(2, 70), dtype=st.sampled_from(TYPES), target=st.sampled_from(TARGETS))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=draws(8), deadline=None)
 @example(rows=9, length=1031, dtype=torch.float16, target="native")
 @example(rows=1, length=1 << 14 | 5, dtype=torch.bfloat16, target="native")
 def test_rows_of_any_length(rows: int, length: int, dtype: torch.dtype, target: str) -> None:
@@ -323,7 +327,7 @@ class Reductions(nn.Module):
     rows=st.integers(1, 70), length=st.integers(2, 300), special=st.sampled_from([0.0, float("nan"), float("inf"), -float("inf")]), at=st.integers(0, 299),
     target=st.sampled_from(TARGETS),
 )  # fmt: skip
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=draws(5), deadline=None)
 @example(rows=3, length=1031, special=float("nan"), at=1030, target="native")
 @example(rows=2, length=64, special=float("nan"), at=17, target="native")
 def test_rows_of_float32(rows: int, length: int, special: float, at: int, target: str) -> None:
@@ -342,7 +346,7 @@ def test_rows_of_float32(rows: int, length: int, special: float, at: int, target
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)), channels=st.integers(1, 20), stride=st.integers(1, 2), dtype=st.sampled_from([*TYPES, torch.float32]),
     target=st.sampled_from(TARGETS),
 )  # fmt: skip
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=draws(8), deadline=None)
 def test_depthwise_convolutions_of_row_major_images(size: tuple[int, int], channels: int, stride: int, dtype: torch.dtype, target: str) -> None:
     torch.manual_seed(channels)
     module, inputs = nn.Conv2d(channels, channels, 3, stride, 1, groups=channels).to(dtype), (torch.randn(2, channels, *size).to(dtype),)
@@ -351,6 +355,7 @@ def test_depthwise_convolutions_of_row_major_images(size: tuple[int, int], chann
     assert_as_good_as_eager(module, inputs, executable(*inputs))
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("target", [AVX2, AVX512], ids=lambda m: m.name)
 @pytest.mark.parametrize("shape", [(1, 4100), (3, 2101), (40, 19), (5, 130)])
@@ -371,6 +376,7 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("target", [AVX2, AVX512, machine("xeon-sapphire-rapids"), machine("neoverse-n1")], ids=lambda m: m.name)
 @pytest.mark.parametrize("number", [3, 6])
@@ -384,6 +390,7 @@ def test_the_interpreter_runs_the_same_kernels(number: int, target: Machine, dty
     assert_as_good_as_eager(module, inputs, [x.view(dtype) if x.dtype == torch.uint16 else x for x in found])
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 5])
 def test_artifacts_keep_the_types(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -393,6 +400,7 @@ def test_artifacts_keep_the_types(number: int, dtype: torch.dtype, tmp_path: Pat
     assert torch.equal(tilewright.load(tmp_path / "model.zip")(*inputs), executable(*inputs))
 
 
+@pytest.mark.in_turns
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 1, 6])
 def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -402,6 +410,7 @@ def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
     assert_as_good_as_eager(module, inputs, executable(*inputs))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(5), nn.BatchNorm2d(5, affine=False), nn.InstanceNorm2d(5, track_running_stats=True)])
 def test_norms_in_training_mode(norm: nn.Module, dtype: torch.dtype) -> None:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 import tilewright
 from tests.compiled import Case, compare
+from tests.draws import draws
 from tests.interpreted import returned, run_program
 from tests.test_gpu_recurrence import FEW, H200
 from tests.test_half_modules import assert_as_good_as_eager
@@ -57,7 +58,7 @@ from tilewright.selection.ranking import Choice
 from tilewright.toolchain.binary import Binary
 from tilewright.toolchain.build import compile_kernels
 
-once = settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+once = settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 
 
 def drawn(seed: int, keep: Callable[[Any], bool] = lambda schedule: True) -> Chooser:
@@ -448,6 +449,7 @@ def test_policies_leave_other_pairs_as_for_another_size() -> None:
 # --- GPUs ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", ["h200", "a100"])
 @pytest.mark.parametrize(("kind", "hidden", "batch", "dtype"), [
     ("LSTM", 512, 1, torch.float32), ("GRU", 800, 1, torch.float32), ("LSTM", 512, 64, torch.float16), ("GRU", 512, 16, torch.bfloat16),

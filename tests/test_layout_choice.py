@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import Case, check_native, compare
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.operator_cases import randomised
 from tests.random_graphs import random_case
@@ -406,6 +407,7 @@ def test_only_measured_times_decide_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 # Results
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("target", [H200, machine("v100")], ids=["h200", "v100"])
 def test_gpu_kernels_are_right(always: list[Group], name: str, target: Machine) -> None:
@@ -421,6 +423,7 @@ def test_cpu_kernels_are_right(always: list[Group], name: str) -> None:
     assert always or name == "depthwise"
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["norm", "features", "block"])
 def test_kernels_of_16_bit_modules_are_right(always: list[Group], name: str, dtype: torch.dtype) -> None:
@@ -438,7 +441,7 @@ def test_results_that_are_copied_keep_their_precision(always: list[Group]) -> No
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=draws(6), deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_modules_are_right(always: list[Group], seed: int) -> None:
     cases = []
     random = Random(seed)

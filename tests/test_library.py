@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import without_chains
+from tests.draws import draws
 from tests.sample_artifacts import manifest_of, put, signed
 from tests.stand_ins import library_record, merges_of
 from tilewright.cli import main
@@ -100,7 +101,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(*layers).eval(), (torch.randn(whole(1, 3), channels, *extents),)
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, phases=(Phase.generate,))
 @given(convolutions())
 def test_convolutions(tmp_path_factory: pytest.TempPathFactory, case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
     executable = compiled(*case, tmp_path_factory.mktemp("library") / "records", "convolution")
@@ -129,7 +130,7 @@ class Product(nn.Module):
         return result.transpose(0, 1).contiguous() if self.permuted else result
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, phases=(Phase.generate,))
 @given(products())
 def test_products(tmp_path_factory: pytest.TempPathFactory, case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
     check(compiled(*case, tmp_path_factory.mktemp("library") / "records"), *case)
@@ -167,6 +168,7 @@ OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", OPERATORS_OF)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_operators_take_weights_of_16_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

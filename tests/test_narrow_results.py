@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.on_device import cuda_binary, launch
 from tests.test_gpu_half import H200, check, planned
@@ -113,7 +114,7 @@ def test_used_where_all_results_are_rounded(target: Machine) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(TYPES), name=st.sampled_from(sorted(ABSOLUTE)))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=draws(6), deadline=None)
 def test_random_products(seed: int, dtype: torch.dtype, name: str) -> None:
     random = Random(seed)
     torch.manual_seed(seed)

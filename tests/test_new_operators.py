@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.new_operators import OctaveConvolution, ShiftConvolutions
 from tests.operator_cases import randomised
@@ -39,7 +40,7 @@ def octaves(draw: st.DrawFn) -> Case:
     return Case("octave", OctaveConvolution(high, low, high_out, low_out, kernel), inputs)
 
 
-few = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), database=None, phases=(Phase.explicit, Phase.generate))
+few = settings(max_examples=draws(3), deadline=None, suppress_health_check=list(HealthCheck), database=None, phases=(Phase.explicit, Phase.generate))
 
 
 @few

@@ -181,6 +181,7 @@ MODULES = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("opset", [7, 9, 11, 13, 17, None])
 def test_modules_exported_by_pytorch(name: str, opset: int | None) -> None:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tilewright
+from tests.draws import draws
 from tests.onnx_models import evaluated
 from tilewright.errors import InvalidModel, NotCompiled, TilewrightError, UnsupportedOperator
 from tilewright.frontend.onnx_import import import_onnx
@@ -48,7 +49,7 @@ def scan(state: list[int], step: list[int], **attributes: Any) -> onnx.ModelProt
 
 @pytest.mark.parametrize("direction", [0, 1])
 @given(axis=st.integers(-3, 2), out=st.integers(-3, 2), backwards=st.integers(0, 1), length=st.integers(1, 5))
-@settings(max_examples=15)
+@settings(max_examples=draws(15))
 def test_scan(direction: int, axis: int, out: int, backwards: int, length: int) -> None:
     shape = [3, 4]
     generator = np.random.default_rng(length)

@@ -15,9 +15,10 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import tilewright
+from tests.draws import draws
 from tests.onnx_models import evaluated
 
-draws = settings(max_examples=30, deadline=None)
+draws = settings(max_examples=draws(30), deadline=None)
 
 
 def check(operator: str, inputs: Sequence[np.ndarray | None], outputs: int = 1, opset: int = 22, **attributes: Any) -> None:

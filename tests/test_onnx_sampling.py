@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import tilewright
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.onnx_models import evaluated
 from tilewright.errors import IndexOutOfRange
@@ -129,7 +130,7 @@ def test_regions(drawn: tuple[Arrays, Attributes]) -> None:
     check_graph("RoiAlign", inputs, attributes, roi_align(inputs, attributes))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=draws(4), deadline=None)
 @given(regions())
 def test_regions_compiled(drawn: tuple[Arrays, Attributes]) -> None:
     inputs, attributes = drawn
@@ -254,7 +255,7 @@ def test_deformations(drawn: tuple[Arrays, Attributes]) -> None:
     check_graph("DeformConv", inputs, attributes, deformable(inputs, attributes))
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=draws(5), deadline=None)
 @given(deformations())
 def test_deformations_compiled(drawn: tuple[Arrays, Attributes]) -> None:
     inputs, attributes = drawn

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tilewright
+from tests.draws import draws
 from tests.sample_artifacts import rewrite_manifest
 from tilewright.errors import InvalidArtifact, InvalidInput, InvalidModel, NotCompiled, UnsupportedOperator
 from tilewright.report.explanation import explanation
@@ -192,7 +193,7 @@ def test_the_file_as_a_module_for_comparisons(tmp_path: Path) -> None:
 UNARY = ("Abs", "Neg", "Relu", "Sigmoid", "Exp")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([*UNARY, "Compress", "Add"]), st.integers(0, 7), st.integers(0, 7)), min_size=2, max_size=9),
     st.integers(0, 99),
@@ -319,7 +320,7 @@ def test_why_a_loop_is_not_left_to_the_tail_is_not_said_of_others() -> None:
         tilewright.compile(model, torch.ones(4, 3), "native")
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=draws(10), deadline=None)
 @given(st.integers(0, 5), st.floats(-20, 60), st.booleans(), st.integers(0, 99))
 def test_random_loops(most: int, limit: float, endless: bool, seed: int) -> None:
     model = repeated()

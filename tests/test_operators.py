@@ -497,6 +497,7 @@ def test_transformer_layer() -> None:
     check(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double(), random(2, 3, 8), tolerance=1e-9)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k)])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
 def test_recurrent(kind: Callable[..., nn.Module], options: dict[str, Any]) -> None:

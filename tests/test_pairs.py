@@ -19,6 +19,7 @@ from torch import nn
 
 import tilewright
 from tests.compiled import poison
+from tests.draws import draws
 from tests.gpu_cases import Case, convolution_case
 from tests.instruction_values import as_factor, assert_bits, stored
 from tests.test_bf16 import CONVOLUTIONS, check, convolution, execute, product
@@ -87,7 +88,7 @@ def examine(case: Case, seed: int) -> None:
     check(case, lower(case.problem, PAIRS.schedule_of(row(candidates, position), ZEN5), ZEN5))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 1000), drawn=st.fixed_dictionaries(CONVOLUTIONS))
 def test_random_convolutions_and_schedules(seed: int, drawn: dict[str, Any]) -> None:
     least = max(drawn["filter_size"] - 2 * drawn["padding"], 1)
@@ -95,7 +96,7 @@ def test_random_convolutions_and_schedules(seed: int, drawn: dict[str, Any]) -> 
     examine(convolution(**{**drawn, "size": size}, seed=seed), seed)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     batch=st.sampled_from([(), (2,), (2, 3)]), m=st.integers(1, 40), n=st.integers(2, 40), r=st.sampled_from([2, 10, 32, 48, 64, 96]),
     constant=st.booleans(), transpose_b=st.booleans(), seed=st.integers(0, 1000),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Applied
 from tilewright.compile import read
@@ -140,7 +141,7 @@ def test_results_of_interpreted_kernels() -> None:
     check_interpreted(cases(), machine("h200"))
 
 
-@settings(deadline=None, max_examples=4, suppress_health_check=list(HealthCheck), database=None)
+@settings(deadline=None, max_examples=draws(4), suppress_health_check=list(HealthCheck), database=None)
 @given(st.data())
 def test_random_slices(data: st.DataObject) -> None:
     """Windows of one size at random or regular places of a padded value, along a random dimension."""

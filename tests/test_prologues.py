@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.operator_cases import randomised
 from tests.stand_ins import deciding
@@ -200,6 +201,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("target", [H200, machine("v100")])
 def test_gpu_kernels_are_right(always: None, name: str, target: Any) -> None:
@@ -214,7 +216,7 @@ def test_cpu_kernels_are_right(always: None, name: str) -> None:
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_dense_blocks_are_right(always: None, seed: int) -> None:
     random = Random(seed)
     with torch.random.fork_rng(devices=[]):

@@ -12,6 +12,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.direct.schedule import S
 from tilewright.selection.learned import hybrid
+from tilewright.tuning.training import with_trees
 
 V100 = find_machine("v100")
 ROOT = Path(__file__).parent.parent
@@ -52,9 +53,11 @@ def write_folder(folder: Path) -> None:
     (folder / "s" / "layer_128x42x42_64_3.csv").write_text("\n".join(["K,H,W,C,R,TH,TW,TK,WH,WW,WK,BH,BW,BK,Time", *s_lines]) + "\n")
 
 
-def test_published_data_on_a_small_folder(tmp_path: Path) -> None:
+def test_published_data_on_a_small_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.published_data import RECIPES, reproduce
 
+    for name, recipe in RECIPES.items():
+        monkeypatch.setitem(RECIPES, name, with_trees(recipe, 20))
     write_folder(tmp_path / "data")
     settings, results = reproduce(tmp_path / "data", find_machine("rtx2080ti"))
     keys = {"lop@1", "lop@10", "lop@30", "trials_95", "trials_99", "trials_100"}

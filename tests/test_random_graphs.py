@@ -16,13 +16,13 @@ def described(cases: list[RandomCase], faults: list[list[str]]) -> str:
     return "\n\n".join("\n".join([str(case), *own]) for case, own in zip(cases, faults, strict=True) if own)
 
 
-@pytest.mark.parametrize("first", range(0, 40, TOGETHER))
+@pytest.mark.parametrize("first", [0, TOGETHER, *(pytest.param(first, marks=pytest.mark.slow) for first in (2 * TOGETHER, 3 * TOGETHER))])
 def test_on_this_cpu(first: int) -> None:
     cases = [random_case(seed) for seed in range(first, first + TOGETHER)]
     assert not (wrong := described(cases, compiled_faults(cases, "native", threads=1 + first // TOGETHER % 2))), wrong
 
 
-@pytest.mark.parametrize("first", range(40, 52, 6))
+@pytest.mark.parametrize("first", [40, pytest.param(46, marks=pytest.mark.slow)])
 def test_planned_for_a_gpu(first: int) -> None:
     cases = [random_case(seed) for seed in range(first, first + 6)]
     assert not (wrong := described(cases, interpreted_faults(cases, "h200"))), wrong

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.draws import draws
 from tests.emulated_gpu import emulated
 from tests.operator_cases import Function
 from tilewright.errors import InvalidInput
@@ -51,7 +52,7 @@ def encoder(request: pytest.FixtureRequest) -> tuple[Encoder, DynamicExecutable]
     return module, tilewright.compile(module, inputs, dynamic=dynamic, wait=True)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=draws(10), deadline=None)
 @given(batch=st.sampled_from([2, 3]), length=st.integers(2, 32))
 def test_results_do_not_depend_on_padding(encoder: tuple[Encoder, DynamicExecutable], batch: int, length: int) -> None:
     module, executable = encoder

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import Case, check_native, compare
+from tests.draws import draws
 from tests.interpreted import returned, run_program
 from tests.sample_artifacts import Stepwise
 from tilewright.codegen.c import print_c
@@ -43,7 +44,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "relu": partial(nn.RNN, nonlinearity="relu"),
 }
 TARGETS = tuple(machine(name) for name in ("neoverse-n1", "x86-avx2", "x86-avx512"))
-once = settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+once = settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 
 
 def planned(module: nn.Module, x: Tensor, target: Machine, threads: int, chooser: Chooser = choose, persistent: bool | None = None) -> Program:

@@ -16,6 +16,7 @@ from torch import nn
 
 import tilewright
 from tests.batches import check
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.operator_cases import once
 from tilewright.compile import source_files
@@ -108,7 +109,7 @@ def sizes_lower_nothing(module: nn.Module, shape: tuple[int, ...], batches: tupl
     return programs
 
 
-@settings(once, max_examples=4)
+@settings(once, max_examples=draws(4))
 @given(heads=st.integers(1, 3), width=st.integers(1, 20), hidden=st.integers(1, 90), length=st.integers(2, 33), causal=st.booleans())
 def test_rows_of_further_batches_lower_nothing(heads: int, width: int, hidden: int, length: int, causal: bool) -> None:
     module = Block(heads, width, hidden, causal).eval()
@@ -118,7 +119,7 @@ def test_rows_of_further_batches_lower_nothing(heads: int, width: int, hidden: i
         check_program(module, program, torch.randn(batch, length, heads * width))
 
 
-@settings(once, max_examples=3)
+@settings(once, max_examples=draws(3))
 @given(channels=st.sampled_from((5, 16, 40)), size=st.integers(5, 24))
 def test_images_of_further_batches_lower_nothing(channels: int, size: int) -> None:
     module = Images4(channels).eval()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright
+from tests.draws import draws
 from tests.operator_cases import Function
 from tilewright.errors import IndexOutOfRange, NotCompiled
 from tilewright.frontend.aten_scatter import MOST_COMPARISONS
@@ -21,7 +22,7 @@ def compiled(function: Callable[..., Any], *inputs: torch.Tensor) -> tilewright.
     return tilewright.compile(Function(function), inputs)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=draws(10), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(1, 40))
 def test_the_last_of_equal_indices_decides(positions: int, count: int, rows: int, width: int) -> None:
     x, values = torch.randn(rows, positions, width), torch.randn(rows, count, width)

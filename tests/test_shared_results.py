@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tilewright
+from tests.draws import draws
 from tests.operator_cases import once
 from tests.random_sharing import Program, problem, random_program, sharing
 from tilewright import dynamo
@@ -71,7 +72,7 @@ def made_of_an_artifact(program: Program) -> tuple[Executable, list[Tensor]]:
 def test_random_programs(how: Callable[[Program], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamo, "_reason_to_discard", lambda _: None)
 
-    @settings(once, max_examples=12)
+    @settings(once, max_examples=draws(12))
     @given(seed=st.integers(0, 1 << 30))
     @example(seed=1_000_000_001)  # windows of a scalar
     def check(seed: int) -> None:

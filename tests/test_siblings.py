@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import Case, check_native
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Function, randomised
 from tests.stand_ins import deciding
@@ -277,7 +278,7 @@ def test_results_of_interpreted_gpu_kernels(merging: None, target: str) -> None:
     check_interpreted(cases(), machine(target))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=2, max_size=5),
     chain=st.lists(st.sampled_from(["bias", "relu", "scale", "gelu", "masked", "tril", "prelu"]), max_size=4),

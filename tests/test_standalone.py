@@ -51,6 +51,7 @@ def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
 EMULATED = ("lenet5", "residual", "inverted", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "resnet18", "resnet50")))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", ["cortex-a53", "neoverse-n1"])
 @pytest.mark.parametrize("name", EMULATED)
 def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None:

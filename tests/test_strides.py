@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tilewright
+from tests.draws import draws
 from tests.operator_cases import once
 from tilewright import dynamo
 from tilewright.errors import InvalidInput, InvalidModel
@@ -36,7 +37,7 @@ def compiled(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 TYPES = [torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64]
 
 
-@settings(once, max_examples=25)
+@settings(once, max_examples=draws(25))
 @given(data=st.data())
 def test_any_places_within_a_tensor(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.attention_cases import regions_of
+from tests.draws import draws
 from tests.gpu_cases import Case, execute
 from tests.on_device import cuda_binary
 from tests.statements import without
@@ -114,6 +115,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns
 @EACH_KIND
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str, kind: str) -> None:
@@ -136,6 +138,7 @@ def test_turing_has_attention_in_float16() -> None:
         TENSOR_ATTENTION.match(case_of(*CASES["plain"], "bf16").problem, RTX2080)
 
 
+@pytest.mark.in_turns
 @EACH_KIND
 @pytest.mark.parametrize("name", ["plain", "odd sizes", "boolean mask", "additive mask of minus infinities", "one query", "epilogue", "soft cap"])
 def test_divided_keys_give_the_same(name: str, kind: str) -> None:
@@ -150,7 +153,7 @@ def test_divided_keys_give_the_same(name: str, kind: str) -> None:
         check_case(case, schedule, kind)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(15), suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.sampled_from(list(KINDS)), st.integers(1, 70), st.integers(2, 140), st.integers(1, 40), st.integers(1, 40),
     st.sampled_from([1, 3]), st.booleans(), st.sampled_from([H200, A100]),
@@ -161,6 +164,7 @@ def test_any_sizes_and_schedules(seed: int, kind: str, m: int, n: int, size: int
     check_case(case, picked(ranking_of(case, kind, target), Random(seed)), kind, target)
 
 
+@pytest.mark.in_turns
 @EACH_KIND
 @pytest.mark.parametrize("name", ["plain", "odd sizes", "causal", "heads of 128"])
 def test_counts_are_those_of_the_kernel(name: str, kind: str) -> None:
@@ -185,6 +189,7 @@ def best_of(ranking: Ranking, wide: int) -> TensorAttentionSchedule:
     return schedule
 
 
+@pytest.mark.in_turns
 @EACH_KIND
 @pytest.mark.parametrize("size", [64, 128])
 def test_compiled_code_has_the_instructions_and_no_spills(kind: str, size: int) -> None:
@@ -224,6 +229,7 @@ WIDE_CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", WIDE_CASES)
 def test_warpgroups(name: str, kind: str) -> None:
@@ -234,7 +240,7 @@ def test_warpgroups(name: str, kind: str) -> None:
             check_case(case, schedule, kind)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], phases=(Phase.generate,))
+@settings(max_examples=draws(6), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], phases=(Phase.generate,))
 @given(
     m=st.integers(33, 140), n=st.integers(17, 140), r=st.sampled_from([64, 128, 192]), d=st.sampled_from([64, 128, 256]), causal=st.booleans(),
     kind=st.sampled_from(["f16", "bf16"]), seed=st.integers(0, 10_000),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tests.instruction_values import stored
 from tests.on_device import cuda_binary, launch
 from tests.test_gpu_runtime import FakeLibrary
@@ -186,7 +187,7 @@ def test_columns_of_pixels_in_the_interpreter(name: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_the_columns_of_any_convolution(data: Any) -> None:
     """All columns of all positions of the filter are the rows of the matrix whose product with the filter is the convolution."""
     whole = st.integers

@@ -18,6 +18,7 @@ from torch import nn
 import tilewright
 from bench.gpu_tensor_layers import layer_problem, ranking_of
 from bench.pair_errors import UNIT, of_multiply_adds, truncated_product
+from tests.draws import draws
 from tests.interpreted import returned, run_program
 from tests.on_device import cuda_binary
 from tests.test_gpu_half import planned
@@ -77,7 +78,7 @@ def exact(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return result
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=draws(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**31), target=st.sampled_from([H200, A100]))
 def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> None:
     """Of random layers, also of sums that are too short to be candidates."""

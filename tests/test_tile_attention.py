@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import poison
+from tests.draws import draws
 from tests.gpu_cases import Case, execute
 from tests.instruction_values import assert_bits
 from tests.operator_cases import Applied
@@ -154,7 +155,7 @@ def test_results_are_pytorchs(name: str) -> None:
         check(case, Random(f"{name} {number}").choice(schedules))
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(15), suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.integers(1, 70), st.integers(16, 200), st.integers(1, 40), st.integers(2, 40), st.sampled_from([1, 3]), st.booleans(),
     st.booleans(),

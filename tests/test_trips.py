@@ -15,6 +15,7 @@ from torch import nn
 
 import tilewright
 from tests.batches import check
+from tests.draws import draws
 from tests.operator_cases import once
 from tilewright.codegen.trips import counted, shared
 from tilewright.compile import source_files
@@ -79,7 +80,7 @@ def sized(module: nn.Module, x: torch.Tensor, threads: int = 1) -> DynamicExecut
     return tilewright.compile(module.eval(), (x,), dynamic=[{0: "batch"}], wait=True, threads=threads)
 
 
-@settings(once, max_examples=4)
+@settings(once, max_examples=draws(4))
 @given(seed=st.integers(0, 1 << 30), threads=st.integers(1, 2))
 def test_every_batch_is_right(seed: int, threads: int) -> None:
     draw = Random(seed)
@@ -97,7 +98,7 @@ def test_every_batch_is_right(seed: int, threads: int) -> None:
             check_accesses(one, other)
 
 
-@settings(once, max_examples=6)
+@settings(once, max_examples=draws(6))
 @given(heads=st.integers(1, 3), length=st.integers(2, 40), width=st.integers(1, 24), kind=st.sampled_from(("plain", "causal", "bias")))
 def test_attention_of_every_batch_is_right(heads: int, length: int, width: int, kind: str) -> None:
     bias = torch.randn(heads, length, length) if kind == "bias" else None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tests.draws import draws
 from tests.interpreted import returned, run_program
 from tests.test_gpu_precision import ERRORS, computed, layers, planned, products_of
 from tests.test_recurrence import KINDS, loops
@@ -213,6 +214,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
+@pytest.mark.in_turns
 @EACH
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_accurate_and_predicted_no_slower(name: str, precision: str) -> None:
@@ -223,7 +225,7 @@ def test_plans_are_accurate_and_predicted_no_slower(name: str, precision: str) -
     assert seconds_of(program) <= 1.001 * seconds_of(everywhere(module, inputs, precision))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(10), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     sizes=st.lists(st.sampled_from([3, 8, 16, 24, 40, 64, 129]), min_size=2, max_size=4), rows=st.sampled_from([1, 2, 7, 33]),
     precision=st.sampled_from(NARROW), seed=st.integers(0, 1000),
@@ -310,7 +312,7 @@ def test_products_of_a_loop() -> None:
         assert loop_products(node) == (LoopProduct(0, "p_weight_hh_l0"),) and node.attributes["states"] == states
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(20), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     kind=st.sampled_from(list(KINDS)), hidden=st.sampled_from([7, 32, 64]), batch=st.sampled_from([1, 3, 16]), both=st.booleans(),
     deep=st.sampled_from([1, 2]), precision=st.sampled_from(NARROW), persistent=st.booleans(), seed=st.integers(0, 1000),

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright
+from tests.draws import draws
 from tilewright.errors import IndexOutOfRange, InvalidInput
 from tilewright.ir.region import Program
 from tilewright.partition.without_kernels import through_torch
@@ -63,7 +64,7 @@ def _index_copy(dim: int) -> Update:
     return function
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(data=st.data())
 def test_index_copy_of_any_rank(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
@@ -87,7 +88,7 @@ def test_index_copy_of_any_rank(data: st.DataObject) -> None:
         torch.testing.assert_close(result.double(), wanted.double().cos().sum(-1), rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=draws(15), deadline=None)
 @given(batch=st.integers(1, 5), heads=st.integers(1, 3), positions=st.integers(1, 20), size=st.integers(1, 20), negative=st.booleans())
 def test_a_position_of_each_batch(batch: int, heads: int, positions: int, size: int, negative: bool) -> None:
     """index_put with two indices, one of them data, of which the last of equal ones would decide."""
