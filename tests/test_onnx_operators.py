@@ -18,7 +18,7 @@ import tilewright
 from tests.draws import draws
 from tests.onnx_models import evaluated
 
-draws = settings(max_examples=draws(30), deadline=None)
+drawn = settings(max_examples=draws(30), deadline=None)
 
 
 def check(operator: str, inputs: Sequence[np.ndarray | None], outputs: int = 1, opset: int = 22, **attributes: Any) -> None:
@@ -45,7 +45,7 @@ def normal(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @given(data=st.data())
-@draws
+@drawn
 def test_resize(mode: str, data: st.DataObject) -> None:
     """All coordinate modes, with and without a filter against aliasing, by scales and by sizes."""
     shape = data.draw(st.lists(st.integers(2, 9), min_size=1, max_size=2), "shape")
@@ -74,7 +74,7 @@ def test_resize(mode: str, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@draws
+@drawn
 def test_col2im(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 2), "rank")
 
@@ -90,7 +90,7 @@ def test_col2im(data: st.DataObject) -> None:
 
 
 @given(size=st.integers(3, 6), stride=st.integers(1, 3), order=st.integers(0, 1), pad=st.integers(0, 1))
-@draws
+@drawn
 def test_positions_of_maxima(size: int, stride: int, order: int, pad: int) -> None:
     x = np.random.default_rng(size).permutation(2 * 2 * size * (size + 1)).reshape(2, 2, size, size + 1).astype(np.float32)
     check("MaxPool", [x], 2, kernel_shape=[2, 2], strides=[stride, stride + 1], storage_order=order, pads=[pad] * 4)
@@ -105,7 +105,7 @@ def test_the_inverse_of_pooling() -> None:
 
 
 @given(batch=st.integers(1, 3), channels=st.integers(1, 4), extents=st.lists(st.integers(1, 4), max_size=2))
-@draws
+@drawn
 def test_batch_normalisation_in_training(batch: int, channels: int, extents: list[int]) -> None:
     weights = [normal(channels), normal(channels) + 1, normal(channels), np.abs(normal(channels)) + 1]
     check("BatchNormalization", [normal(batch, channels, *extents), *weights], 3, training_mode=1, momentum=0.7, epsilon=0.01)
@@ -153,7 +153,7 @@ def test_peepholes(direction: str, bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @given(axis=st.integers(-3, 2), block=st.integers(0, 3), symmetric=st.booleans())
-@draws
+@drawn
 def test_quantisation(dtype: str, axis: int, block: int, symmetric: bool) -> None:
     """One scale, one per position of an axis, or one per block; there and back."""
     x = normal(3, 4, 5) * 100
@@ -193,7 +193,7 @@ def test_quantised_products(dtype: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @given(data=st.data())
-@draws
+@drawn
 def test_scatter(reduction: str, data: st.DataObject) -> None:
     """Small ones, which our kernels compute, and large ones, which run elsewhere; negative indices count from the end."""
     size = data.draw(st.sampled_from([4, 40]), "size")
@@ -209,7 +209,7 @@ def test_scatter(reduction: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint64", "int8"])
 @given(size=st.sampled_from([1, 2, 7, 16, 33]), axis=st.integers(-3, 2), largest=st.booleans(), data=st.data())
-@draws
+@drawn
 def test_the_first_of_sorted_rows(dtype: str, size: int, axis: int, largest: bool, data: st.DataObject) -> None:
     """Rows with equal elements, infinities and NaN; many pairs are sorted elsewhere."""
     generator = np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
@@ -238,20 +238,20 @@ def test_the_first_of_sorted_rows(dtype: str, size: int, axis: int, largest: boo
 
 
 @given(st.lists(st.integers(0, 9), min_size=4, max_size=4))
-@draws
+@drawn
 def test_reflection_beyond_the_data(pads: list[int]) -> None:
     check("Pad", [normal(2, 4), np.array(pads)], mode="reflect")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=6), st.sampled_from([None, 0, 1, -1]))
-@draws
+@drawn
 def test_compress(condition: list[bool], axis: int | None) -> None:
     check("Compress", [normal(6, 6), np.array(condition)], **({} if axis is None else {"axis": axis}))
 
 
 @pytest.mark.parametrize("mode", ["linear", "circular"])
 @given(size=st.integers(3, 6), count=st.integers(1, 3), data=st.data())
-@draws
+@drawn
 def test_caches_are_written(mode: str, size: int, count: int, data: st.DataObject) -> None:
     last = size - 1 if mode == "circular" else size - count
     first = np.array(data.draw(st.lists(st.integers(0, last), min_size=2, max_size=2)))
