@@ -9,6 +9,7 @@ from typing import Any
 from bench.cells import Rows, percent, results_of
 from bench.chains import summary
 from bench.common import RESULTS
+from tilewright.hardware import identified_machine
 
 
 def spaces() -> Rows:
@@ -237,7 +238,7 @@ def first_choices() -> Rows:
     says = {
         "H200, all schemas, 60 random convolutions, none of which the models that are judged were trained with (`sealed_set_h200`)": sealed,
         "an H100, the same models, 60 others, drawn after these were frozen (`sealed_set_h100`)": later,
-        "an H100, 42 random convolutions in float16, bfloat16 and TF32, drawn after the models were frozen (`sealed_set_tensor_h100`)": tensor,
+        "an H100, 42 random layers of up to 500 GFLOP in float16, bfloat16 and TF32, drawn after the models were frozen (`sealed_set_tensor_h100`)": tensor,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
@@ -401,27 +402,35 @@ def means_and_least(ratios: Iterable[Sequence[float]]) -> list[str]:
 
 def tensor_networks() -> Rows:
     """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
-    rows = [["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES)]]
     measured = [entry for dtype in TENSOR_TYPES for part in (1, 2) for entry in results_of(f"gpu_half_figure_{dtype}_h100_{part}")]
+    return tensor_rows(measured, [(dtype, batch) for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES])
+
+
+def tensor_heavy() -> Rows:
+    """As `tensor_networks`, those of most work, after the models were trained with layers of as much."""
+    measured = [entry for dtype in TENSOR_TYPES for entry in results_of(f"gpu_half_heavy_{dtype}_h100")]
+    return tensor_rows(measured, [(dtype, 64) for dtype in TENSOR_TYPES])
+
+
+def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, int]]) -> Rows:
+    """A row for each network of the comparisons, with a column for each type and batch."""
     found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
     names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
     cells: dict[str, list[str]] = {name: [] for name in names}
     ratios: list[list[float]] = []
-    for dtype in TENSOR_TYPES:
-        for batch in TENSOR_BATCHES:
-            ratios.append([])
-            for name in names:
-                network = f"{name} {dtype} x{batch}"
-                times = {peer: found.get((network, peer)) for peer in ("tilewright", "eager", "eager_cl", "inductor")}
-                own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
-                if own and peers:
-                    ratios[-1].append(min(peers) / own)
-                    cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
-                else:
-                    cells[name].append("")
-    rows += [[name, *own] for name, own in cells.items()]
-    rows.append(means_and_least(ratios))
-    return rows
+    for dtype, batch in columns:
+        ratios.append([])
+        for name in names:
+            network = f"{name} {dtype} x{batch}"
+            times = {peer: found.get((network, peer)) for peer in ("tilewright", "eager", "eager_cl", "inductor")}
+            own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
+            if own and peers:
+                ratios[-1].append(min(peers) / own)
+                cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
+            else:
+                cells[name].append("")
+    head = ["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype, batch in columns)]
+    return [head, *([name, *own] for name, own in cells.items()), means_and_least(ratios)]
 
 
 def tensor_layers() -> Rows:
@@ -543,6 +552,29 @@ def half_recurrent() -> Rows:
     return rows
 
 
+def pooled_convolutions() -> Rows:
+    """What convolutions that pool their results in registers gain on tensor cores."""
+    rows = [["network", "batch", "pooled by kernels of their own, us", "in the convolution's, us", "ratio"]]
+    for name, batch, own, apart in both("gpu_half_pooled_h100", "unpooled"):
+        rows.append([name, batch, f"{1e6 * apart:.0f}", f"{1e6 * own:.0f}", f"{apart / own:.2f}"])
+    return rows
+
+
+def tensor_vectors() -> Rows:
+    """Products of a vector and a matrix that comes from memory, while level 2 holds other data that were only read."""
+    rows = [["matrix", "type", "ours, us", "cuBLAS, us", "cuBLAS / ours", "bytes of the matrix / time, TB/s", "% of the data sheet's"]]
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_vectors_h100")}
+    most = identified_machine("h100").memory_bandwidth
+    for network in dict.fromkeys(network for network, _ in found):
+        name, dtype, _ = network.split()
+        own, peer = found[network, "tilewright"], found[network, "eager"]
+        outputs = int(name.removeprefix("vector_"))
+        rate = 4096 * outputs * (4 if dtype == "tf32" else 2) / own
+        cells = f"{1e6 * own:.1f}", f"{1e6 * peer:.1f}", f"{peer / own:.2f}", f"{rate / 1e12:.2f}", f"{100 * rate / most:.0f}"
+        rows.append([f"4096 x {outputs}", dtype, *cells])
+    return rows
+
+
 def computed_maps() -> Rows:
     """What contractions that compute maps gain on tensor cores, against plans that store all maps."""
     rows = [["network", "batch", "all maps stored, us", "ours, us", "stored / ours"]]
@@ -598,10 +630,12 @@ GPU_TABLES = (
     tuned,
     gpu_recurrent,
     tensor_networks,
+    tensor_heavy,
     tensor_layers,
     tensor_attention,
     against_before,
     computed_maps,
+    pooled_convolutions,
     gpu_chain_times,
     recurrent_many,
     recurrent_both,
@@ -609,6 +643,7 @@ GPU_TABLES = (
     half_fusion,
     half_recurrent,
     tensor_products,
+    tensor_vectors,
     workloads,
     kernel_kinds,
 )
