@@ -238,7 +238,7 @@ def first_choices() -> Rows:
     says = {
         "H200, all schemas, 60 random convolutions, none of which the models that are judged were trained with (`sealed_set_h200`)": sealed,
         "an H100, the same models, 60 others, drawn after these were frozen (`sealed_set_h100`)": later,
-        "an H100, 42 random layers of up to 500 GFLOP in float16, bfloat16 and TF32, drawn after the models were frozen (`sealed_set_tensor_h100`)": tensor,
+        "an H100, 42 random layers of up to 500 GFLOP in 16 bits and TF32, drawn after the models were frozen (`sealed_set_tensor_h100`)": tensor,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
