@@ -23,6 +23,7 @@ from tilewright.errors import (
     contained,
     warn_not_compiled,
 )
+from tilewright.frontend.copies import Copies
 from tilewright.frontend.imported import Imported, report_unsupported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.narrowed import NarrowedModel
@@ -60,8 +61,10 @@ from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
 @dataclass(frozen=True)
 class Family:
-    """What programs of one model for several sizes share, on one machine with the same options: constants, and what planning them found."""
+    """What programs of one model for several sizes share, on one machine with the same options: its parameters, constants, and what planning
+    them found."""
 
+    copies: Copies = field(default_factory=Copies)
     constants: SharedConstants = field(default_factory=SharedConstants)
     memory: Memory = field(default_factory=Memory)
 
@@ -186,12 +189,12 @@ def compile(
     request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:
         with stages.stage("export"), collection_paused():
-            imported = read(module, inputs, example_keywords)
+            imported = read(module, inputs, example_keywords, family.copies if family is not None else None)
         return compiled(imported, request, stages, family)
+    family = family or Family()
     examples = _example_leaves(module, inputs, example_keywords)
     with stages.stage("export"), collection_paused():
-        model = sized(module, inputs, example_keywords, dynamic, examples)
-    family = family or Family()
+        model = sized(module, inputs, example_keywords, dynamic, examples, family.copies)
     key = model.key(examples)
     if isinstance(module, torch.nn.Module):
         model.check_sizes(key)
@@ -218,11 +221,13 @@ def compile(
     return DynamicExecutable(model, ranges, build, signature, (served, first, as_before), eager, wait, programs, repeats)
 
 
-def sized(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, leaves: Sequence[Any]) -> SizedModel:
-    """A model whose sizes may differ from call to call; `leaves` are those of its examples. Raises InvalidModel if none of its sizes may,
-    InvalidInput if there are no examples, and UnsupportedOption for a `dynamic` that does not fit it."""
+def sized(
+    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, leaves: Sequence[Any], copies: Copies | None = None
+) -> SizedModel:
+    """A model whose sizes may differ from call to call; `leaves` are those of its examples, `copies` those of earlier readings of it. Raises
+    InvalidModel if none of its sizes may, InvalidInput if there are no examples, and UnsupportedOption for a `dynamic` that does not fit it."""
     module_given = isinstance(module, torch.nn.Module)
-    model = ModuleModel(module, inputs, keywords, dynamic) if module_given else _with_own_sizes(module)
+    model = ModuleModel(module, inputs, keywords, dynamic, copies) if module_given else _with_own_sizes(module, copies)
     if not model.names:
         what = "or give examples whose free dimensions have at least two entries" if module_given else "or export it with free sizes"
         raise InvalidModel("no size of the model is free", f"leave out `dynamic`, {what}")
@@ -239,12 +244,12 @@ def _example_leaves(module: Any, inputs: Sequence[Any], keywords: Mapping[str, A
     return examples
 
 
-def _with_own_sizes(module: Any) -> DeclaredModel:
+def _with_own_sizes(module: Any, copies: Copies | None = None) -> DeclaredModel:
     """A file, or what such files hold, whose free sizes it declares itself."""
     if isinstance(module, torch.export.ExportedProgram):
-        return SymbolicProgram(module)
+        return SymbolicProgram(module, copies=copies)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        return SymbolicProgram(load_exported(module))
+        return SymbolicProgram(load_exported(module), copies=copies)
     if _is_onnx(module):
         return OnnxModel(module)
     raise _no_model(module)
@@ -364,15 +369,16 @@ def _refuse_arrays(inputs: Any, keywords: Any) -> None:
                 raise InvalidInput(f"{name}{keystr(path)} is {described(leaf)}", "pass torch.from_numpy(array)")
 
 
-def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
+def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, copies: Copies | None = None) -> Imported:
     """The model as a graph, from any supported kind of model. Operators on tensors of types on which no kernel computes run through
-    PyTorch, or are refused in ONNX. Raises InvalidModel for anything that is no model."""
+    PyTorch, or are refused in ONNX. `copies` of PyTorch's parameters are those of earlier readings. Raises InvalidModel for anything that is no
+    model."""
     if isinstance(module, torch.export.ExportedProgram):
-        return import_program(module, inputs, keywords)
+        return import_program(module, inputs, keywords, copies)
     if isinstance(module, torch.nn.Module):
-        return import_module(module, inputs, keywords)
+        return import_module(module, inputs, keywords, copies)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        return import_program(load_exported(module), inputs, keywords)
+        return import_program(load_exported(module), inputs, keywords, copies)
     if _is_onnx(module):
         from tilewright.frontend.onnx_import import import_onnx
 

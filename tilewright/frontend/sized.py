@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidInput, InvalidModel, UnsupportedOption
+from tilewright.frontend.copies import Copies
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.symbolic import NUMBER, SymbolicProgram
 from tilewright.frontend.torch_export import by_parameter, exported, tensors_of
@@ -98,6 +99,7 @@ class ModuleModel:
     equal, the side of a branch. For sizes for which it does not hold, the module is exported once more, with these as the example.
 
     A key has the free sizes of the first export, and where the others that may differ do not follow from these as in that export, also the others.
+    `copies` are those of earlier readings of the module.
 
     Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
 
@@ -107,9 +109,11 @@ class ModuleModel:
         inputs: Sequence[Any],
         keywords: Mapping[str, Any] | None,
         dynamic: Any,
+        copies: Copies | None = None,
     ) -> None:
         arguments = (tuple(inputs), dict(keywords or {}))
         self._module = module
+        self._copies = copies or Copies()
         self._casts = autocast_types()
         free, self._names = free_sizes(module, *arguments, dynamic)
         self._free, self._base = self._general(arguments, free)
@@ -159,7 +163,7 @@ class ModuleModel:
         self, arguments: Any, free: Mapping[int, Any], places: Set[Place] = frozenset(), enlarged: Callable[[int], int] = _without_small
     ) -> SymbolicProgram:
         program = exported(self._module, *_enlarged(arguments, free, places, enlarged), free, self._casts)
-        return SymbolicProgram(program, tensors_of(self._module), self._names, small=False)
+        return SymbolicProgram(program, tensors_of(self._module), self._names, small=False, copies=self._copies)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -246,7 +250,8 @@ class ModuleModel:
         twin = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors_of(self._module).values()})
         names = {place: name for place, name in self._names.items() if place not in fixed}
         tensors = tensors_of(self._module)
-        return SymbolicProgram(exported(twin, inputs, keywords, free, self._casts), tensors, names, small=False, like=self._base)
+        program = exported(twin, inputs, keywords, free, self._casts)
+        return SymbolicProgram(program, tensors, names, small=False, like=self._base, copies=self._copies)
 
 
 def _by_dimension(dims: Any) -> Iterable[tuple[int, Any]]:

@@ -16,6 +16,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import InvalidInput, InvalidModel
+from tilewright.frontend.copies import Copies
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.pt2_sizes import condition
 from tilewright.frontend.sizes import Sizes, is_symbolic
@@ -44,7 +45,7 @@ class SymbolicProgram:
 
     `sources` are the live parameters and buffers, `names` the user's names for (leaf, dimension); sizes of one name must be equal. `small`: sizes of
     0 and 1 are served although the export assumed at least 2, as PyTorch does for exported programs. All graphs that the program is bound to share
-    the copies of its parameters, also with the program `like`, another export of the same module.
+    the copies of its parameters, also with the program `like`, another export of the same module; `copies` are those of earlier readings.
 
     Raises InvalidModel if it cannot be made functional."""
 
@@ -55,6 +56,7 @@ class SymbolicProgram:
         names: Mapping[tuple[int, int], str] | None = None,
         small: bool = True,
         like: SymbolicProgram | None = None,
+        copies: Copies | None = None,
     ) -> None:
         # a program that was loaded has its guards only as text
         self._code = [] if _guards_of(program) else list(getattr(program, "_guards_code", None) or ())
@@ -66,6 +68,7 @@ class SymbolicProgram:
         # names of other constants may stand for different tensors in different exports
         shared: Mapping[str, torch.Tensor] = {} if like is None else like._held
         self._held: dict[str, torch.Tensor] = {name: tensor for name, tensor in shared.items() if name in self.program.state_dict}
+        self._copies = copies or Copies()
         specs = zip((n for n in self.program.graph.nodes if n.op == "placeholder"), self.program.graph_signature.input_specs, strict=True)
         self._inputs = [(node.name, node.meta.get("val")) for node, spec in specs if spec.kind == InputKind.USER_INPUT]
         self._names = dict(names or {})
@@ -278,7 +281,7 @@ class SymbolicProgram:
 
     def bind(self, key: Sequence[int]) -> Imported:
         """The model for these numbers of the free sizes, which `check` has accepted. Raises as `import_functional`."""
-        return import_functional(self.program, self._sources, self._sizes(key), self._held)
+        return import_functional(self.program, self._sources, self._sizes(key), self._held, self._copies)
 
 
 def _require_free(name: str, expected: torch.Tensor, value: torch.Tensor) -> None:
@@ -326,13 +329,16 @@ def is_free(program: ExportedProgram) -> bool:
     return any(is_symbolic(size) for value in values for size in _sizes_of(value))
 
 
-def import_program(program: ExportedProgram, inputs: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None) -> Imported:
-    """Reads an exported program; symbolic sizes are bound to those of the inputs, or else of its example inputs.
+def import_program(
+    program: ExportedProgram, inputs: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None, copies: Copies | None = None
+) -> Imported:
+    """Reads an exported program; symbolic sizes are bound to those of the inputs, or else of its example inputs. `copies` are those of earlier
+    readings.
 
     Raises InvalidModel for symbolic sizes without either, and InvalidInput for inputs that it does not allow."""
     leaves = pytree.tree_leaves((tuple(inputs), dict(keywords or {}))) or pytree.tree_leaves(program.example_inputs or ())
     if not leaves or not is_free(program):
-        return import_exported(program)
-    model = SymbolicProgram(program)
+        return import_exported(program, copies=copies)
+    model = SymbolicProgram(program, copies=copies)
     model.check(leaves)
     return model.bind(model.key(leaves))

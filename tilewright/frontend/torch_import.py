@@ -20,13 +20,14 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator, contained
+from tilewright.frontend.copies import Copies
 from tilewright.frontend.functional import STATEMENTS, out_of_place, written
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Parameter, State
 from tilewright.frontend.places import names_of, place_of
 from tilewright.frontend.reading import printable, reading
 from tilewright.frontend.sizes import NO_SIZES, Sizes, is_symbolic
-from tilewright.frontend.tensor_memory import is_nowhere
+from tilewright.frontend.tensor_memory import is_nowhere, place_in_memory
 from tilewright.frontend.torch_call import bound, call_recipe
 from tilewright.frontend.torch_export import FILE, HANDLERS, exported, functional, tensors_of
 from tilewright.frontend.torch_indices import checked_arguments
@@ -42,19 +43,21 @@ def import_module(
     module: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_keywords: Mapping[str, Any] | None = None,
+    copies: Copies | None = None,
 ) -> Imported:
     """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs. Operators on
-    tensors of types on which no kernel computes become nodes that run through PyTorch.
+    tensors of types on which no kernel computes become nodes that run through PyTorch. `copies` are those of earlier readings.
 
     Raises InvalidModel if the module cannot be exported (for example because its control flow depends on tensor values)."""
-    return import_exported(exported(module, example_inputs, example_keywords), tensors_of(module))
+    return import_exported(exported(module, example_inputs, example_keywords), tensors_of(module), copies)
 
 
-def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
-    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes.
+def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None, copies: Copies | None = None) -> Imported:
+    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes; `copies` those of earlier
+    readings.
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for quantised tensors."""
-    return import_functional(functional(program), sources)
+    return import_functional(functional(program), sources, copies=copies)
 
 
 def import_functional(
@@ -62,14 +65,15 @@ def import_functional(
     sources: Mapping[str, torch.Tensor] | None = None,
     sizes: Sizes = NO_SIZES,
     held: dict[str, torch.Tensor] | None = None,
+    copies: Copies | None = None,
 ) -> Imported:
     """Reads a functional program, its symbolic sizes bound to numbers. `held` collects copies of the parameters by name, which further readings of
-    the same program then share.
+    the same program then share, whatever became of the parameters; `copies` are those of other programs, shared where the values are the same.
 
     Raises InvalidModel for a symbolic size that has no number, and UnsupportedOperator for complex or quantised tensors."""
     file = program.graph_module.meta.get(FILE)
     with reading(file, "export the module again with this PyTorch release") if file else nullcontext():
-        return _Importer(program, sources or {}, sizes, {} if held is None else held, file).run()
+        return _Importer(program, sources or {}, sizes, {} if held is None else held, copies or Copies(), file).run()
 
 
 def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -91,12 +95,14 @@ class _Importer:
         sources: Mapping[str, torch.Tensor],
         sizes: Sizes,
         held: dict[str, torch.Tensor],
+        copies: Copies,
         file: str | None = None,
     ) -> None:
         self.program = program
         self.names = names_of(program.graph)
         self.sizes = sizes
         self.held = held
+        self.copies = copies
         self.file = file
         self.sources = sources
         self.builder = GraphBuilder()
@@ -167,10 +173,10 @@ class _Importer:
     def _parameter(self, node: torch.fx.Node, name: str, known: dict[Any, Value]) -> Value:
         tensor = self._tensor(name)
         self._type_of(tensor, name)
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
+        key = place_in_memory(tensor) if tensor.numel() else name
         if key not in known:
             if name not in self.held:
-                self.held[name] = _held(tensor.detach().cpu().contiguous().clone(), name)
+                self.held[name] = _held(self.copies.of(tensor), name)
             known[key] = self.builder.constant(self.held[name], node.name)
         live = self.sources.get(name)
         self.parameters.append(Parameter(name, known[key].name, None if live is None else weakref.ref(live)))

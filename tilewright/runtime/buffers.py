@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from tilewright.errors import IndexOutOfRange
+from tilewright.frontend.tensor_memory import same_bits
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.runtime.accesses import Extent
 from tilewright.runtime.loadable import LoadableProgram
@@ -38,7 +39,7 @@ class SharedConstants:
         result = {}
         for name, tensor in constants.items():
             known = self._known.get(name)
-            same = known is tensor or (known is not None and known.dtype is tensor.dtype and torch.equal(known, tensor))
+            same = known is tensor or (known is not None and same_bits(known, tensor))
             result[name] = self._known[name] = known if known is not None and same else tensor
         return MappingProxyType(result)
 
