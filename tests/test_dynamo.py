@@ -487,6 +487,19 @@ def test_graphs_of_free_sizes_are_judged_again_for_larger_ones(compiled_calls: l
     assert counts == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("first", [2, 4000])
+def test_further_sizes_without_predictions_are_compiled(first: int, compiled_calls: list[Any]) -> None:
+    """A graph for further sizes, which has the kernels of the first, is compiled; it is judged by predictions if the first graph was too small."""
+    layer = nn.Linear(29, 23, bias=False).eval().requires_grad_(False)
+    run = compiled(layer, options={"wait": True})
+    messages = []
+    for batch in (first, 5600, 7200):
+        x = torch.randn(batch, 29)
+        messages += warned(lambda x=x: close(run(x), layer(x)), 1)  # type: ignore[misc]
+    assert len(messages) == (first == 2) and len(compiled_calls) == 2
+    assert [tuple(sizes.values()) for sizes in compiled_calls[1].sizes] == [(5600,), (7200,)]
+
+
 def test_kernels_are_planned_for_the_threads_that_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.set_num_threads` decides, not the variable that set PyTorch's first number."""
     planned: list[Any] = []

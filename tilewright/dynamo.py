@@ -145,14 +145,16 @@ def _reason_to_decline(graph_module: torch.fx.GraphModule, example_inputs: Input
 
 
 def _reason_to_discard(executable: Executable | DynamicExecutable) -> _Eager | None:
-    """Why a compiled graph is not worth calling: PyTorch computes all of it, or our kernels are predicted to take less time, together with that of
-    the calls of operators that they replace, than calling the executable costs."""
+    """Why a compiled graph is not worth calling: PyTorch computes all of it, or our kernels take less time, as measured or predicted, together
+    with that of the calls of operators that they replace, than calling the executable costs, which is known if all have a prediction."""
     rows = executable.plan.rows
     ours = [row for row in rows if row.kind != "torch"]
     rest = sum(len(row.nodes) for row in rows if row.kind == "torch")
     if not ours:
         return _Eager("none of its operators has a kernel", "the list of operators says why")
-    at_stake = sum(row.predicted_seconds + _OPERATOR_SECONDS * len(row.nodes) for row in ours)
+    if any((row.kernels or row.has_library) and not row.seconds for row in ours):  # those of other sizes, whose graph was worth calling
+        return None
+    at_stake = sum(row.seconds + _OPERATOR_SECONDS * len(row.nodes) for row in ours)
     overhead = _CALL_SECONDS + _TORCH_NODE_SECONDS * rest
     if at_stake >= overhead:
         return None
@@ -347,13 +349,14 @@ class _CompiledGraph:
         options = {**self._options}
         if options.get("target") is None:
             options["target"] = default_target(inputs)
-        options["family"] = _family(next(iter(bound.values()), None), options)
+        families, choices = _families_of(next(iter(bound.values()), None)), repr(sorted(options.items()))
+        family = families.get(choices) or Family()
         try:
             # outside inference mode: tensors made in it have no versions, and export rejects them
             with torch.inference_mode(False), torch.no_grad():
                 with collection_paused():
                     model = _Frozen(self._eager, bound, free, self._sizes, fractions)
-                executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), **options)
+                executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), family=family, **options)
         except TilewrightError as error:
             self._decline(_not_compiled(error))
             return
@@ -370,6 +373,7 @@ class _CompiledGraph:
             else:
                 self._decline(why)
         else:
+            families[choices] = family
             self._executable, self._guards, self._free, self._fractions = executable, guards, free, fractions
 
     def _decline(self, why: _Eager) -> None:
@@ -384,14 +388,12 @@ class _CompiledGraph:
 
 
 _FAMILIES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""The families of graphs that Dynamo captured of one model, by their first parameter."""
+"""The families of graphs that Dynamo captured of one model and that are worth calling, by their first parameter and their options."""
 
 
-def _family(parameter: torch.Tensor | None, options: Mapping[str, Any]) -> Family | None:
-    """The family of a graph: Dynamo captures a graph of its own for the first sizes of a model and another one for all further sizes."""
-    if parameter is None:
-        return None
-    found: Family = _FAMILIES.setdefault(parameter, {}).setdefault(repr(sorted(options.items())), Family())
+def _families_of(parameter: torch.Tensor | None) -> dict[str, Family]:
+    """The families of a graph: Dynamo captures a graph of its own for the first sizes of a model and another one for all further sizes."""
+    found: dict[str, Family] = {} if parameter is None else _FAMILIES.setdefault(parameter, {})
     return found
 
 
