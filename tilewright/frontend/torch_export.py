@@ -129,8 +129,13 @@ def _code_where_called() -> AbstractContextManager[None]:
 
 def _values_without_metadata() -> AbstractContextManager[None]:
     """While exporting, describes each value by a fake tensor alone. PyTorch adds a record of its shape, strides and contiguity, which nothing here
-    reads, and which takes a twelfth of the time where sizes are symbolic."""
-    return _replaced(torch.fx.experimental.proxy_tensor, "_extract_tensor_metadata", lambda original: lambda value: None)
+    reads, and which takes a twelfth of the time where sizes are symbolic. On this thread only: other compilers read it."""
+    here = threading.get_ident()
+
+    def replacement_of(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        return lambda value: None if threading.get_ident() == here else original(value)
+
+    return _replaced(torch.fx.experimental.proxy_tensor, "_extract_tensor_metadata", replacement_of)
 
 
 class _DataIsTraced(TorchFunctionMode):
