@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilewright
-from tilewright.errors import InvalidInput, NotCompiled
+from tilewright.errors import InvalidInput, InvalidModel, NotCompiled
 from tilewright.frontend.sized import ModuleModel
 from tilewright.frontend.torch_export import exported
 
@@ -133,6 +133,13 @@ def test_bounds_and_equal_names_are_promises() -> None:
         check(module, executable, inputs((9, 9)))
         with pytest.raises(InvalidInput):
             executable(*inputs((9, 8)))
+
+
+@pytest.mark.parametrize(("function", "relation"), [(equal, "a .* must always be equal"), (multiple, "Not all values of a")])
+def test_relations_that_a_dim_excludes_are_named(function: Callable[..., torch.Tensor], relation: str) -> None:
+    dims = {"x": {0: torch.export.Dim("a", max=20)}, "y": {0: torch.export.Dim("b", max=20)}}
+    with pytest.raises(InvalidModel, match=rf"with these sizes free: .*{relation}.*; give a name instead of a torch.export.Dim"):
+        tilewright.compile(Related(function).eval(), inputs((12, 12)), dynamic=dims)
 
 
 def test_a_call_does_not_wait_for_another_export() -> None:

@@ -216,6 +216,10 @@ def exported(
         if free and "marked" in str(error):
             why = " ".join(line.strip(" -") for line in first[1:3])
             raise InvalidModel(f"{type(module).__name__} cannot be exported with these sizes free: {why}", "leave that size out") from error
+        if free and first[0].startswith("Constraints violated") and len(first) > 1:  # of a `torch.export.Dim`
+            why = first[1].strip(" -")
+            remedy = "give a name instead of a torch.export.Dim: then sizes that are related otherwise are exported for themselves"
+            raise InvalidModel(f"{type(module).__name__} cannot be exported with these sizes free: {why}", remedy) from error
         raise InvalidModel(f"{type(module).__name__} cannot be exported: {first[0]}", remedy) from error
 
 
