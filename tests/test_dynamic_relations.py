@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilewright
-from tilewright.errors import InvalidInput, NotCompiled
+from tilewright.errors import InvalidInput, InvalidModel, NotCompiled
 from tilewright.frontend.sized import ModuleModel
+from tilewright.frontend.torch_export import exported
 
 
 class Related(nn.Module):
@@ -132,6 +135,13 @@ def test_bounds_and_equal_names_are_promises() -> None:
             executable(*inputs((9, 8)))
 
 
+@pytest.mark.parametrize(("function", "relation"), [(equal, "a .* must always be equal"), (multiple, "Not all values of a")])
+def test_relations_that_a_dim_excludes_are_named(function: Callable[..., torch.Tensor], relation: str) -> None:
+    dims = {"x": {0: torch.export.Dim("a", max=20)}, "y": {0: torch.export.Dim("b", max=20)}}
+    with pytest.raises(InvalidModel, match=rf"with these sizes free: .*{relation}.*; give a name instead of a torch.export.Dim"):
+        tilewright.compile(Related(function).eval(), inputs((12, 12)), dynamic=dims)
+
+
 def test_a_call_does_not_wait_for_another_export() -> None:
     module = Related(multiple).eval()
     with tilewright.compile(module, inputs((3, 3)), dynamic=NAMED, wait=0) as executable:
@@ -141,6 +151,26 @@ def test_a_call_does_not_wait_for_another_export() -> None:
                 check(module, executable, inputs(sizes))
         assert len(caught) == 1 and "a = 9, b = 9 run eagerly until" in str(caught[0].message)
         assert executable.verify(*inputs((13, 9))).passed
+
+
+def test_an_export_leaves_what_other_threads_trace_as_it_is() -> None:
+    """Sizes are exported in the background, while the program may trace models for other compilers, which read metadata and code."""
+    traced: list[Any] = []
+
+    def trace() -> None:
+        traced.append(make_fx(lambda x: x.sin() * 2)(torch.ones(3)))
+
+    class Traces(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread = threading.Thread(target=trace)
+            thread.start()
+            thread.join()
+            return x.cos()
+
+    exported(Traces(), (torch.ones(3),))
+    graph = traced[0]
+    assert "sin" in graph.code
+    assert all(node.meta["tensor_meta"].shape == (3,) for node in graph.graph.nodes if node.op == "call_function")
 
 
 def test_numbers_that_equal_a_size_in_the_example() -> None:

@@ -40,7 +40,9 @@ from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import tile_judge
+from tilewright.partition.merges import WHOLE, Policy
 from tilewright.partition.plan import chains_by_prediction, plan_program
+from tilewright.partition.poolings import POOLING
 from tilewright.partition.strips import Rows
 from tilewright.partition.tile_bounds import moved_bytes
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles, cut_along, in_chunks
@@ -490,6 +492,20 @@ def test_chains_that_none_has_measured_are_predicted_to_be_explained() -> None:
     assert found == tuple(merges_of(predicted)) and any(decision.taken for decision in found)
     measured = next(decision for decision in found if decision.taken)
     assert [*chains_by_prediction(plan.graph, machine(H200), (measured,))] == [decision for decision in found if decision != measured]
+
+
+def test_decisions_that_trials_made_about_other_merges_are_no_chains() -> None:
+    """They say something else than predictions do, such as which layouts or poolings were measured."""
+
+    class Pooled(Policy):
+        def about(self, kind: str, results: tuple[str, ...]) -> bool | None:
+            return kind == POOLING or None
+
+    graph = graph_of(nn.Sequential(conv(16, 32, 3, 1, 1), nn.MaxPool2d(2), conv(32, 16)).half(), torch.randn(1, 16, 16, 16).half())
+    search = plan_program(graph, machine(H200), 1, policy=Pooled()).search
+    assert [decision.ways.kind for decision in search if decision.ways is not None and decision.text.endswith(WHOLE)] == [POOLING]
+    found = chains_by_prediction(graph, machine(H200), search)
+    assert found and not any("pooled" in decision.text for decision in found)
 
 
 def test_constants_are_those_whose_decisions_take_least() -> None:

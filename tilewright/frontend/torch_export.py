@@ -129,8 +129,13 @@ def _code_where_called() -> AbstractContextManager[None]:
 
 def _values_without_metadata() -> AbstractContextManager[None]:
     """While exporting, describes each value by a fake tensor alone. PyTorch adds a record of its shape, strides and contiguity, which nothing here
-    reads, and which takes a twelfth of the time where sizes are symbolic."""
-    return _replaced(torch.fx.experimental.proxy_tensor, "_extract_tensor_metadata", lambda original: lambda value: None)
+    reads, and which takes a twelfth of the time where sizes are symbolic. On this thread only: other compilers read it."""
+    here = threading.get_ident()
+
+    def replacement_of(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        return lambda value: None if threading.get_ident() == here else original(value)
+
+    return _replaced(torch.fx.experimental.proxy_tensor, "_extract_tensor_metadata", replacement_of)
 
 
 class _DataIsTraced(TorchFunctionMode):
@@ -211,6 +216,10 @@ def exported(
         if free and "marked" in str(error):
             why = " ".join(line.strip(" -") for line in first[1:3])
             raise InvalidModel(f"{type(module).__name__} cannot be exported with these sizes free: {why}", "leave that size out") from error
+        if free and first[0].startswith("Constraints violated") and len(first) > 1:  # of a `torch.export.Dim`
+            why = first[1].strip(" -")
+            remedy = "give a name instead of a torch.export.Dim: then sizes that are related otherwise are exported for themselves"
+            raise InvalidModel(f"{type(module).__name__} cannot be exported with these sizes free: {why}", remedy) from error
         raise InvalidModel(f"{type(module).__name__} cannot be exported: {first[0]}", remedy) from error
 
 

@@ -151,9 +151,10 @@ def chains_by_prediction(
     """The chains of a program for a GPU, with what predictions would decide about them, as far as they are not in its own `search`. `graph`: the
     program's."""
     measured = {decision.results for decision in search if decision.ways is not None and decision.ways.kind == CHAIN}
-    known = {str(decision) for decision in search}
+    known = {str(decision) for decision in search}  # such as a loop that is no kernel
     considered = plan_program(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
-    return tuple(decision for decision in considered if decision.results not in measured and str(decision) not in known)
+    merges = (decision for decision in considered if len(decision.results) > 1 and (decision.ways is None or decision.ways.kind == CHAIN))
+    return tuple(decision for decision in merges if decision.results not in measured and str(decision) not in known)
 
 
 def _merged(graph: Graph, precision: Precision, predictions: Predictions, memory: Memory) -> Merged:
