@@ -1,17 +1,22 @@
 """What storing values otherwise than by rule is predicted and measured to gain on this CPU: each alternative by itself.
 
     python -m bench.layouts --threads 1 --name layouts_1
+    python -m bench.layouts --threads 1 --windows 48 --name layouts_windows
 
-For each of a few modules, and each alternative that `partition.layout_choice` finds where trials may measure: predicted and measured seconds of the
-module with every value stored by rule, and with that alternative alone, in interleaved turns after both were checked against PyTorch in float64.
+For each of a few modules, or of random windows (depthwise convolutions and poolings), and each alternative that `partition.layout_choice` finds where
+trials may measure, of windows those that change them: predicted and measured seconds of the module with every value stored by rule, and with that
+alternative alone, in interleaved turns after both were checked against PyTorch in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import geometric_mean
 from typing import Any
 from unittest import mock
 
@@ -25,10 +30,11 @@ import tilewright
 from bench.common import Contender, compare, write_results
 from tilewright.ir.graph import Graph
 from tilewright.partition import predictions
-from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives
-from tilewright.partition.layouts import BY_RULE
+from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives, groups
+from tilewright.partition.layouts import BY_RULE, LaidOut
+from tilewright.partition.merges import gains
 
-TOLERANCE, ROUNDS, SECONDS = 1e-4, 15, 0.05
+TOLERANCE, ROUNDS, SECONDS = 1e-4, 11, 0.02
 """Largest relative error; turns of each way, and seconds of a turn."""
 
 
@@ -43,7 +49,9 @@ class Classes(nn.Module):
         return F.interpolate(self.two(F.relu(self.one(x))), scale_factor=4, mode="bilinear").softmax(1)
 
 
-MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+Maker = Callable[[], tuple[nn.Module, Tensor]]
+"""Makes a module and its input."""
+MODULES: dict[str, Maker] = {
     "3x3 of 64 channels, no padding": lambda: (nn.Conv2d(64, 32, 3), torch.randn(1, 64, 56, 56)),
     "1x1 of 64 channels": lambda: (nn.Conv2d(64, 32, 1), torch.randn(1, 64, 56, 56)),
     "3x3 of 64 channels, padded": lambda: (nn.Conv2d(64, 32, 3, padding=1), torch.randn(1, 64, 56, 56)),
@@ -57,6 +65,40 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+APART = 0.1
+"""Shares of the time by which two ways differ clearly."""
+LARGEST, SEED = 2**21, 15
+"""Elements of an image of the random windows; what draws them."""
+
+
+def windows(number: int) -> dict[str, Maker]:
+    """Random windows of 3 to 7 places at strides 1 and 2, the model's last operator after a 1x1 convolution, its first before one, and alone."""
+    drawn = random.Random(SEED)
+    made: dict[str, Maker] = {}
+    while len(made) < 3 * number:
+        batch, channels = drawn.choice([1, 1, 4]), drawn.choice([16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
+        pixels, taps, stride = drawn.randint(7, 112), drawn.choice([3, 3, 5, 7]), drawn.choice([1, 2])
+        kind, padding = drawn.choice(["depthwise", "depthwise", "max", "mean"]), drawn.choice([0, taps // 2])
+        if batch * channels * pixels**2 > LARGEST:
+            continue
+        for where in ("result", "input", "both"):
+            name = f"{kind} {taps}x{taps}, stride {stride}, padding {padding}, {batch} x {channels} x {pixels} x {pixels}, {where}"
+            made[name] = partial(_window, kind, where, batch, channels, pixels, taps, stride, padding)
+    return made
+
+
+def _window(kind: str, where: str, batch: int, channels: int, pixels: int, taps: int, stride: int, padding: int) -> tuple[nn.Module, Tensor]:
+    window: nn.Module
+    if kind == "depthwise":
+        window = nn.Conv2d(channels, channels, taps, stride, padding, groups=channels)
+    else:
+        window = (nn.MaxPool2d if kind == "max" else nn.AvgPool2d)(taps, stride, padding)
+    if where == "result":
+        return nn.Sequential(nn.Conv2d(32, channels, 1), window), torch.randn(batch, 32, pixels, pixels)
+    x = torch.randn(batch, channels, pixels, pixels)
+    return (nn.Sequential(window, nn.Conv2d(channels, 32, 1)) if where == "input" else window), x
+
+
 @dataclass(frozen=True)
 class Found:
     """An alternative of a module, with predicted and measured seconds by rule and with it."""
@@ -67,28 +109,32 @@ class Found:
     seconds: tuple[float, float]
 
 
-def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None) -> tuple[Any, list[Alternative]]:
-    """The module with that one of its alternatives, or by rule, and all alternatives."""
+def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None, kinds: Sequence[str] = ()) -> tuple[Any, list[Alternative]]:
+    """The module with that one of its alternatives, or by rule, and all alternatives, or those that change regions of these kinds."""
     known: list[Alternative] = []
+
+    def changes(one: Alternative, plain: LaidOut, other: LaidOut) -> bool:
+        return any(not kinds or region.kind in kinds for group in groups([one], plain, other) for region in group.after)
 
     def chosen(graph: Graph, laid: Laid, judge: Judge, *_: Any) -> Chosen:
         plain = laid(BY_RULE)
-        known[:] = find_alternatives(graph, plain, replace(judge, measuring=True))
+        found = find_alternatives(graph, plain, replace(judge, measuring=True))
+        known[:] = [one for one in found if changes(one, plain, laid(one.storing))]
         return Chosen(plain if number is None else laid(known[number].storing))
 
     with mock.patch.object(predictions, "choose_layouts", chosen):
         return tilewright.compile(module, (x,), "native", threads=threads), known
 
 
-def measured(name: str, threads: int) -> list[Found]:
-    """Each alternative of a module."""
+def measured(name: str, make: Maker, threads: int, kinds: Sequence[str] = ()) -> list[Found]:
+    """Each alternative of a module, or those that change regions of these kinds."""
     torch.manual_seed(0)
-    module, x = MODULES[name]()
+    module, x = make()
     module.eval()
-    rule, alternatives = compiled(module, x, threads, None)
+    rule, alternatives = compiled(module, x, threads, None, kinds)
     found = []
     for number, one in enumerate(alternatives):
-        other, _ = compiled(module, x, threads, number)
+        other, _ = compiled(module, x, threads, number, kinds)
         predicted = [sum(part.predicted_seconds for part in each.image.program.regions) for each in (rule, other)]
         ways = [Contender("rule", lambda *_: rule), Contender("alternative", lambda *_, other=other: other)]
         outcomes = compare(name, module, (x,), (torch.randn_like(x),), ways, TOLERANCE, ROUNDS, SECONDS)
@@ -97,21 +143,35 @@ def measured(name: str, threads: int) -> list[Found]:
     return found
 
 
+def summary(found: Sequence[Found]) -> str:
+    """How often predictions and measurements that differ by 10 % agree which way is faster, and what the predicted choice gains."""
+    ratios = [(one.predicted[1] / one.predicted[0], one.seconds[1] / one.seconds[0]) for one in found]
+    apart = [(predicted < 1) == (measured < 1) for predicted, measured in ratios if abs(predicted - 1) > APART and abs(measured - 1) > APART]
+    taken = [measured for one, (_, measured) in zip(found, ratios, strict=True) if gains(one.predicted[1], one.predicted[0])]
+    said = f"{sum(apart)} of {len(apart)} signs are right where both differ by more than {APART:.0%}"
+    if taken:
+        said += f"; {len(taken)} of {len(found)} alternatives are predicted to gain, and take {geometric_mean(taken):.2f} of the time, at worst"
+        said += f" {max(taken):.2f}"
+    return said
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--windows", type=int, help="number of random windows, instead of the modules")
     parser.add_argument("--name", help="writes bench/results/NAME.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    found = [one for name in MODULES for one in measured(name, options.threads)]
+    made, kinds = (windows(options.windows), ("window",)) if options.windows else (MODULES, ())
+    found = [one for name, make in made.items() for one in measured(name, make, options.threads, kinds)]
     table = Table("module", "alternative", "predicted, us", "ratio", "measured, us", "ratio")
     for one in found:
         (a, b), (c, d) = one.predicted, one.seconds
         table.add_row(one.module, one.told, f"{1e6 * a:.1f} -> {1e6 * b:.1f}", f"{b / a:.2f}", f"{1e6 * c:.1f} -> {1e6 * d:.1f}", f"{d / c:.2f}")
-    Console(width=200).print(table)
+    Console(width=200).print(table, summary(found))
     if options.name:
-        write_results(options.name, {"threads": options.threads}, [asdict(one) for one in found])
+        write_results(options.name, {"threads": options.threads, "windows": options.windows}, [asdict(one) for one in found])
 
 
 if __name__ == "__main__":

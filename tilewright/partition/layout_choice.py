@@ -104,7 +104,7 @@ class Judge:
 
     def counts(self, region: Region) -> bool:
         """Whether the region's predicted time decides, which must depend on how its values are stored."""
-        return self.believes and (self.gpu or region.kind in ("contraction", "attention") or not region.nodes)
+        return self.believes and (self.gpu or region.kind in ("contraction", "attention", "window") or not region.nodes)
 
     def compare(self, group: Group, before: LaidOut, after: LaidOut, alone: Callable[[], LaidOut]) -> Judged:
         """Whether the group is taken, of those that distinguish two partitions. `alone` makes the partition that it alone distinguishes from the
@@ -188,9 +188,10 @@ def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: fro
             continue
         copied = any(copy == name + PADDED for region in readers.get(name, []) for copy in region.outputs)
         summing = [region for region in readers.get(name, []) if region.kind == "contraction"]
+        summing += [] if judge.gpu else _read_apart(name, laid_out, readers, judge)
         if copied and judge.gpu:
             found.append(Alternative(name, Storing(guarded=frozenset({name})), "read where it is, by comparing bounds"))
-        elif not copied and any(_wanted(region, name, laid_out, judge) for region in summing):
+        elif not copied and any(region.kind == "window" or _wanted(region, name, laid_out, judge) for region in summing):
             found.append(Alternative(name, Storing(apart=frozenset({name})), "copied with channels innermost for the sums that read it"))
     for region in laid_out.regions:
         if region.kind not in KINDS or len(region.outputs) != 1:
@@ -213,10 +214,26 @@ def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: fro
             and len(layout.shape) > 2
         ):
             free = preferred(region, laid_out.values[name], laid_out.layouts, graph)
-            if _innermost(free) != _innermost(layout):
+            rows = _read_in_rows(region, laid_out, graph) if region.kind == "window" and not judge.gpu else frozenset()
+            if _innermost(free) != _innermost(layout) or rows:
                 told = "copied from where it is stored with channels innermost, for all that reads it"
-                found.append(Alternative(name, Storing(apart=frozenset({name})), told))
+                found.append(Alternative(name, Storing(apart=rows | {name}), told))
     return found
+
+
+def _read_in_rows(region: Region, laid_out: LaidOut, graph: Graph) -> frozenset[str]:
+    """The inputs of the model that a region reads row by row, of which a copy could have channels innermost."""
+    read = {name.removesuffix(PADDED): laid_out.layouts[name] for name in region.inputs if name not in graph.constants}
+    return frozenset(name for name in read if name in graph.inputs and len(read[name].shape) > 2 and _innermost(read[name]) not in (None, 1))
+
+
+def _read_apart(name: str, laid_out: LaidOut, readers: Mapping[str, Sequence[Region]], judge: Judge) -> list[Region]:
+    """Windows of a value whose results are read otherwise than they are stored, which is in the order of what they read."""
+    return [
+        region
+        for region in readers.get(name, [])
+        if region.kind == "window" and any(_wanted(reader, region.outputs[0], laid_out, judge) for reader in readers.get(region.outputs[0], []))
+    ]
 
 
 def _innermost(layout: Layout) -> int | None:
