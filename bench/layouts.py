@@ -34,7 +34,7 @@ from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid,
 from tilewright.partition.layouts import BY_RULE, LaidOut
 from tilewright.partition.merges import gains
 
-TOLERANCE, ROUNDS, SECONDS = 1e-4, 11, 0.02
+TOLERANCE, ROUNDS, SECONDS = 1e-4, 9, 0.01
 """Largest relative error; turns of each way, and seconds of a turn."""
 
 
@@ -67,7 +67,7 @@ MODULES: dict[str, Maker] = {
 
 APART = 0.1
 """Shares of the time by which two ways differ clearly."""
-LARGEST, SEED = 2**21, 15
+LARGEST, SEED = 2**20, 15
 """Elements of an image of the random windows; what draws them."""
 
 
@@ -164,14 +164,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     made, kinds = (windows(options.windows), ("window",)) if options.windows else (MODULES, ())
-    found = [one for name, make in made.items() for one in measured(name, make, options.threads, kinds)]
+    found: list[Found] = []
+    for name, make in made.items():
+        found += measured(name, make, options.threads, kinds)
+        if options.name:  # also if it is interrupted
+            write_results(options.name, {"threads": options.threads, "windows": options.windows, "last": name}, [asdict(one) for one in found])
     table = Table("module", "alternative", "predicted, us", "ratio", "measured, us", "ratio")
     for one in found:
         (a, b), (c, d) = one.predicted, one.seconds
         table.add_row(one.module, one.told, f"{1e6 * a:.1f} -> {1e6 * b:.1f}", f"{b / a:.2f}", f"{1e6 * c:.1f} -> {1e6 * d:.1f}", f"{d / c:.2f}")
     Console(width=200).print(table, summary(found))
-    if options.name:
-        write_results(options.name, {"threads": options.threads, "windows": options.windows}, [asdict(one) for one in found])
 
 
 if __name__ == "__main__":

@@ -322,6 +322,41 @@ def test_a_cpu_copies_an_image_of_many_channels_that_is_not_padded() -> None:
     assert program.storage[f"input{PADDED}"].layout.order == channels_last((1, 64, 56, 56)).order
 
 
+def depthwise(channels: int, taps: int = 3, stride: int = 1, padding: int = 1) -> nn.Module:
+    return nn.Conv2d(channels, channels, taps, stride, padding, groups=channels)
+
+
+@pytest.mark.parametrize("module", [depthwise(64), depthwise(64, 5, 2, 0), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 2)], ids=str)
+def test_a_cpu_copies_what_a_window_of_channels_stores(module: nn.Module) -> None:
+    """Its elements would be loaded one by one for rows of the result. What reads rows where the channels are few stays."""
+    graph = graph_of(nn.Sequential(nn.Conv2d(32, 64, 1), module), torch.randn(1, 32, 56, 56))
+    program = plan_program(graph, CPU, 1)
+    (decision,) = (decision for decision in decisions(program) if decision.results == graph.outputs)
+    assert decision.taken and "only measured times" not in decision.text
+    layout = program.storage[graph.outputs[0] + STORED].layout
+    assert layout.order == channels_last(layout.shape).order
+    assert sum(part.predicted_seconds for part in program.regions) < 0.8 * by_rule(graph, CPU)
+
+
+@pytest.mark.parametrize(("stride", "taken"), [(1, False), (2, True)])
+def test_a_cpu_copies_the_input_of_windows_whose_rows_are_no_vectors(stride: int, taken: bool) -> None:
+    """For a product that reads channels. At stride 1 rows of results are loaded as vectors."""
+    module = nn.Sequential(nn.MaxPool2d(3, stride), nn.Conv2d(64, 32, 1))
+    program = plan_program(graph_of(module, torch.randn(1, 64, 56, 56)), CPU, 1)
+    (decision,) = (decision for decision in decisions(program) if decision.results == ("input",))
+    assert decision.taken == taken == (f"input{PADDED}" in program.storage)
+
+
+@pytest.mark.parametrize(("stride", "taken"), [(1, False), (2, True)])
+def test_a_window_by_itself_has_both_copies_or_none(stride: int, taken: bool) -> None:
+    graph = graph_of(depthwise(64, 3, stride, 0), torch.randn(1, 64, 56, 56))
+    program = plan_program(graph, CPU, 1)
+    (decision,) = (decision for decision in decisions(program) if decision.results == graph.outputs)
+    names = {f"input{PADDED}", graph.outputs[0] + STORED}
+    assert decision.taken == taken and names & program.storage.keys() == (names if taken else set())
+    assert all(program.storage[name].layout.order == channels_last((1, 2, 3, 4)).order for name in names & program.storage.keys())
+
+
 def by_rule(graph: Graph, target: Machine) -> float:
     """Predicted seconds without alternatives."""
     with pytest.MonkeyPatch.context() as patch:
@@ -462,6 +497,26 @@ def test_random_modules_are_right(always: list[Group], seed: int) -> None:
             cases.append(Case(str(number), randomised(module).eval(), (image,)))
     check_interpreted(cases, H200)
     check_native(cases)
+
+
+@given(
+    kind=st.sampled_from(["depthwise", "max", "mean"]), before=st.booleans(), after=st.booleans(), batch=st.integers(1, 2), channels=st.integers(1, 20),
+    size=st.tuples(st.integers(7, 12), st.integers(7, 12)), taps=st.integers(1, 7), stride=st.integers(1, 2), padded=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=draws(6), deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_windows_are_right_by_rule_and_with_every_alternative(
+    kind: str, before: bool, after: bool, batch: int, channels: int, size: tuple[int, int], taps: int, stride: int, padded: bool
+) -> None:
+    padding = taps // 2 if padded else 0
+    pools: dict[str, nn.Module] = {"max": nn.MaxPool2d(taps, stride, padding), "mean": nn.AvgPool2d(taps, stride, padding)}
+    window = pools.get(kind, depthwise(channels, taps, stride, padding))
+    parts = [*([nn.Conv2d(5, channels, 1)] if before else []), window, *([nn.Conv2d(channels, 7, 1)] if after else [])]
+    case = Case(kind, randomised(nn.Sequential(*parts)).eval(), (torch.randn(batch, 5 if before else channels, *size),))
+    check_native([case])
+    for taken in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Judge, "compare", lambda self, group, *_, taken=taken: Judged(taken, "1 us predicted so, 2 us by rule"))
+            check_native([case])
 
 
 @given(first=st.integers(0, 2**20))
