@@ -1,11 +1,11 @@
 """What storing values otherwise than by rule is predicted and measured to gain on this CPU: each alternative by itself.
 
     python -m bench.layouts --threads 1 --name layouts_1
-    python -m bench.layouts --threads 1 --windows 48 --name layouts_windows
+    python -m bench.layouts --threads 1 --windows 60 --name layouts_windows
 
 For each of a few modules, or of random windows (depthwise convolutions and poolings), and each alternative that `partition.layout_choice` finds where
-trials may measure, of windows those that change them: predicted and measured seconds of the module with every value stored by rule, and with that
-alternative alone, in interleaved turns after both were checked against PyTorch in float64.
+trials may measure, of windows those that change them and also copies of what they read in rows: predicted and measured seconds of the module with
+every value stored by rule, and with that alternative alone, in interleaved turns after both were checked against PyTorch in float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.common import Contender, compare, write_results
 from tilewright.ir.graph import Graph
 from tilewright.partition import predictions
 from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives, groups
-from tilewright.partition.layouts import BY_RULE, LaidOut
+from tilewright.partition.layouts import BY_RULE, PADDED, LaidOut, Storing
 from tilewright.partition.merges import gains
 
 TOLERANCE, ROUNDS, SECONDS = 1e-4, 9, 0.01
@@ -101,26 +101,44 @@ def _window(kind: str, where: str, batch: int, channels: int, pixels: int, taps:
 
 @dataclass(frozen=True)
 class Found:
-    """An alternative of a module, with predicted and measured seconds by rule and with it."""
+    """An alternative of a module, whether its prediction decides, and predicted and measured seconds by rule and with it."""
 
     module: str
     told: str
+    decides: bool
     predicted: tuple[float, float]
     seconds: tuple[float, float]
 
 
-def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None, kinds: Sequence[str] = ()) -> tuple[Any, list[Alternative]]:
-    """The module with that one of its alternatives, or by rule, and all alternatives, or those that change regions of these kinds."""
-    known: list[Alternative] = []
+def window_inputs(graph: Graph, plain: LaidOut) -> list[Alternative]:
+    """What the planner does not consider: windows of the model's input, or of its padded copy, that read a copy with channels innermost, and results
+    of the model that are copied from what these store."""
+    names = {*graph.inputs, *(name + PADDED for name in graph.inputs)}
+    return [
+        Alternative(
+            region.outputs[0],
+            Storing(apart=frozenset({*graph.inputs, *region.outputs}.intersection((*graph.inputs, *graph.outputs)))),
+            "computed from a copy with channels innermost",
+        )
+        for region in plain.regions
+        if region.kind == "window" and not names.isdisjoint(region.inputs)
+    ]
 
-    def changes(one: Alternative, plain: LaidOut, other: LaidOut) -> bool:
-        return any(not kinds or region.kind in kinds for group in groups([one], plain, other) for region in group.after)
+
+def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None, kinds: Sequence[str] = ()) -> tuple[Any, dict[Alternative, bool]]:
+    """The module with that one of its alternatives, or by rule, and all alternatives, or those that change regions of these kinds; with each whether
+    its prediction decides."""
+    known: dict[Alternative, bool] = {}
 
     def chosen(graph: Graph, laid: Laid, judge: Judge, *_: Any) -> Chosen:
         plain = laid(BY_RULE)
-        found = find_alternatives(graph, plain, replace(judge, measuring=True))
-        known[:] = [one for one in found if changes(one, plain, laid(one.storing))]
-        return Chosen(plain if number is None else laid(known[number].storing))
+        for one in find_alternatives(graph, plain, replace(judge, measuring=True)) + (window_inputs(graph, plain) if kinds else []):
+            other = laid(one.storing)
+            found = groups([one], plain, other)
+            changed = [(region, way) for group in found for regions, way in ((group.before, plain), (group.after, other)) for region in regions]
+            if any(not kinds or region.kind in kinds for region, _ in changed):
+                known[one] = all(judge.counts(region, way) for region, way in changed)
+        return Chosen(plain if number is None else laid([*known][number].storing))
 
     with mock.patch.object(predictions, "choose_layouts", chosen):
         return tilewright.compile(module, (x,), "native", threads=threads), known
@@ -133,26 +151,23 @@ def measured(name: str, make: Maker, threads: int, kinds: Sequence[str] = ()) ->
     module.eval()
     rule, alternatives = compiled(module, x, threads, None, kinds)
     found = []
-    for number, one in enumerate(alternatives):
+    for number, (one, decides) in enumerate(alternatives.items()):
         other, _ = compiled(module, x, threads, number, kinds)
         predicted = [sum(part.predicted_seconds for part in each.image.program.regions) for each in (rule, other)]
         ways = [Contender("rule", lambda *_: rule), Contender("alternative", lambda *_, other=other: other)]
         outcomes = compare(name, module, (x,), (torch.randn_like(x),), ways, TOLERANCE, ROUNDS, SECONDS)
         seconds = [outcome.median_seconds or float("nan") for outcome in outcomes]
-        found.append(Found(name, f"{one.value} {one.told}", (predicted[0], predicted[1]), (seconds[0], seconds[1])))
+        found.append(Found(name, f"{one.value} {one.told}", decides, (predicted[0], predicted[1]), (seconds[0], seconds[1])))
     return found
 
 
 def summary(found: Sequence[Found]) -> str:
-    """How often predictions and measurements that differ by 10 % agree which way is faster, and what the predicted choice gains."""
+    """How often predictions that gain or lose 10 % have the sign that is measured, and what is measured where they gain."""
     ratios = [(one.predicted[1] / one.predicted[0], one.seconds[1] / one.seconds[0]) for one in found]
-    apart = [(predicted < 1) == (measured < 1) for predicted, measured in ratios if abs(predicted - 1) > APART and abs(measured - 1) > APART]
+    right = [(predicted < 1) == (measured < 1) for predicted, measured in ratios if abs(predicted - 1) > APART]
     taken = [measured for one, (_, measured) in zip(found, ratios, strict=True) if gains(one.predicted[1], one.predicted[0])]
-    said = f"{sum(apart)} of {len(apart)} signs are right where both differ by more than {APART:.0%}"
-    if taken:
-        said += f"; {len(taken)} of {len(found)} alternatives are predicted to gain, and take {geometric_mean(taken):.2f} of the time, at worst"
-        said += f" {max(taken):.2f}"
-    return said
+    said = f"{len(found)} alternatives: {sum(right)} of {len(right)} signs are right where {APART:.0%} are predicted"
+    return said + (f"; {len(taken)} would be taken: {geometric_mean(taken):.2f} of the time, at worst {max(taken):.2f}" if taken else "")
 
 
 def main() -> None:
@@ -173,7 +188,10 @@ def main() -> None:
     for one in found:
         (a, b), (c, d) = one.predicted, one.seconds
         table.add_row(one.module, one.told, f"{1e6 * a:.1f} -> {1e6 * b:.1f}", f"{b / a:.2f}", f"{1e6 * c:.1f} -> {1e6 * d:.1f}", f"{d / c:.2f}")
-    Console(width=200).print(table, summary(found))
+    console = Console(width=200)
+    console.print(table)
+    for decides, what in ((True, "predictions decide"), (False, "only measured times decide")):
+        console.print(f"{what}: {summary([one for one in found if one.decides == decides])}")
 
 
 if __name__ == "__main__":

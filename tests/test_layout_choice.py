@@ -172,7 +172,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
         return Judged(True, "1 us predicted so, 2 us by rule")
 
     monkeypatch.setattr(Judge, "compare", taken)
-    monkeypatch.setattr(Judge, "counts", lambda self, region: True)
+    monkeypatch.setattr(Judge, "counts", lambda self, *_: True)
     return asked
 
 
