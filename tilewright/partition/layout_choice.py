@@ -224,11 +224,11 @@ def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: fro
 
 
 def _across_windows(region: Region, laid_out: LaidOut) -> bool:
-    """Whether the region's windows lie in values whose innermost dimension they do not extend along, such as images with channels innermost."""
+    """Whether the region's windows neither extend nor move along the innermost dimensions of the values in which they lie: that of the channels."""
     axes, summed = {*region.steps[0].axes}, {*region.steps[0].reduction}
     sliding = [load for load in loads(*region.steps[0].bodies) if any(axes & used and summed & used for used in map(variables, load.index))]
     inner = [(load, _innermost(laid_out.layouts[load.buffer])) for load in sliding]
-    return bool(inner) and all(dim is not None and not summed & variables(load.index[dim]) for load, dim in inner)
+    return bool(inner) and all(dim is not None and load.index[dim] in axes for load, dim in inner)
 
 
 def _innermost(layout: Layout) -> int | None:
