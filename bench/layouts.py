@@ -1,17 +1,22 @@
 """What storing values otherwise than by rule is predicted and measured to gain on this CPU: each alternative by itself.
 
     python -m bench.layouts --threads 1 --name layouts_1
+    python -m bench.layouts --threads 1 --windows 60 --name layouts_windows
 
-For each of a few modules, and each alternative that `partition.layout_choice` finds where trials may measure: predicted and measured seconds of the
-module with every value stored by rule, and with that alternative alone, in interleaved turns after both were checked against PyTorch in float64.
+For each of a few modules, or of random windows (depthwise convolutions and poolings), and each alternative that `partition.layout_choice` finds where
+trials may measure, of windows those that change them and also copies of what they read in rows: predicted and measured seconds of the module with
+every value stored by rule, and with that alternative alone, in interleaved turns after both were checked against PyTorch in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import geometric_mean
 from typing import Any
 from unittest import mock
 
@@ -25,10 +30,11 @@ import tilewright
 from bench.common import Contender, compare, write_results
 from tilewright.ir.graph import Graph
 from tilewright.partition import predictions
-from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives
-from tilewright.partition.layouts import BY_RULE
+from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives, groups
+from tilewright.partition.layouts import BY_RULE, PADDED, LaidOut, Storing
+from tilewright.partition.merges import gains
 
-TOLERANCE, ROUNDS, SECONDS = 1e-4, 15, 0.05
+TOLERANCE, ROUNDS, SECONDS = 1e-4, 9, 0.01
 """Largest relative error; turns of each way, and seconds of a turn."""
 
 
@@ -43,7 +49,9 @@ class Classes(nn.Module):
         return F.interpolate(self.two(F.relu(self.one(x))), scale_factor=4, mode="bilinear").softmax(1)
 
 
-MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+Maker = Callable[[], tuple[nn.Module, Tensor]]
+"""Makes a module and its input."""
+MODULES: dict[str, Maker] = {
     "3x3 of 64 channels, no padding": lambda: (nn.Conv2d(64, 32, 3), torch.randn(1, 64, 56, 56)),
     "1x1 of 64 channels": lambda: (nn.Conv2d(64, 32, 1), torch.randn(1, 64, 56, 56)),
     "3x3 of 64 channels, padded": lambda: (nn.Conv2d(64, 32, 3, padding=1), torch.randn(1, 64, 56, 56)),
@@ -57,61 +65,133 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+APART = 0.1
+"""Shares of the time by which two ways differ clearly."""
+LARGEST, SEED = 2**20, 15
+"""Elements of an image of the random windows; what draws them."""
+
+
+def windows(number: int) -> dict[str, Maker]:
+    """Random windows of 3 to 7 places at strides 1 and 2, the model's last operator after a 1x1 convolution, its first before one, and alone."""
+    drawn = random.Random(SEED)
+    made: dict[str, Maker] = {}
+    while len(made) < 3 * number:
+        batch, channels = drawn.choice([1, 1, 4]), drawn.choice([16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
+        pixels, taps, stride = drawn.randint(7, 112), drawn.choice([3, 3, 5, 7]), drawn.choice([1, 2])
+        kind, padding = drawn.choice(["depthwise", "depthwise", "max", "mean"]), drawn.choice([0, taps // 2])
+        if batch * channels * pixels**2 > LARGEST:
+            continue
+        for where in ("result", "input", "both"):
+            name = f"{kind} {taps}x{taps}, stride {stride}, padding {padding}, {batch} x {channels} x {pixels} x {pixels}, {where}"
+            made[name] = partial(_window, kind, where, batch, channels, pixels, taps, stride, padding)
+    return made
+
+
+def _window(kind: str, where: str, batch: int, channels: int, pixels: int, taps: int, stride: int, padding: int) -> tuple[nn.Module, Tensor]:
+    window: nn.Module
+    if kind == "depthwise":
+        window = nn.Conv2d(channels, channels, taps, stride, padding, groups=channels)
+    else:
+        window = (nn.MaxPool2d if kind == "max" else nn.AvgPool2d)(taps, stride, padding)
+    if where == "result":
+        return nn.Sequential(nn.Conv2d(32, channels, 1), window), torch.randn(batch, 32, pixels, pixels)
+    x = torch.randn(batch, channels, pixels, pixels)
+    return (nn.Sequential(window, nn.Conv2d(channels, 32, 1)) if where == "input" else window), x
+
+
 @dataclass(frozen=True)
 class Found:
-    """An alternative of a module, with predicted and measured seconds by rule and with it."""
+    """An alternative of a module, whether its prediction decides, and predicted and measured seconds by rule and with it."""
 
     module: str
     told: str
+    decides: bool
     predicted: tuple[float, float]
     seconds: tuple[float, float]
 
 
-def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None) -> tuple[Any, list[Alternative]]:
-    """The module with that one of its alternatives, or by rule, and all alternatives."""
-    known: list[Alternative] = []
+def window_inputs(graph: Graph, plain: LaidOut) -> list[Alternative]:
+    """What the planner does not consider: windows of the model's input, or of its padded copy, that read a copy with channels innermost, and results
+    of the model that are copied from what these store."""
+    names = {*graph.inputs, *(name + PADDED for name in graph.inputs)}
+    return [
+        Alternative(
+            region.outputs[0],
+            Storing(apart=frozenset({*graph.inputs, *region.outputs}.intersection((*graph.inputs, *graph.outputs)))),
+            "computed from a copy with channels innermost",
+        )
+        for region in plain.regions
+        if region.kind == "window" and not names.isdisjoint(region.inputs)
+    ]
+
+
+def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None, kinds: Sequence[str] = ()) -> tuple[Any, dict[Alternative, bool]]:
+    """The module with that one of its alternatives, or by rule, and all alternatives, or those that change regions of these kinds; with each whether
+    its prediction decides."""
+    known: dict[Alternative, bool] = {}
 
     def chosen(graph: Graph, laid: Laid, judge: Judge, *_: Any) -> Chosen:
         plain = laid(BY_RULE)
-        known[:] = find_alternatives(graph, plain, replace(judge, measuring=True))
-        return Chosen(plain if number is None else laid(known[number].storing))
+        for one in find_alternatives(graph, plain, replace(judge, measuring=True)) + (window_inputs(graph, plain) if kinds else []):
+            other = laid(one.storing)
+            found = groups([one], plain, other)
+            changed = [(region, way) for group in found for regions, way in ((group.before, plain), (group.after, other)) for region in regions]
+            if any(not kinds or region.kind in kinds for region, _ in changed):
+                known[one] = all(judge.counts(region, way) for region, way in changed)
+        return Chosen(plain if number is None else laid([*known][number].storing))
 
     with mock.patch.object(predictions, "choose_layouts", chosen):
         return tilewright.compile(module, (x,), "native", threads=threads), known
 
 
-def measured(name: str, threads: int) -> list[Found]:
-    """Each alternative of a module."""
+def measured(name: str, make: Maker, threads: int, kinds: Sequence[str] = ()) -> list[Found]:
+    """Each alternative of a module, or those that change regions of these kinds."""
     torch.manual_seed(0)
-    module, x = MODULES[name]()
+    module, x = make()
     module.eval()
-    rule, alternatives = compiled(module, x, threads, None)
+    rule, alternatives = compiled(module, x, threads, None, kinds)
     found = []
-    for number, one in enumerate(alternatives):
-        other, _ = compiled(module, x, threads, number)
+    for number, (one, decides) in enumerate(alternatives.items()):
+        other, _ = compiled(module, x, threads, number, kinds)
         predicted = [sum(part.predicted_seconds for part in each.image.program.regions) for each in (rule, other)]
         ways = [Contender("rule", lambda *_: rule), Contender("alternative", lambda *_, other=other: other)]
         outcomes = compare(name, module, (x,), (torch.randn_like(x),), ways, TOLERANCE, ROUNDS, SECONDS)
         seconds = [outcome.median_seconds or float("nan") for outcome in outcomes]
-        found.append(Found(name, f"{one.value} {one.told}", (predicted[0], predicted[1]), (seconds[0], seconds[1])))
+        found.append(Found(name, f"{one.value} {one.told}", decides, (predicted[0], predicted[1]), (seconds[0], seconds[1])))
     return found
+
+
+def summary(found: Sequence[Found]) -> str:
+    """How often predictions that gain or lose 10 % have the sign that is measured, and what is measured where they gain."""
+    ratios = [(one.predicted[1] / one.predicted[0], one.seconds[1] / one.seconds[0]) for one in found]
+    right = [(predicted < 1) == (measured < 1) for predicted, measured in ratios if abs(predicted - 1) > APART]
+    taken = [measured for one, (_, measured) in zip(found, ratios, strict=True) if gains(one.predicted[1], one.predicted[0])]
+    said = f"{len(found)} alternatives: {sum(right)} of {len(right)} signs are right where {APART:.0%} are predicted"
+    return said + (f"; {len(taken)} would be taken: {geometric_mean(taken):.2f} of the time, at worst {max(taken):.2f}" if taken else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--windows", type=int, help="number of random windows, instead of the modules")
     parser.add_argument("--name", help="writes bench/results/NAME.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    found = [one for name in MODULES for one in measured(name, options.threads)]
+    made, kinds = (windows(options.windows), ("window",)) if options.windows else (MODULES, ())
+    found: list[Found] = []
+    for name, make in made.items():
+        found += measured(name, make, options.threads, kinds)
+        if options.name:  # also if it is interrupted
+            write_results(options.name, {"threads": options.threads, "windows": options.windows, "last": name}, [asdict(one) for one in found])
     table = Table("module", "alternative", "predicted, us", "ratio", "measured, us", "ratio")
     for one in found:
         (a, b), (c, d) = one.predicted, one.seconds
         table.add_row(one.module, one.told, f"{1e6 * a:.1f} -> {1e6 * b:.1f}", f"{b / a:.2f}", f"{1e6 * c:.1f} -> {1e6 * d:.1f}", f"{d / c:.2f}")
-    Console(width=200).print(table)
-    if options.name:
-        write_results(options.name, {"threads": options.threads}, [asdict(one) for one in found])
+    console = Console(width=200)
+    console.print(table)
+    for decides, what in ((True, "predictions decide"), (False, "only measured times decide")):
+        console.print(f"{what}: {summary([one for one in found if one.decides == decides])}")
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
         return Judged(True, "1 us predicted so, 2 us by rule")
 
     monkeypatch.setattr(Judge, "compare", taken)
-    monkeypatch.setattr(Judge, "counts", lambda self, region: True)
+    monkeypatch.setattr(Judge, "counts", lambda self, *_: True)
     return asked
 
 
@@ -322,6 +322,49 @@ def test_a_cpu_copies_an_image_of_many_channels_that_is_not_padded() -> None:
     assert program.storage[f"input{PADDED}"].layout.order == channels_last((1, 64, 56, 56)).order
 
 
+def depthwise(channels: int, taps: int = 3, stride: int = 1, padding: int = 1) -> nn.Module:
+    return nn.Conv2d(channels, channels, taps, stride, padding, groups=channels)
+
+
+@pytest.mark.parametrize("module", [depthwise(64), depthwise(64, 5, 2, 0), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 2)], ids=str)
+def test_a_cpu_copies_what_a_window_of_channels_stores(module: nn.Module) -> None:
+    """Its elements would be loaded one by one for rows of the result."""
+    graph = graph_of(nn.Sequential(nn.Conv2d(32, 64, 1), module), torch.randn(1, 32, 56, 56))
+    program = plan_program(graph, CPU, 1)
+    (decision,) = (decision for decision in decisions(program) if decision.results == graph.outputs)
+    assert decision.taken and "only measured times" not in decision.text
+    assert any(decision.text in part.region.reasons for part in program.regions)
+    layout = program.storage[graph.outputs[0] + STORED].layout
+    assert layout.order == channels_last(layout.shape).order
+    assert sum(part.predicted_seconds for part in program.regions) < 0.8 * by_rule(graph, CPU)
+
+
+@pytest.mark.parametrize(
+    ("module", "counts"),
+    [
+        (nn.Sequential(nn.Conv2d(5, 8, 1), depthwise(8)), True), (nn.Sequential(nn.Conv2d(5, 8, 1), nn.MaxPool2d((1, 3))), True),
+        (depthwise(5), False), (depthwise(5, 3, 2, 0), False), (nn.MaxPool2d((3, 1), 2), False), (nn.MaxPool2d((1, 3), 2), False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_windows_along_rows_need_measured_times(module: nn.Module, counts: bool) -> None:
+    """At stride 2 compilers make vectors of rows that the estimate takes to be loaded one by one."""
+    graph = graph_of(module, torch.randn(1, 5, 9, 10))
+    laid_out = laying(graph)(BY_RULE)
+    (window,) = (region for region in laid_out.regions if region.kind == "window")
+    assert judge(gpu=False).counts(window, laid_out) == counts
+    assert (graph.outputs[0] in alternatives(graph, gpu=False)) == (counts and len(graph.nodes) > 1)
+
+
+def test_sums_of_short_rows_need_measured_times() -> None:
+    class Short(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum(2)
+
+    laid_out = laying(graph_of(Short(), torch.randn(4, 5, 3, 6)))(BY_RULE)
+    assert [(region.kind, judge(gpu=False).counts(region, laid_out)) for region in laid_out.regions] == [("window", False)]
+
+
 def by_rule(graph: Graph, target: Machine) -> float:
     """Predicted seconds without alternatives."""
     with pytest.MonkeyPatch.context() as patch:
@@ -462,6 +505,26 @@ def test_random_modules_are_right(always: list[Group], seed: int) -> None:
             cases.append(Case(str(number), randomised(module).eval(), (image,)))
     check_interpreted(cases, H200)
     check_native(cases)
+
+
+@given(
+    kind=st.sampled_from(["depthwise", "max", "mean"]), before=st.booleans(), after=st.booleans(), batch=st.integers(1, 2), channels=st.integers(1, 20),
+    size=st.tuples(st.integers(7, 12), st.integers(7, 12)), taps=st.integers(1, 7), stride=st.integers(1, 2), padded=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=draws(6), deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_windows_are_right_by_rule_and_with_every_alternative(
+    kind: str, before: bool, after: bool, batch: int, channels: int, size: tuple[int, int], taps: int, stride: int, padded: bool
+) -> None:
+    padding = taps // 2 if padded else 0
+    pools: dict[str, nn.Module] = {"max": nn.MaxPool2d(taps, stride, padding), "mean": nn.AvgPool2d(taps, stride, padding)}
+    window = pools.get(kind, depthwise(channels, taps, stride, padding))
+    parts = [*([nn.Conv2d(5, channels, 1)] if before else []), window, *([nn.Conv2d(channels, 7, 1)] if after else [])]
+    case = Case(kind, randomised(nn.Sequential(*parts)).eval(), (torch.randn(batch, 5 if before else channels, *size),))
+    check_native([case])
+    for taken in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Judge, "compare", lambda self, group, *_, taken=taken: Judged(taken, "1 us predicted so, 2 us by rule"))
+            check_native([case])
 
 
 @given(first=st.integers(0, 2**20))

@@ -63,6 +63,16 @@ def test_large_windows_that_overlap_are_no_rows(module: nn.Module, size: int, ki
     assert [region.kind for region in result.regions if region.kind != "map"] == [kind]
 
 
+@pytest.mark.parametrize("channels, size", [(8, (9, 11)), (1, (9, 11)), (6, (12,))], ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_depthwise_convolutions_are_windows_with_and_without_padding(channels: int, size: tuple[int, ...], stride: int, padding: int) -> None:
+    """Also one image by one filter. Without padding the image is loaded as a matrix of weights would be, but its columns are windows."""
+    module = (nn.Conv2d if len(size) == 2 else nn.Conv1d)(channels, channels, 3, stride, padding, groups=channels)
+    _, result = laid_out(module, normal(2, channels, *size))
+    assert [region.kind for region in result.regions if region.kind != "map"] == ["window"]
+
+
 def test_halo_where_every_reader_may_have_it() -> None:
     """A value between convolutions has the widest halo that a reader needs; graph results have none and are copied once."""
     _, inner = laid_out(SharedHalo(False, 8), normal(1, 3, 8, 9))

@@ -59,7 +59,8 @@ class Contraction:
 
 def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
     """The step as a contraction, or None if it is not one: another combiner or type, a reduced axis that does not index both factors, no axis that
-    indexes only B (depthwise convolution, dot products), or a second factor that is computed rather than loaded.
+    indexes only B (depthwise convolution, dot products), a second factor that is computed rather than loaded, or one row of A by a B of which each
+    result sums a window (depthwise filters by an image without padding): as products these would be columns of B, copied for each of its places.
 
     If either factor could be B, constants (weights) are preferred: they can be packed at compile time."""
     if step.combiner != "sum" or step.scan is not None or len(step.bodies) != 1:
@@ -104,4 +105,6 @@ def _with_factors(step: Step, a: Expr, b: Expr) -> Contraction | None:
     m = tuple(axis for axis in step.axes if axis not in in_b)
     if prod(axis.extent or 0 for axis in n) <= 1:
         return None
-    return Contraction(step, batch, m, n, r, a, b)
+    found = Contraction(step, batch, m, n, r, a, b)
+    in_windows = {axis for used in map(variables, b.index) if not used.isdisjoint(n) for axis in used}
+    return None if found.size_m == 1 and r and in_windows.issuperset(r) else found

@@ -10,8 +10,8 @@ Values whose order follows others' follow them here too. Alternatives that chang
 regions that it changes. All of this is done for every partition that is predicted, so that siblings, folded images and prologues are compared as they
 would be stored; and what is taken of that is compared again with the chains of regions that either way allows.
 
-The estimates of maps on CPUs count neither bounds nor strides. There guards and rows of windows are no alternatives, and where loops other than
-copies would change, only measured times decide.
+The estimates of maps on CPUs count neither bounds nor strides, and those of windows along rows too much for strides. There guards and rows of windows
+are no alternatives, and where loops other than copies and windows that read channels would change, only measured times decide.
 """
 
 from __future__ import annotations
@@ -102,15 +102,19 @@ class Judge:
         """Whether predictions decide."""
         return self.trusted or not self.gpu
 
-    def counts(self, region: Region) -> bool:
-        """Whether the region's predicted time decides, which must depend on how its values are stored."""
-        return self.believes and (self.gpu or region.kind in ("contraction", "attention") or not region.nodes)
+    def counts(self, region: Region, laid_out: LaidOut) -> bool:
+        """Whether the predicted time of a partition's region decides, which must depend on how its values are stored. On a CPU that of a window does
+        where it reads channels: along rows compilers also make vectors of some elements that are not adjacent."""
+        if self.gpu or not self.believes or not region.nodes or region.kind in ("contraction", "attention"):
+            return self.believes
+        return region.kind == "window" and _across_windows(region, laid_out)
 
     def compare(self, group: Group, before: LaidOut, after: LaidOut, alone: Callable[[], LaidOut]) -> Judged:
         """Whether the group is taken, of those that distinguish two partitions. `alone` makes the partition that it alone distinguishes from the
         first: other groups may be on the same path."""
         both = compared(self.predict(after, group.after), self.predict(before, group.before), by_prediction=self.by_prediction)
-        counted = all(map(self.counts, (*group.before, *group.after)))
+        ways = ((group.before, before), (group.after, after))
+        counted = all(self.counts(region, laid_out) for regions, laid_out in ways for region in regions)
         measured = both.measured is not None and not self.by_prediction
         taken, said = both.taken and (measured or counted), both.text("so", group.alternatives[0].usual)
         if taken and not measured and self.chained is not None:
@@ -181,7 +185,7 @@ def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: fro
     kept = {*laid_out.slices, *(place.buffer for place in laid_out.slices.values())}
     kept |= {output for node in graph.nodes if node.operator == SPACE_TO_DEPTH for output in node.outputs}
     if not judge.measuring:
-        kept |= {name for region in laid_out.regions if not judge.counts(region) for name in (*region.inputs, *region.outputs)}
+        kept |= {name for region in laid_out.regions if not judge.counts(region, laid_out) for name in (*region.inputs, *region.outputs)}
     found: list[Alternative] = []
     for name in graph.inputs:
         if name in outside or len(laid_out.layouts[name].shape) < 3 or _innermost(laid_out.layouts[name]) is None:
@@ -217,6 +221,14 @@ def find_alternatives(graph: Graph, laid_out: LaidOut, judge: Judge, pinned: fro
                 told = "copied from where it is stored with channels innermost, for all that reads it"
                 found.append(Alternative(name, Storing(apart=frozenset({name})), told))
     return found
+
+
+def _across_windows(region: Region, laid_out: LaidOut) -> bool:
+    """Whether the region's windows neither extend nor move along the innermost dimensions of the values in which they lie: that of the channels."""
+    axes, summed = {*region.steps[0].axes}, {*region.steps[0].reduction}
+    sliding = [load for load in loads(*region.steps[0].bodies) if any(axes & used and summed & used for used in map(variables, load.index))]
+    inner = [(load, _innermost(laid_out.layouts[load.buffer])) for load in sliding]
+    return bool(inner) and all(dim is not None and load.index[dim] in axes for load, dim in inner)
 
 
 def _innermost(layout: Layout) -> int | None:

@@ -64,12 +64,14 @@ def lower_window(problem: Problem, schedule: LoopSchedule) -> Lowered:
 
 
 def has_vectors(problem: Problem, lanes: int) -> bool:
-    """Whether vectors along the innermost axis of the result can load the elements of windows."""
+    """Whether vectors along the innermost axis of the result can load the elements of windows, all under one guard."""
     region, layouts = problem.region, problem.layouts
     reduce, offset = region.steps[0], layouts[region.outputs[0]].offset(region.steps[-1].index)
     bodies = [flatten(body, layouts) for body in reduce.bodies]
     axes, (*bodies, offset) = merge_axes(storage_order(reduce.axes, offset), [*bodies, offset])
     if not axes or len(bodies) != 1 or (axes[-1].extent or 0) < lanes:
+        return False
+    if isinstance(bodies[0], Apply) and bodies[0].operation == "select" and axes[-1] in variables(bodies[0].args[0]):
         return False
     strides = [coefficient(load.index[0], axes[-1]) for load in loads(*bodies) if load.buffer not in problem.constants]
     return bodies[0].dtype in VECTOR_TYPES and all(stride in (0, 1) for stride in strides)
