@@ -39,7 +39,7 @@ class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
-        self.last = nn.Conv2d(16, 8, 1)
+        self.last = nn.Conv2d(16, 8, 3, padding=1)  # rows that strips of its input share: no chain with the branches
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         joined = torch.cat([torch.relu(self.first(x)), torch.relu(self.second(x))], 1)
