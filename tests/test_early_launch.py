@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Load, walk
-from tilewright.ir.kernel import Block, Invoke, Kernel, expressions, written_by
+from tilewright.ir.kernel import Block, Invoke, Kernel, Statement, expressions, written_by
 from tilewright.kernels.gpu import early
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.kernels.registry import lower, lower_for_images
@@ -106,6 +107,12 @@ def test_scopes_keep_their_places_of_shared_memory(ahead: bool, monkeypatch: pyt
         assert shares_places(alone) and shared_offsets(early_one) == shared_offsets(alone)
 
 
+def in_order(body: Block) -> Iterator[Statement]:
+    """The statements of a block and of blocks inside it."""
+    for statement in body.statements:
+        yield from in_order(statement) if isinstance(statement, Block) else (statement,)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before it a kernel accesses nothing but constants; most products have their first filters then."""
@@ -123,12 +130,13 @@ def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypat
             if kernel.cooperative or not isinstance(kernel.body, Block):
                 continue
             names = {buffer.name: argument for buffer, argument in zip(kernel.parameters, call.arguments, strict=True)}
-            at = kernel.body.statements.index(wait_for_earlier_kernels())
-            before = {names[name] for name in early.accessed(Block(kernel.body.statements[:at])) if name in names}
+            inside = tuple(in_order(kernel.body))
+            at = inside.index(wait_for_earlier_kernels())
+            before = {names[name] for name in early.accessed(Block(inside[:at])) if name in names}
             assert before <= constants, kernel.name
             copying += bool(before)
-            if at + 1 < len(kernel.body.statements) and "mbarrier" not in print_cuda([kernel]):
-                assert {names.get(name) for name in early.accessed(kernel.body.statements[at + 1])} - constants - {None}
+            if at + 1 < len(inside) and "mbarrier" not in print_cuda([kernel]):
+                assert {names.get(name) for name in early.accessed(inside[at + 1])} - constants - {None}
     assert copying >= 3
     check_interpreted([Case("network", network().to(dtype), inputs, 3e-5 if dtype == torch.float32 else 5e-3)], H200)
     compiler = NvrtcCompiler.find(H200)
