@@ -68,12 +68,12 @@ MODULES: dict[str, Maker] = {
 APART = 0.1
 """Shares of the time by which two ways differ clearly."""
 LARGEST, SEED = 2**20, 15
-"""Elements of an image of the random windows; what draws them."""
+"""Elements of an image of the random windows; what draws them if nothing else is said."""
 
 
-def windows(number: int) -> dict[str, Maker]:
+def windows(number: int, seed: int = SEED) -> dict[str, Maker]:
     """Random windows of 3 to 7 places at strides 1 and 2, the model's last operator after a 1x1 convolution, its first before one, and alone."""
-    drawn = random.Random(SEED)
+    drawn = random.Random(seed)
     made: dict[str, Maker] = {}
     while len(made) < 3 * number:
         batch, channels = drawn.choice([1, 1, 4]), drawn.choice([16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
@@ -174,16 +174,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--windows", type=int, help="number of random windows, instead of the modules")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the random windows")
     parser.add_argument("--name", help="writes bench/results/NAME.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    made, kinds = (windows(options.windows), ("window",)) if options.windows else (MODULES, ())
+    made, kinds = (windows(options.windows, options.seed), ("window",)) if options.windows else (MODULES, ())
     found: list[Found] = []
     for name, make in made.items():
         found += measured(name, make, options.threads, kinds)
         if options.name:  # also if it is interrupted
-            write_results(options.name, {"threads": options.threads, "windows": options.windows, "last": name}, [asdict(one) for one in found])
+            write_results(options.name, {**vars(options), "last": name}, [asdict(one) for one in found])
     table = Table("module", "alternative", "predicted, us", "ratio", "measured, us", "ratio")
     for one in found:
         (a, b), (c, d) = one.predicted, one.seconds
