@@ -468,13 +468,14 @@ def chain_with_branches(name: str) -> Problem:
     return taken[0]
 
 
+def lowered_apart(judge: StripJudge, problem: Problem, schedule: object) -> Lowered:
+    """The kernels of the regions one after another, in the place of a chain's: for `StripJudge.lower`."""
+    return lower_apart(problem, Apart(tuple(choose(part, judge.machine, 2).schedule for part in parts_of(problem))), judge.machine)
+
+
 @pytest.mark.parametrize("name", ["concatenated results", "two results", "two windows"])
 def test_regions_apart_compute_the_same(name: str) -> None:
     """What trials measure a chain with branches against."""
-
-    def lowered_apart(judge: StripJudge, problem: Problem, schedule: object) -> Lowered:
-        return lower_apart(problem, Apart(tuple(choose(part, judge.machine, 2).schedule for part in parts_of(problem))), judge.machine)
-
     module, shape = CASES[name]
     with some(0, 1.0), mock.patch.object(StripJudge, "lower", lowered_apart):
         check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 2)

@@ -20,7 +20,7 @@ import tilewright
 from tests.batches import check
 from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
-from tests.test_branched_chains import Dense, Elan, Inception, Partial, some
+from tests.test_branched_chains import Dense, Elan, Inception, Partial, lowered_apart, some
 from tests.test_chains import X86, conv, graph_of
 from tests.test_trips import sized
 from tilewright.hardware import machine
@@ -28,7 +28,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Region, Unsuitable
 from tilewright.ir.stage import MEMORY, Edge
 from tilewright.kernels.schema import USUAL
-from tilewright.partition.apart import Apart, lower_apart, parts_of
+from tilewright.partition.apart import parts_of
 from tilewright.partition.canonical import canonical
 from tilewright.partition.canonical import key_of as canonical_key
 from tilewright.partition.chain_kernel import StripSchedule, chain_of
@@ -41,7 +41,6 @@ from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import cut_along
 from tilewright.partition.without_kernels import through_torch
 from tilewright.runtime import artifact
-from tilewright.selection.choice import choose
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.records import Records
@@ -331,12 +330,8 @@ def test_any_number_of_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["narrow parts", "fire", "part added"])
 def test_regions_apart_compute_the_same(name: str) -> None:
     """What trials measure such a chain against."""
-
-    def apart(judge: StripJudge, problem: Problem, schedule: object) -> Any:
-        return lower_apart(problem, Apart(tuple(choose(part, judge.machine, 2).schedule for part in parts_of(problem))), judge.machine)
-
     module, shape = CASES[name]
-    with some(0, 1.0), mock.patch.object(StripJudge, "lower", apart):
+    with some(0, 1.0), mock.patch.object(StripJudge, "lower", lowered_apart):
         check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 2)
 
 

@@ -78,6 +78,13 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
     return chooser
 
 
+def made_of(layer: tuple[Callable[[], nn.Module], tuple[int, ...]], dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A layer in the type, and random inputs of its shape."""
+    torch.manual_seed(0)
+    make, shape = layer
+    return make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+
+
 def program_of(
     module: nn.Module,
     inputs: tuple[torch.Tensor, ...],
@@ -239,9 +246,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[layer]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS[layer], dtype)
     used: list[WarpgroupSchedule] = []
     program = program_of(module, inputs, WarpgroupSchedule(32, 2, 3), used)
     assert used
@@ -253,9 +258,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", [*SCHEDULES[1:4], *SCHEDULES[5:9], *SCHEDULES[-2:], MEETING[0]], ids=str)
 def test_schedules_of_groups(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS["groups"]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS["groups"], dtype)
     used: list[WarpgroupSchedule] = []
     program = program_of(module, inputs, schedule, used)
     assert used[-1] == schedule
@@ -615,9 +618,7 @@ def test_parts_that_meet_are_not_in_level_2() -> None:
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[layer]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS[layer], dtype)
     for schedule in SCHEDULES:
         as_interpreted(program_of(module, inputs, schedule, []))
 

@@ -18,7 +18,7 @@ from torch import nn
 from tests.draws import draws
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
-from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, in_turns, program_of
+from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, in_turns, made_of, program_of
 from tests.test_gpu_warpgroup import reason as reason_of
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tilewright.hardware import machine
@@ -97,9 +97,7 @@ def program(module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Any, used
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[layer]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS[layer], dtype)
     used: list[PatchSchedule] = []
     made = program(module, inputs, lambda count: count // 2, used)
     assert used
@@ -244,9 +242,7 @@ def test_no_candidate_is_twice_in_the_space(name: str) -> None:
 @EACH_TYPE
 @pytest.mark.parametrize("layer", ["3x3", "5x5", "dilation", "no padding", "groups"])
 def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[layer]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS[layer], dtype)
     for number in range(0, 12):
         as_interpreted(program(module, inputs, lambda count, part=number / 12: int(count * part), []))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
-from tests.test_gpu_warpgroup import FEW, ONE, TF32, as_interpreted, compiles, with_schedule
+from tests.test_gpu_warpgroup import FEW, ONE, TF32, as_interpreted, compiles, made_of, with_schedule
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tests.test_prologues import graph_of
 from tilewright.frontend.torch_import import import_module
@@ -124,9 +124,7 @@ pixels of each line, with more lines than those of the tile."""
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[layer]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS[layer], dtype)
     used: list[PatchSchedule] = []
     made = program(module, inputs, lambda count: count // 2, used)
     assert used and all(schedule.swapped or schedule.split > 1 for schedule in used)
@@ -416,9 +414,7 @@ def test_chains_leave_pooled_convolutions_alone() -> None:
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_on_the_gpu(layer: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[layer]
-    module, inputs = make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
+    module, inputs = made_of(LAYERS[layer], dtype)
     for number in range(8):
         as_interpreted(program(module, inputs, lambda count, part=number / 8: int(count * part), []))
 
