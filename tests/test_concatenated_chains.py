@@ -20,7 +20,7 @@ import tilewright
 from tests.batches import check
 from tests.compiled import Case, compare, poison
 from tests.interpreted import check_interpreted
-from tests.test_branched_chains import Dense, Elan, Inception, Partial, lowered_apart, some
+from tests.test_branched_chains import Dense, Elan, Inception, Partial, checked_in_strips, lowered_apart, some
 from tests.test_chains import X86, conv, graph_of
 from tests.test_trips import sized
 from tilewright.hardware import machine
@@ -152,14 +152,7 @@ def of_concatenations(problems: Sequence[Problem]) -> list[Problem]:
 @pytest.mark.parametrize("name", CASES)
 def test_strips_compute_what_separate_kernels_do(name: str) -> None:
     """The interpreter reports rows that two workers store, or that one reads and another stores."""
-    module, shape = CASES[name]
-    found = []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        with some(seed, 0.9) as taken:
-            check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 1 + seed % 3)
-        found += of_concatenations(taken)
-    assert found, "no chain over a concatenation was made"
+    assert of_concatenations(checked_in_strips(name, *CASES[name], 0.9)), "no chain over a concatenation was made"
 
 
 @pytest.mark.parametrize("name", ["normalised", "narrow parts", "ghost", "fire", "part added"])

@@ -85,6 +85,17 @@ def made_of(layer: tuple[Callable[[], nn.Module], tuple[int, ...]], dtype: torch
     return make().to(dtype).eval(), (torch.randn(shape).to(dtype),)
 
 
+def drawn_by(
+    draw: Callable[[Random], tuple[nn.Module, tuple[torch.Tensor, ...]]], seed: int, dtype: torch.dtype
+) -> tuple[Random, nn.Module, tuple[torch.Tensor, ...]]:
+    """A generator of that seed, and the module and inputs in the type that it has drawn."""
+    random = Random(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, inputs = draw(random)
+    return random, module.to(dtype).eval(), in_type(inputs, dtype)
+
+
 def program_of(
     module: nn.Module,
     inputs: tuple[torch.Tensor, ...],
@@ -389,11 +400,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 @settings(max_examples=draws(15), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
-    random = Random(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module, inputs = drawn(random)
-    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    random, module, inputs = drawn_by(drawn, seed, dtype)
     check(module, inputs, program_of(module, inputs, random.randrange, [], target=random.choice((H200, FEW, ONE))))
 
 

@@ -18,9 +18,9 @@ from torch import nn
 from tests.draws import draws
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
-from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, in_turns, made_of, program_of
+from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, drawn_by, in_turns, made_of, program_of
 from tests.test_gpu_warpgroup import reason as reason_of
-from tests.test_half_modules import EACH_TYPE, TYPES, in_type
+from tests.test_half_modules import EACH_TYPE, TYPES
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
@@ -166,11 +166,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 @settings(max_examples=draws(10), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
-    random = Random(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module, inputs = drawn(random)
-    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    random, module, inputs = drawn_by(drawn, seed, dtype)
     target, axis = random.choice((H200, FEW, ONE)), random.choice(("", "meeting"))
     check(module, inputs, program(module, inputs, random.randrange, [], target=target, axis=axis))
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
-from tests.test_gpu_warpgroup import FEW, ONE, TF32, as_interpreted, compiles, made_of, with_schedule
-from tests.test_half_modules import EACH_TYPE, TYPES, in_type
+from tests.test_gpu_warpgroup import FEW, ONE, TF32, as_interpreted, compiles, drawn_by, made_of, with_schedule
+from tests.test_half_modules import EACH_TYPE, TYPES
 from tests.test_prologues import graph_of
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
@@ -210,11 +210,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[Tensor, ...]]:
 @settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
-    random = Random(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module, inputs = drawn(random)
-    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    random, module, inputs = drawn_by(drawn, seed, dtype)
     check(module, inputs, program(module, inputs, random.randrange, [], random.choice((H200, FEW, ONE))))
 
 

@@ -39,6 +39,9 @@ class FreeSize:
     least: int
     most: int | None
 
+    def allows(self, number: int) -> bool:
+        return self.least <= number and (self.most is None or number <= self.most)
+
 
 class SymbolicProgram:
     """An exported program whose inputs have symbolic sizes, made functional once.
@@ -189,7 +192,7 @@ class SymbolicProgram:
     def check_sizes(self, key: Sequence[int]) -> None:
         """Raises InvalidInput, which names the relation or range, if the program does not hold for these sizes."""
         for size, number in zip(self.free, key, strict=True):
-            if number < size.least or (size.most is not None and number > size.most):
+            if not size.allows(number):
                 upper = "" if size.most is None else f" to {size.most}"
                 raise InvalidInput(
                     f"{size.name} is {number}, and the model was exported for {size.least}{upper or ' and more'}", "export it for that"
@@ -212,9 +215,8 @@ class SymbolicProgram:
 
     def holds(self, key: Sequence[int]) -> bool:
         """Whether the program is that for these sizes."""
-        return not any(number < s.least or (s.most is not None and number > s.most) for s, number in zip(self.free, key, strict=True)) and not any(
-            self._violated(key, self._guards)
-        )
+        within = all(size.allows(number) for size, number in zip(self.free, key, strict=True))
+        return within and not any(self._violated(key, self._guards))
 
     def symbolic(self, leaf: int) -> frozenset[int]:
         """The dimensions of an input that have a symbolic size."""

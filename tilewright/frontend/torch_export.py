@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cache, wraps
 from pathlib import Path
@@ -191,8 +191,9 @@ def exported(
     Raises InvalidModel if the module cannot be exported, for example because its control flow depends on tensor values, or it allows only one value
     of a size that is to be symbolic."""
     try:
-        replaced = _lstm_states_in_shape(), _exporting_here_alone(), _code_where_called(), _values_without_metadata()
-        with torch.no_grad(), quiet_exporter(), replaced[0], replaced[1], replaced[2], replaced[3], _DataIsTraced():
+        with torch.no_grad(), quiet_exporter(), ExitStack() as replaced, _DataIsTraced():
+            for replacement in (_lstm_states_in_shape, _exporting_here_alone, _code_where_called, _values_without_metadata):
+                replaced.enter_context(replacement())
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
             shapes = None
             if free:
