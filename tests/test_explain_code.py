@@ -62,7 +62,7 @@ def nothing(done: int, total: int) -> None:
 @cache
 def image(target: str) -> Image:
     torch.manual_seed(0)
-    return tilewright.compile(Layers(), torch.randn(1, 64, 13, 17), target).image
+    return tilewright.compile(Layers(), torch.randn(1, 64, 13, 17), target, threads=2).image
 
 
 def need(target: str) -> None:

@@ -54,6 +54,21 @@ def test_nothing_is_predicted_for_sizes_planned_as_before() -> None:
     assert len(same - kernels) <= 2  # of few images, whose loops are for one thread
 
 
+def test_rows_longer_than_a_tile_of_the_size_before() -> None:
+    """Softmax in the tiles of a product, whose rows are longer for the next size: the product has another schedule."""
+
+    class Scores(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(x @ x.transpose(-1, -2), -1)
+
+    cpu, memory = machine("x86-avx512"), Memory()
+    model = ModuleModel(Scores(), (torch.randn(5, 40, 64),), None, [{1: "rows"}])
+    for rows in (40, 96):
+        program = plan_program(simplify(model.bind((rows,)).graph)[0], cpu, 1, memory=memory, as_before=rows != 40)
+        assert any(name.startswith("contraction") for name in program.kernels())
+        assert not any(lowered.region.kind == "torch" for lowered in program.regions)
+
+
 @pytest.mark.better_programs
 def test_a_better_program_takes_the_place_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.runtime.dynamic.REST_SECONDS", 0.0)

@@ -29,7 +29,7 @@ from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Var, coefficient, index_const, loads
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Call, Lowered
+from tilewright.ir.region import Call, Lowered, Unsuitable
 from tilewright.kernels.cpu.common import loops
 from tilewright.kernels.cpu.contraction.nest import Nest
 from tilewright.kernels.cpu.contraction.pairs import PairedNest, packed_pairs
@@ -95,7 +95,13 @@ def lower_pairs(problem: Problem, form: PairedNest, schedule: CpuPairsSchedule, 
 def _lowered(
     problem: Problem, nest: Nest, schedule: CpuContractionSchedule, machine: Machine, b: SecondFactor, role: str, products: Callable[[Var], Products]
 ) -> Lowered:
-    """The kernels with these products for the panel that a variable numbers."""
+    """The kernels with these products for the panel that a variable numbers.
+
+    Raises:
+        Unsuitable: if rows of the result are reduced and a tile would hold a part of one; the space has no such schedule, but another size may.
+    """
+    if nest.stages and schedule.panel < (nest.n.extent or 0):
+        raise Unsuitable("a tile would hold a part of a row that is reduced")
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
     stores = TileStores(problem.region.outputs[0], nest, schedule, panel)
