@@ -191,7 +191,7 @@ class _Importer:
         if is_symbolic(node.meta.get("val")):
             return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise UnsupportedOperator(f"{node.target} at {place_of(node)} is not an ATen operator", "replace it by tensor operations")
+            raise UnsupportedOperator(f"{node.target} at {place_of(node)} is no operator of PyTorch", "replace it by tensor operations")
         called = out_of_place(node.target)
         if called is None:
             raise UnsupportedOperator(f"{node.target} at {place_of(node)} changes its arguments", "replace it by operations that do not")

@@ -1,6 +1,6 @@
-"""The PyTorch operators that a node may run: those of ATen, looked up by name in `torch.ops.aten` only. A module in memory may use all that change no
-argument (`resolve_operator`). A file, .pt2 or artifact, may only name those listed in `permitted_operators`: many operators, meant to be called by
-autograd, trust their arguments.
+"""The PyTorch operators that a node may run, looked up by name in `torch.ops` only. A module in memory may use all that change no argument, those of
+ATen and those that packages and users register (`resolve_operator`). A file, .pt2 or artifact, may only name those of ATen listed in
+`permitted_operators`: others may do anything, and many of ATen, meant to be called by autograd, trust their arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewright.frontend.permitted_operators import PERMITTED
 from tilewright.graph import onnx_call
 from tilewright.ir.dtypes import BY_TORCH_NAME
 
-TARGET = re.compile(r"aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
+TARGET = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII)
 ONNX_TARGET = re.compile(r"onnx\.[A-Za-z][A-Za-z0-9]*")
 VIEWS = frozenset(
     "view.default reshape.default view.dtype view_as_real.default view_as_complex.default _conj.default _neg_view.default transpose.int "
@@ -32,17 +32,16 @@ def resolve_operator(target: str) -> Callable[..., Any]:
     """The operator of a name such as "aten.sort.default"; for all of ONNX's ("onnx.DFT") one that runs nodes (`graph.onnx_call`).
 
     Raises:
-        InvalidArtifact: for a name outside ATen, an operator that this PyTorch does not have, or one that changes its
-        arguments.
+        InvalidArtifact: for a name of another form, an operator that is not registered in this process, or one that changes its arguments.
     """
     if ONNX_TARGET.fullmatch(target):
         return onnx_call.OPERATOR
     match = TARGET.fullmatch(target)
     if match is None:
-        raise InvalidArtifact(f"{target!r} is no ATen operator that may run through PyTorch", "compile the model again")
-    packet = getattr(torch.ops.aten, match[1], None)
-    known = isinstance(packet, torch._ops.OpOverloadPacket) and match[2] in packet.overloads()
-    overload = getattr(packet, match[2]) if known else None
+        raise InvalidArtifact(f"{target!r} is no operator of PyTorch", "compile the model again")
+    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
+    known = isinstance(packet, torch._ops.OpOverloadPacket) and match[3] in packet.overloads()
+    overload = getattr(packet, match[3]) if known else None
     if not isinstance(overload, torch._ops.OpOverload):
         raise InvalidArtifact(f"PyTorch {torch.__version__} has no operator {target}", "use the release that saved the executable")
     if overload._schema.is_mutable:
@@ -60,7 +59,7 @@ def permitted_operator(target: str, view: bool = False) -> Callable[..., Any]:
     if operator is onnx_call.OPERATOR and not view:
         return operator
     overload = target.removeprefix("aten.")
-    listed = not PERMITTED.isdisjoint((overload, overload.partition(".")[0]))
+    listed = overload != target and not PERMITTED.isdisjoint((overload, overload.partition(".")[0]))
     # TorchScript's overloads on lists and numbers share the names of operators
     tensors = all("Tensor" in str(result.type) for result in operator._schema.returns)  # type: ignore[attr-defined]
     known = torch._C._dispatch_has_kernel(operator.name())  # type: ignore[attr-defined]
