@@ -643,3 +643,17 @@ def test_inputs_whose_elements_share_memory(made: Callable[[int], torch.Tensor],
             x = made(n)
             close(run(x), function(x))
     assert compiled_calls
+
+
+def test_vmap_in_a_captured_graph() -> None:
+    """What vmap batches has no storage that could be asked."""
+
+    class Mapped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.vmap(lambda row: torch.softmax(row @ row.T, -1) + 1)(x)
+            return result
+
+    module, x = Mapped(), torch.randn(5, 8, 6)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend="tilewright", fullgraph=True)(x), module(x), rtol=1e-4, atol=1e-5)

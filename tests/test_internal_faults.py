@@ -178,6 +178,21 @@ def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.Monk
             torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_a_graph_of_torch_compile_runs_eagerly(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = model
+    monkeypatch.setattr(torch_import, "functional", broken)
+    torch._dynamo.reset()
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = torch.compile(module, backend="tilewright")(x)
+        wanted = module(x)
+    said = {type(warning.message): str(warning.message) for warning in caught}
+    assert "a graph of torch.compile: it runs eagerly, because of a fault inside Tilewright: ZeroDivisionError" in said[InternalFault]
+    assert "runs eagerly: a fault inside Tilewright: ZeroDivisionError" in said[tilewright.NotCompiled]
+    for result, value in zip(results, wanted, strict=True):
+        assert torch.equal(result, value)
+
+
 def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     module, x = model
     monkeypatch.setattr(lowering, "lower_for_images", breaks_at(1, registry.lower))

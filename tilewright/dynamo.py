@@ -32,6 +32,7 @@ from tilewright.errors import (
     TilewrightError,
     UnsupportedOperator,
     UnsupportedOption,
+    contained,
     warn_at_users_line,
     warn_not_compiled,
 )
@@ -164,6 +165,10 @@ def _reason_to_discard(executable: Executable | DynamicExecutable) -> _Eager | N
 
 def _not_compiled(error: TilewrightError) -> _Eager:
     return _Eager(f"tilewright cannot compile it: {error.cause}", error.remedy or "report this model")
+
+
+def _fault(why: str) -> _Eager:
+    return _Eager(f"a fault inside Tilewright: {why}", "report it, please")
 
 
 def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool:
@@ -351,14 +356,21 @@ class _CompiledGraph:
             options["target"] = default_target(inputs)
         families, choices = _families_of(next(iter(bound.values()), None)), repr(sorted(options.items()))
         family = families.get(choices) or Family()
-        try:
-            # outside inference mode: tensors made in it have no versions, and export rejects them
-            with torch.inference_mode(False), torch.no_grad():
-                with collection_paused():
-                    model = _Frozen(self._eager, bound, free, self._sizes, fractions)
-                executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=self._sizes.dynamic(free), family=family, **options)
-        except TilewrightError as error:
-            self._decline(_not_compiled(error))
+
+        def attempt() -> Executable | DynamicExecutable | _Eager:
+            try:
+                # outside inference mode: tensors made in it have no versions, and export rejects them
+                with torch.inference_mode(False), torch.no_grad():
+                    with collection_paused():
+                        model = _Frozen(self._eager, bound, free, self._sizes, fractions)
+                    sizes = self._sizes.dynamic(free)
+                    return compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=sizes, family=family, **options)
+            except TilewrightError as error:
+                return _not_compiled(error)
+
+        executable = contained("a graph of torch.compile", "it runs eagerly", attempt, _fault)
+        if isinstance(executable, _Eager):
+            self._decline(executable)
             return
         if executable.signature.states:
             changed = [list(bound)[int(state.name.rpartition(_FROZEN)[2])] for state in executable.signature.states]

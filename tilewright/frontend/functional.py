@@ -36,6 +36,8 @@ def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The operator itself, or for one that changes its first argument and nothing else (add_) the one that returns the result (add)."""
     if not target._schema.is_mutable:
         return target
+    if target.namespace != "aten":
+        return None
     first, *others = (argument.alias_info is not None and argument.alias_info.is_write for argument in target._schema.arguments)
     name, overload = str(target).removeprefix("aten.").split(".")
     if not first or any(others) or not name.endswith("_"):
@@ -46,6 +48,8 @@ def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
     """Whether a program traced in this process needs no decomposition: every operator, or the one that does the same out of place, is in `handled`;
     what is written in place is a result that no tensor shares memory with yet; and no output shares memory with an input or another output."""
+    if not all(_has_handler(node, handled) for node in program.graph.nodes if node.op not in ("placeholder", "output")):
+        return False
     makers: dict[int, list[torch.fx.Node]] = {}
     for node in program.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")) if node.op != "output" else ():
@@ -56,8 +60,6 @@ def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
     outputs = {result for node in program.graph.nodes if node.op == "output" for result in node.all_input_nodes}
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if node.op not in ("placeholder", "output") and not _has_handler(node, handled):
-            return False
         if written(node) is not None:
             alike = makers[storage_of(value)]
             if not _is_alone(node, alike[: alike.index(node)]):
