@@ -116,10 +116,10 @@ def test_every_element_has_a_place_of_its_own_and_vectors_are_aligned(schedule: 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_lanes_along_k_read_the_same_elements(warp: tuple[int, int, int]) -> None:
-    y, x = lanes_of(*warp)
+    k, y, x = lanes_of(*warp)
     positions, counts = np.unique(np.stack([y, x]), axis=1, return_counts=True)
     assert positions.shape[1] == warp[1] * warp[2] and (counts == warp[0]).all()
-    assert y.max() == warp[1] - 1 and x.max() == warp[2] - 1
+    assert (k.max(), y.max(), x.max()) == tuple(extent - 1 for extent in warp)
 
 
 def test_dimensions_of_one_element_make_no_difference() -> None:

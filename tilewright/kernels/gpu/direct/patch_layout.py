@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.codegen.common import decode
-from tilewright.ir.expr import Expr, Var, index_const
+from tilewright.ir.expr import Expr, Var
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.direct.schedule import (
     BANKS,
@@ -31,7 +31,7 @@ from tilewright.kernels.gpu.direct.schedule import (
     threads_of,
 )
 from tilewright.kernels.gpu.gemm.space import axis_of
-from tilewright.kernels.gpu.shared_access import values_of, wavefronts
+from tilewright.kernels.gpu.shared_access import offsets_of, wavefronts
 
 PADDINGS = 8
 """Number of paddings tried for a line of the patch, and for a plane of lines unless it is of one channel."""
@@ -229,12 +229,12 @@ def lane_positions(lane: Expr, warps: Mapping[str, int]) -> dict[str, Expr]:
 
 
 @lru_cache(maxsize=256)
-def lanes_of(warp_k: int, warp_y: int, warp_x: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of a warp's lanes along y and x, by the expressions of the code."""
-    warps = {"k": warp_k, "y": warp_y, "x": warp_x}
-    places = [lane_positions(index_const(lane), warps) for lane in range(BANKS)]
-    y, x = (values_of([place[axis] for place in places]) for axis in "yx")
-    return y, x
+def lanes_of(warp_k: int, warp_y: int, warp_x: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions of a warp's lanes along k, y and x, by the expressions of the code."""
+    lane = Var("lane", BANKS)
+    places = lane_positions(lane, {"k": warp_k, "y": warp_y, "x": warp_x})
+    k, y, x = (offsets_of(places[axis], lane)[0] for axis in "kyx")
+    return k, y, x
 
 
 @lru_cache(maxsize=4096)
@@ -253,7 +253,7 @@ def _searched(
     line = np.repeat(-(-extents[inner] // unit) * unit + more, PADDINGS)
     plane = extents[middle] * line + np.tile(more, PADDINGS)
     pitch = {inner: np.ones_like(line), middle: line, outer: plane}
-    y, x = lanes_of(warp_k, warp_y, warp_x)
+    _, y, x = lanes_of(warp_k, warp_y, warp_x)
     words = y * step_y * pitch["y"][:, None] + x * step_x * pitch["x"][:, None]
     loads = -(-warp_y * warp_x * read // BANKS) * wavefronts(words, read) / wavefronts(words[:1], read, conflicts=False)
     lane = np.arange(BANKS)
