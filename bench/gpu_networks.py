@@ -53,7 +53,7 @@ from tilewright.runtime import buffers
 from tilewright.runtime import gpu as gpu_engine
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.memory_plan import plan_memory
-from tilewright.selection.bounds import DEEPCUTS
+from tilewright.selection.bounds import is_claim
 
 FLUSHED_BYTES = 256 << 20
 BATCHES = (1, 16, 64, 128)
@@ -199,7 +199,7 @@ def facts(executable: Executable) -> dict[str, Any]:
     those of libraries, of what no kernel of their schedules can beat (`selection.bounds`, without DeepCuts' limit)."""
     program, rows = executable.image.program, executable.plan.rows
     calls = [region.library for region in program.regions if region.library is not None]
-    own = [[seconds for name, seconds in row.bounds.items() if name != DEEPCUTS] for row in rows]
+    own = [[seconds for name, seconds in row.bounds.items() if not is_claim(name)] for row in rows]
     return {
         "regions": sum(bool(row.kernels) or row.has_library for row in rows),
         "chains": sum(row.kind == "chain" for row in rows),

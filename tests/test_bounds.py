@@ -56,7 +56,7 @@ from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
 from tilewright.kernels.schema import AnySchema
 from tilewright.report.explanation import explanation
-from tilewright.selection.bounds import ARITHMETIC, DEEPCUTS
+from tilewright.selection.bounds import ARITHMETIC, is_claim
 from tilewright.tuning import dataset
 
 H200 = machine("h200")
@@ -394,9 +394,9 @@ def test_explanations_state_both() -> None:
     regions = executable.image.program.regions
     assert {region.kind for region in regions} >= {"contraction", "window", "attention", "row reduction", "map"}
     for region in regions:
-        names = set(region.bounds) - {DEEPCUTS}
+        names = {name for name in region.bounds if not is_claim(name)}
         assert len(names) == 1 and all(0 < seconds < region.predicted_seconds * 1.5 for name, seconds in region.bounds.items() if name in names)
-        assert (DEEPCUTS in region.bounds) or region.kind in ("row reduction", "map"), region.name
+        assert len(region.bounds) == 2 or region.kind in ("row reduction", "map"), region.name
     assert text.count("   bound    at least") == len(regions) and "by DeepCuts' limit" in text
     for_cpu = tilewright.compile(Parts().eval(), (torch.randn(1, 3, 64, 64),), target="x86-avx2", threads=1)
     computing = [row for row in for_cpu.plan.rows if row.work.flops]

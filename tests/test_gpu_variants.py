@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, GpuVariants
 from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels import registry
-from tilewright.kernels.columns import length, row
+from tilewright.kernels.columns import length, row, take
 from tilewright.kernels.gpu.gemm.conflicts import transposing_wavefronts
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.gemm.form import product_form
@@ -39,7 +40,9 @@ from tilewright.kernels.gpu.gemm.space import (
     shared_bytes_of,
 )
 from tilewright.kernels.gpu.gemm.variants import contraction_variants
-from tilewright.kernels.schema import Options
+from tilewright.kernels.gpu.winograd.schema import WINOGRAD
+from tilewright.kernels.gpu.winograd.space import WinogradSchedule
+from tilewright.kernels.schema import Options, form_of
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Ranking, variants_of
 from tilewright.selection.variants import LEAST_GAIN, with_variants
@@ -231,6 +234,49 @@ def test_variants_the_factors_do_not_allow_are_refused() -> None:
         lower(case, ContractionSchedule(32, 32, 8, 4, 4, 1, 2, table=1))
 
 
+# Products of Winograd's algorithm
+
+
+def winograd_variants(case: Case, count: int, seed: int) -> list[WinogradSchedule]:
+    """The variants of a few candidates of the space."""
+    form = form_of(WINOGRAD, case.problem, H200)
+    assert not isinstance(form, Unsuitable)
+    space, _ = WINOGRAD.space(form.facts, H200, Options())
+    some = take(space, np.random.default_rng(seed).choice(length(space), count, replace=False))
+    assert WINOGRAD.variants is not None
+    rows, origins = WINOGRAD.variants(form.facts, some, H200)
+    assert all((rows[name] == some[name][origins]).all() for name in some) and (rows["layout"] + rows["loop"] > 0).all()
+    return [WinogradSchedule(**row(rows, at)) for at in range(length(rows))]
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    channels=st.sampled_from((8, 12, 32)),
+    outputs=st.sampled_from((8, 20, 32)),
+    size=st.tuples(st.integers(4, 9), st.integers(4, 9)),
+    batch=st.sampled_from((1, 2)),
+    seed=st.integers(0, 99),
+)
+def test_winograd_s_products_have_the_variants_of_products(seed: int, **sizes: Any) -> None:
+    case = convolution_case(**sizes)
+    found = winograd_variants(case, 8, seed)
+    choose = np.random.default_rng(seed)
+    for at in choose.choice(len(found), min(3, len(found)), replace=False):
+        schedule = found[int(at)]
+        assert serialisation.schedule_of(serialisation.schedule_text(schedule)) == schedule
+        check(case, registry.lower(case.problem, schedule, H200))
+
+
+def test_variants_of_winograd_s_products_compile(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    case = convolution_case(channels=64, outputs=64, size=(28, 28))
+    plain = WinogradSchedule(4, 256, 1, 64, 64, 16, 4, 4, 1, 2)
+    assert "layout" not in serialisation.schedule_text(plain)
+    for schedule in (replace(plain, layout=SWIZZLED), replace(plain, layout=TRANSPOSED), replace(plain, loop=PLAIN)):
+        found = compiled(registry.lower(case.problem, schedule, H200), tmp_path)
+        assert len(found) == 3 and all(one.spill_bytes == 0 for one in found.values())
+
+
 # Prediction and choice
 
 
@@ -318,7 +364,7 @@ def test_the_benchmark_measures_what_is_right_in_turns() -> None:
     problem = convolution_problem(16, 8, 6, 6, 3)
     wanted = list(gpu_variants.varied(problem, H200))
     bases = [entry for entry in wanted if not entry["axes"]]
-    assert 1 <= len(bases) <= gpu_variants.BASES and len(wanted) > len(bases)
+    assert 1 <= max(Counter(type(entry["schedule"]) for entry in bases).values()) <= gpu_variants.BASES and len(wanted) > len(bases)
     wrong = next(entry["schedule"] for entry in wanted if entry["axes"])
     with processes({serialisation.schedule_text(wrong): "wrong"}) as trials:
         checked = {outcome.job.schedule: outcome for outcome in trials.measure([Job(problem, entry["schedule"]) for entry in wanted])}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite, prod
+from math import prod
 from types import MappingProxyType
 
 from tilewright.codegen.cuda import shared_bytes
@@ -25,10 +25,10 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.bounds import memory_share
 from tilewright.kernels.gpu.deepcuts import Launch
-from tilewright.kernels.gpu.deepcuts_limits import Part, fused_seconds
+from tilewright.kernels.gpu.deepcuts_limits import Part, fused_seconds, worst_conflicts
 from tilewright.kernels.schema import form_of
 from tilewright.partition.tiles import Tiling
-from tilewright.selection.bounds import DEEPCUTS, as_columns
+from tilewright.selection.bounds import as_columns, claimed
 from tilewright.selection.ranking import Choice
 
 THROUGHPUT = ("fma", "shared")
@@ -46,8 +46,9 @@ def tile_bounds(tiling: Tiling, choices: Sequence[Choice], kernel: Kernel, proce
     try:
         limit = fused_seconds(parts, launch, machine)
     except Unsuitable:
-        limit = float("inf")
-    return MappingProxyType({longest: terms[longest], **({DEEPCUTS: limit} if isfinite(limit) else {})})
+        return MappingProxyType({longest: terms[longest]})
+    worst = max(worst_conflicts(part.schema, part.facts, part.candidate) for part in parts)
+    return MappingProxyType({longest: terms[longest], **claimed(limit, worst)})
 
 
 def part_of(tiling: Tiling, number: int, choice: Choice, processor: Machine) -> Part:

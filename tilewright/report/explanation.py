@@ -19,7 +19,7 @@ from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
 from tilewright.runtime.plan import WRONG_BY, Plan, PlanRow, plan_of
 from tilewright.runtime.plan_text import summary_lines
-from tilewright.selection.bounds import DEEPCUTS
+from tilewright.selection.bounds import is_claim
 from tilewright.text import WIDTH, aligned, folded, number_of, scaled, seconds_text
 
 LABEL = 9
@@ -234,8 +234,8 @@ def _time(row: PlanRow) -> list[str]:
 
 def _bound(row: PlanRow) -> list[str]:
     """The lower bound, and DeepCuts' limit, which is the claim of the paper and no bound."""
-    own = [f"at least {seconds_text(seconds)} ({name})" for name, seconds in row.bounds.items() if name != DEEPCUTS]
-    claimed = [f"{seconds_text(row.bounds[DEEPCUTS])} by {DEEPCUTS}"] if DEEPCUTS in row.bounds else []
+    own = [f"at least {seconds_text(seconds)} ({name})" for name, seconds in row.bounds.items() if not is_claim(name)]
+    claimed = [f"{seconds_text(seconds)} by {name}" for name, seconds in row.bounds.items() if is_claim(name)]
     return ["; ".join(own + claimed)] if row.bounds else []
 
 

@@ -15,12 +15,12 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import lower_bound
-from tilewright.kernels.gpu.deepcuts_limits import limit_seconds
+from tilewright.kernels.gpu.deepcuts_limits import limit_seconds, worst_conflicts
 from tilewright.kernels.schema import form_of
 from tilewright.selection.ranking import Choice
 
 DEEPCUTS = "DeepCuts' limit"
-"""The name of the limit of `kernels.gpu.deepcuts`, which good kernels exceed."""
+"""The name of the limit of `kernels.gpu.deepcuts`, which good kernels exceed; with bank conflicts their coefficient follows (`claimed`)."""
 ARITHMETIC = "arithmetic at peak"
 """The name of the limit of a CPU."""
 
@@ -29,8 +29,8 @@ NO_BOUNDS: Mapping[str, float] = MappingProxyType({})
 
 def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int = 1) -> Mapping[str, float]:
     """Seconds that no kernel of the schedule can beat, under the name of what limits them. On a GPU that is the longest term of the lower bound,
-    beside DeepCuts' limit. Calls are repeated: what level 2 cannot hold of their distinct bytes goes through memory. A schema without a bound, or
-    without formulas in the paper, has none. On a CPU it is the schedule's arithmetic at the peak of `threads` threads."""
+    beside DeepCuts' limit (`claimed`). Calls are repeated: what level 2 cannot hold of their distinct bytes goes through memory. A schema without a
+    bound, or without formulas in the paper, has none. On a CPU it is the schedule's arithmetic at the peak of `threads` threads."""
     if not machine.is_gpu:
         narrow = "bf16" in problem.dtypes.values()
         return MappingProxyType({ARITHMETIC: arithmetic_seconds(choice.flops, machine, threads, narrow)} if choice.flops else {})
@@ -48,7 +48,17 @@ def bounds_of(problem: Problem, choice: Choice, machine: Machine, threads: int =
         limit = float(np.ravel(limit_seconds(choice.schema, form.facts, candidate, machine))[0])
     except Unsuitable:
         return MappingProxyType(found)
-    return MappingProxyType({**found, DEEPCUTS: limit} if isfinite(limit) else found)
+    return MappingProxyType({**found, **claimed(limit, worst_conflicts(choice.schema, form.facts, candidate))})
+
+
+def claimed(seconds: float, conflicts: float) -> dict[str, float]:
+    """DeepCuts' limit under its name, which states the largest COEF_bc of its operations unless that is 1; nothing if the limit is infinite."""
+    return {DEEPCUTS + (f" with COEF_bc {conflicts:.2f}" if conflicts > 1 else ""): seconds} if isfinite(seconds) else {}
+
+
+def is_claim(name: str) -> bool:
+    """Whether a bound of this name is DeepCuts' limit, which is no bound."""
+    return name.startswith(DEEPCUTS)
 
 
 def as_columns(schedule: Any) -> Columns:

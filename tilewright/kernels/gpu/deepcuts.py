@@ -145,15 +145,15 @@ class PrintedLimit:
         return self.share_of_peak * machine.peak_flops["fp32"]
 
 
-def limit(operation: Operation, launch: Launch, machine: Machine) -> PrintedLimit:
-    """The limit of section 4.2 to 4.3, without bank conflicts (COEF_bc = 1)."""
+def limit(operation: Operation, launch: Launch, machine: Machine, conflicts: Number = 1.0) -> PrintedLimit:
+    """The limit of section 4.2 to 4.3; `conflicts` is COEF_bc, 1 without bank conflicts."""
     needed = ELEMENT_BYTES * TRANSACTION_ELEMENTS * machine.peak_flops["fp32"] / machine.memory_bandwidth * operation.transactions
     cache = machine.cache(1)
     latency = cache.latency_cycles if cache else 30.0
     waves = -(-launch.blocks // machine.processors)
     return PrintedLimit(
         memory=np.minimum(1, operation.block_flops / np.maximum(needed, operation.block_flops)),
-        shared=np.minimum(1, operation.thread_flops / np.asarray(operation.loads, dtype=float) / latency),
+        shared=np.minimum(1, operation.thread_flops / np.asarray(operation.loads, dtype=float) / (latency * conflicts)),
         balance=np.asarray(1 - launch.blocks % machine.processors / machine.processors / waves),
         resources=np.asarray((launch.threads < machine.threads_per_block) & (launch.shared_bytes < machine.shared_bytes_per_block), dtype=float),
     )

@@ -37,6 +37,7 @@ from tilewright.kernels.gpu.deepcuts import (
     pooling,
     winograd_transform,
 )
+from tilewright.kernels.gpu.deepcuts_conflicts import conflicts
 from tilewright.kernels.gpu.direct.schedule import SHARED, DirectFacts, extents_of, patch_of
 from tilewright.kernels.gpu.direct.schedule import threads_of as threads_of_direct
 from tilewright.kernels.gpu.direct.schema import DIRECT
@@ -74,7 +75,7 @@ def printed_limit(schema: AnySchema, facts: Any, candidates: Columns, machine: M
     stages = stages_of(schema, facts, candidates)
     if len(stages) != 1:
         raise Unsuitable(f"the schema {schema.name} computes {len(stages)} operations, each with a limit of its own")
-    return limit(stages[0].operation, stages[0].launch, machine)
+    return limit(stages[0].operation, stages[0].launch, machine, conflicts(schema, facts, candidates, 1)[0])
 
 
 def limit_seconds(schema: AnySchema, facts: Any, candidates: Columns, machine: Machine) -> np.ndarray:
@@ -84,10 +85,16 @@ def limit_seconds(schema: AnySchema, facts: Any, candidates: Columns, machine: M
         Unsuitable: for a schema to which no formula of the paper applies.
     """
     total = np.zeros(())
-    for stage in stages_of(schema, facts, candidates):
-        rate = limit(stage.operation, stage.launch, machine).flops(machine)
+    stages = stages_of(schema, facts, candidates)
+    for stage, coefficient in zip(stages, conflicts(schema, facts, candidates, len(stages)), strict=True):
+        rate = limit(stage.operation, stage.launch, machine, coefficient).flops(machine)
         total = total + np.divide(stage.flops, rate, out=np.full(np.shape(rate), np.inf), where=rate > 0)
     return total
+
+
+def worst_conflicts(schema: AnySchema, facts: Any, candidate: Columns) -> float:
+    """The largest COEF_bc of a schema's operations for the only candidate of the columns."""
+    return max(float(coefficient[0]) for coefficient in conflicts(schema, facts, candidate, 1))
 
 
 @dataclass(frozen=True)
@@ -110,9 +117,10 @@ def fused_seconds(parts: Sequence[Part], launch: Launch, machine: Machine) -> fl
     """
     total = 0.0
     for number, part in enumerate(parts):
-        for stage in stages_of(part.schema, part.facts, part.candidate):
+        stages = stages_of(part.schema, part.facts, part.candidate)
+        for stage, coefficient in zip(stages, conflicts(part.schema, part.facts, part.candidate, len(stages)), strict=True):
             operation = stage.operation.after() if number else stage.operation
-            rate = float(np.ravel(limit(operation, launch, machine).flops(machine))[0])
+            rate = float(np.ravel(limit(operation, launch, machine, coefficient).flops(machine))[0])
             flops = float(np.ravel(stage.flops)[0]) * part.times * float(launch.blocks)
             total += flops / rate if rate > 0 else inf
     return total

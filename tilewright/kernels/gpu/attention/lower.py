@@ -42,6 +42,7 @@ from tilewright.ir.region import Lowered
 from tilewright.kernels.attention_form import AttentionForm, finite
 from tilewright.kernels.gpu.attention.frame import attention_frame
 from tilewright.kernels.gpu.attention.parts import with_parts
+from tilewright.kernels.gpu.attention.places import adjacent, column_of, place_of, row_of
 from tilewright.kernels.gpu.attention.space import PADDING, AttentionSchedule, blocks_to_ask_for, key_pitch, key_vector
 
 QUERIES, KEYS, VALUES, WEIGHTS = "queries", "keys", "values", "weights"
@@ -66,11 +67,6 @@ def lower_attention(problem: Problem, form: AttentionForm, schedule: AttentionSc
         blocks_per_processor=blocks_to_ask_for(schedule, form.facts, machine),
     )
     return with_parts(problem, form, parts, kernel, arguments, str(schedule), 1.0)
-
-
-def _wide(count: int) -> int:
-    """Elements of a thread's `count` that are adjacent in shared memory."""
-    return 4 if count % 4 == 0 else 2 if count % 2 == 0 else 1
 
 
 class _Tiles:
@@ -144,25 +140,17 @@ class _Tiles:
         return tile % self.buffers * elements
 
     def _places(self) -> list[Statement]:
-        """The thread's place among those of the block. Adjacent threads alternate between two rows: of vector loads the hardware merges equal
-        addresses only between lanes whose numbers differ in the lowest or the second bit."""
-        thread = self.frame.thread
-        if self.sharing == WARP:
-            return [Let(self.thread_n, thread % WARP), Let(self.thread_m, thread // WARP)]
-        pair = 2 * self.sharing
-        return [Let(self.thread_n, thread % pair // 2), Let(self.thread_m, thread // pair * 2 + thread % 2)]
+        """The thread's place among those of the block."""
+        m, n = place_of(self.frame.thread, self.sharing)
+        return [Let(self.thread_n, n), Let(self.thread_m, m)]
 
     # -- places --
 
     def _row(self, i: Expr) -> Expr:
-        """The query of the tile that is the thread's i-th: adjacent threads have adjacent vectors."""
-        wide = _wide(self.tm)
-        return i // wide * (self.bm // (self.tm // wide)) + self.thread_m * wide + i % wide
+        return row_of(i, self.thread_m, self.bm, self.tm)
 
     def _column(self, j: Expr) -> Expr:
-        """The column of the values that is the thread's j-th."""
-        wide = _wide(self.columns)
-        return j // wide * (self.sharing * wide) + self.thread_n * wide + j % wide
+        return column_of(j, self.thread_n, self.sharing, self.columns)
 
     def _held(self, name: str, offset: Expr | int, lanes: int = 1) -> Load:
         return Load(name, (index_const(offset) if isinstance(offset, int) else offset,), self.dtype, lanes)
@@ -233,7 +221,7 @@ class _Tiles:
 
     def _sums(self, tile: Expr) -> list[Statement]:
         """sums[i, j] += sum over the keys of the tile of weights[n, i] * values[n, j]"""
-        i, j, wide, buffer = Var("i", self.tm), Var("j", self.columns), _wide(self.columns), self._buffer(tile, self.bn * self.value_pitch)
+        i, j, wide, buffer = Var("i", self.tm), Var("j", self.columns), adjacent(self.columns), self._buffer(tile, self.bn * self.value_pitch)
 
         def part(n: Expr) -> list[Statement]:
             values: list[Statement] = [Allocate(Buffer("value_part", self.dtype, self.columns, "register"))]
@@ -249,7 +237,7 @@ class _Tiles:
 
     def _rows_of(self, tile: str, name: str, line: Expr) -> list[Statement]:
         """The thread's rows of one line of a transposed tile, in registers."""
-        wide = _wide(self.tm)
+        wide = adjacent(self.tm)
         result: list[Statement] = [Allocate(Buffer(name, self.dtype, self.tm, "register"))]
         for number in range(0, self.tm, wide):
             result.append(Store(name, index_const(number), self._held(tile, line * self.pitch + self._row(index_const(number)), wide)))
@@ -284,7 +272,7 @@ class _Tiles:
             ), "unroll"),
             For(k, index_const(self.columns), Store("sums", i * self.columns + k, weighted * factor), "unroll"),
         ]  # fmt: skip
-        wide = _wide(self.tm)
+        wide = adjacent(self.tm)
         line = (self.thread_n + j * self.sharing) * self.pitch
         vectors = ((number, self._held("scores", j * self.tm + number, wide)) for number in range(0, self.tm, wide))
         stores = [Store(WEIGHTS, line + self._row(index_const(number)), vector) for number, vector in vectors]
@@ -303,6 +291,6 @@ class _Tiles:
     # -- results --
 
     def _results(self) -> list[Statement]:
-        wide = next(lanes for lanes in (4, 2, 1) if lanes <= min(self.facts.store_vector, _wide(self.columns)))
+        wide = next(lanes for lanes in (4, 2, 1) if lanes <= min(self.facts.store_vector, adjacent(self.columns)))
         register = lambda i, j: i * self.columns + j  # noqa: E731
         return self.frame.results(self.tm, self.columns, wide, self._row, self._column, register, self.distances)

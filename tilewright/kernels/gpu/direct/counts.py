@@ -11,7 +11,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts, ceil_div, row_sectors
-from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts, registers_of, shared_bytes_of
+from tilewright.kernels.gpu.direct.resources import registers_of, shared_bytes_of
+from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 Problem: TypeAlias = DirectFacts | Columns

@@ -11,22 +11,20 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.bounds import WIDEST
 from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.direct.patch_layout import innermost, lines_read_of, patch_layout_of, read_vector_of
+from tilewright.kernels.gpu.direct.resources import fetches_of
 from tilewright.kernels.gpu.direct.schedule import (
     BANKS,
     CACHED,
     REGISTERS,
-    RS,
     SHARED,
     DirectFacts,
     extents_of,
-    fetches_of,
     multiply_adds_of,
     patch_of,
-    read_vector_of,
-    slice_of,
     stretch_of,
-    wavefronts_of,
 )
 from tilewright.kernels.gpu.gemm.space import PLAIN
 from tilewright.kernels.gpu.rates import LINE_BYTES, SECTOR_BYTES, bandwidth
@@ -63,10 +61,12 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
 
-    filter_loads, input_loads, wavefronts = _reads(facts, candidates, own.cached_cycles)
+    layout = patch_layout_of(facts, candidates)
+    filter_loads, input_loads, wavefronts = _reads(facts, candidates, layout.load_wavefronts, own.cached_cycles)
     elements, lanes, vectors = fetches_of(facts, candidates)
     copied = candidates["stages"] > 1
-    fetch = np.where(copied, COPY_INSTRUCTIONS * (elements + vectors), elements * (1 + instructions.address / lanes) + 4 * vectors)
+    puts = np.where(innermost(candidates, "c"), elements // lanes, elements)
+    fetch = np.where(copied, COPY_INSTRUCTIONS * (puts + vectors), puts + elements * instructions.address / lanes + 4 * vectors)
     if facts.stored_bytes < facts.element_bytes:
         uses = np.where(candidates["filters"] == SHARED, 4 * vectors, channels * taps * candidates["register_k"])
         fetch = fetch + elements + uses  # conversions
@@ -74,9 +74,9 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     control = STRETCH_INSTRUCTIONS * channels / stretch_of(facts, candidates) + moves
     # multiply-adds occupy issue slots, so all other instructions add to them
     others = warps * (channels * (filter_loads + input_loads) + fetch + control + instructions.step) / machine.schedulers_per_processor
-    # a four-byte copy also looks up level-1 lines, one for each pixel that the warp touches
-    lines = np.where(copied, BANKS / np.maximum(channels, 1) * own.copy_lines, 0.0)
-    stored = warps * (elements * (1 + lines) + 4.0 * vectors)
+    # a copy also looks up level-1 lines, one for each pixel that the warp touches, unless it is of 16 bytes and bypasses level 1
+    lines = np.where(copied & (lanes < WIDEST), BANKS / np.maximum(channels, 1) * own.copy_lines, 0.0)
+    stored = warps * (puts * layout.store_wavefronts + elements * lines + 4.0 * vectors)
     shared = (warps * channels * wavefronts + stored) * 128 / machine.shared_bytes_per_cycle
 
     cache1, cache2 = machine.cache(1), machine.cache(2)
@@ -137,20 +137,19 @@ def _line_cycles(facts: DirectFacts, candidates: Columns, counts: TileCounts, ma
     return cycles
 
 
-def _reads(facts: DirectFacts, candidates: Columns, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per warp and channel: loads of filters, loads of the slice, and the total cycles of shared memory (or level 1) for both."""
+def _reads(facts: DirectFacts, candidates: Columns, conflicts: np.ndarray, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per warp and channel: loads of filters, loads of the slice, and the total cycles of shared memory (or level 1) for both. `conflicts`: cycles of
+    a vector load of the slice."""
     taps = facts.filter_y * facts.filter_x
     width = np.minimum(4, candidates["register_k"])
     filter_loads = taps * candidates["register_k"] // width
     filter_cycles = np.maximum(1.0, candidates["warp_k"] * width / BANKS)
     filter_cycles = np.where(candidates["filters"] == SHARED, filter_cycles, cached_cycles * filter_cycles)
     lanes = read_vector_of(facts, candidates)
-    slice_rows, slice_columns = slice_of(facts, candidates)
-    read_rows = np.where(candidates["slice"] == RS, slice_rows, candidates["register_y"] * facts.filter_y)
-    whole, rest = slice_columns // lanes, slice_columns % lanes
-    input_loads = read_rows * (whole + (rest % 2) + (rest // 2))
-    conflicts = wavefronts_of(facts, candidates)
-    # the remainder of a row has the bank conflicts of the vectors, with fewer words
+    read_lines, run, together = lines_read_of(facts, candidates)
+    whole, rest = run // lanes, run % lanes
+    input_loads = read_lines * (whole + (rest % 2) + (rest // 2)) / together
+    # the remainder of a line has the bank conflicts of the vectors, with fewer words
     narrow = np.maximum(1.0, conflicts * (rest / lanes)) * ((rest % 2) + (rest // 2))
-    input_cycles = read_rows * (whole * conflicts + narrow)
+    input_cycles = read_lines * (whole * conflicts + narrow) / together
     return filter_loads, input_loads, filter_loads * filter_cycles + input_cycles

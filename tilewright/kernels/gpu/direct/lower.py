@@ -1,16 +1,18 @@
 """Lowering of the `direct` schema: the RS and S kernels of CNNOpt (PACT 2022, section 3), a patch of the input in shared memory.
 
 A block computes a tile of output channels, rows and columns of one image and group. For each chunk of input channels it stages the patch that its
-pixels need, halo included, in shared memory as [channel][row][column], and the filters as [channel][tap][output channel]. For each channel a thread
-then reads its slice of the patch into registers and multiplies it with its filters for each tap. In the RS kernel the slice is two-dimensional; in
-the S kernel it is one row, and the thread also holds one row of taps of its filters (the paper's kernel holds one filter element). A channels-last
-input is transposed on the way, by four-byte copies or through registers.
+pixels need, halo included, in shared memory, as [channel][row][column] or in another order (`patch_layout.py`), and the filters as
+[channel][tap][output channel]. For each channel a thread then reads its slice of the patch into registers and multiplies it with its filters for each
+tap. In the RS kernel the slice is two-dimensional; in the S kernel it is one row, and the thread also holds one row of taps of its filters (the
+paper's kernel holds one filter element). A channels-last input is transposed on the way, by four-byte copies or through registers, unless its
+channels stay innermost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from tilewright.codegen.assemble import block
@@ -22,16 +24,14 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.direct.form import DirectForm, form_of
 from tilewright.kernels.gpu.direct.patch import PATCH, patch
+from tilewright.kernels.gpu.direct.patch_layout import Pitches, lane_positions, pitches_of
+from tilewright.kernels.gpu.direct.resources import blocks_to_ask_for
 from tilewright.kernels.gpu.direct.schedule import (
     REGISTERS,
     RS,
     SHARED,
     DirectSchedule,
-    blocks_to_ask_for,
     columns_of,
-    pitch_of,
-    plane_of,
-    read_vector_of,
     slice_of,
     stretch_of,
     taps_are_unrolled,
@@ -112,10 +112,9 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     first_channel = part * (steps_each * schedule.channels)
     plain = schedule.loop == PLAIN
     buffers = buffers_of(schedule.stages, steps_each, plain)
-    shape = columns_of(schedule)
-    pitch, plane, lanes = (int(of(facts, shape)[0]) for of in (pitch_of, plane_of, read_vector_of))
+    pitches = pitches_of(facts, schedule)
     origin = (tile_y * size_y * facts.stride_y, tile_x * size_x * facts.stride_x)
-    setup, staged_patch = patch(form, schedule, bind, thread, origin, first_channel, (pitch, plane), buffers)
+    setup, staged_patch = patch(form, schedule, bind, thread, origin, first_channel, pitches, buffers)
     root += [*setup, *ids]
     tile = _filter_tile(form, schedule, bind, size_k)
     staged: list[Staged] = [staged_patch]
@@ -133,7 +132,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
     else:
         steps = index_const(steps_each)
-    inner = _Inner(form, schedule, threads, tile, bind, tile_k * size_k, pitch, plane, lanes, steps_each)
+    inner = _Inner(form, schedule, threads, tile, bind, tile_k * size_k, pitches, steps_each)
     root += inner.before(first_channel)
     root += staged_steps(
         staged, schedule.stages, steps, steps_each, lambda at, step: inner.channels(at, first_channel + step * schedule.channels), plain
@@ -171,24 +170,13 @@ def _extents(schedule: DirectSchedule) -> tuple[int, int, int]:
 
 
 def _positions(thread: Var, schedule: DirectSchedule) -> tuple[Threads, list[Statement]]:
-    """Lanes and warps run along x fastest, then y, then k. However, the lowest bit of the lane is one of k, if there are any, and the next one of x
-    (or y): among four adjacent lanes pairs then share filters or slices, and the hardware merges equal addresses of vector loads."""
-    lane, warp = thread % WARP, thread // WARP
+    """Warps run along x fastest, then y, then k; lanes as `lane_positions`."""
     warps = {axis: getattr(schedule, f"warp_{axis}") for axis in "kyx"}
     blocks = {axis: getattr(schedule, f"block_{axis}") for axis in "kyx"}
-    lowest: dict[str, Expr] = {}
-    pixel = next((axis for axis in "xy" if warps[axis] > 1), None)
-    if warps["k"] > 1 and pixel is not None:
-        lowest = {"k": lane % 2, pixel: lane // 2 % 2}
-        lane = lane // 4
-    halves = {axis: extent // 2 if axis in lowest else extent for axis, extent in warps.items()}
-    lanes = decode(lane, [Var(f"lane_{axis}", halves[axis]) for axis in "kyx"])
-    others = decode(warp, [Var(f"warp_{axis}", blocks[axis]) for axis in "kyx"])
+    within = lane_positions(thread % WARP, warps)
+    others = decode(thread // WARP, [Var(f"warp_{axis}", blocks[axis]) for axis in "kyx"])
     place = {axis: Var(f"position_{axis}", warps[axis] * blocks[axis]) for axis in "kyx"}
-    lets: list[Statement] = []
-    for axis, one, many in zip("kyx", lanes.values(), others.values(), strict=True):
-        within = one * 2 + lowest[axis] if axis in lowest else one
-        lets.append(Let(place[axis], many * warps[axis] + within))
+    lets: list[Statement] = [Let(place[axis], many * warps[axis] + within[axis]) for axis, many in zip("kyx", others.values(), strict=True)]
     return Threads(place["k"], place["y"], place["x"]), lets
 
 
@@ -214,16 +202,14 @@ class _Inner:
     tile: Tile
     bind: Mapping[Var, Expr]
     first_k: Expr
-    pitch: int
-    plane: int
-    lanes: int
+    pitches: Pitches
     steps_each: int
 
     def before(self, first_channel: Expr) -> list[Statement]:
         """Variables that all channels share, and the filters of the first channel if they are fetched one channel ahead."""
         s, p = self.schedule, self.form.facts
-        start = (self.threads.y * (s.register_y * p.stride_y)) * self.pitch + self.threads.x * (s.register_x * p.stride_x)
-        statements: list[Statement] = [Let(Var("slice_at", self.plane), start)]
+        start = (self.threads.y * (s.register_y * p.stride_y)) * self.pitches.row + self.threads.x * (s.register_x * p.stride_x * self.pitches.column)
+        statements: list[Statement] = [Let(self._slice_at, start)]
         if s.filters != SHARED:
             last = (self.form.product.b_n[-1].extent or 1) - self._width
             for number in range(0, s.register_k, self._width):
@@ -240,24 +226,32 @@ class _Inner:
         """acc[y, x, k] += patch[c, y, x] * filters[c, k] over the taps and the channels of the chunk whose buffers are at these offsets."""
         s = self.schedule
         stretch = int(stretch_of(self.form.facts, columns_of(s))[0])
-        outer, inner = Var("channels", s.channels // stretch), Var("channel", stretch)
-        c = outer * stretch + inner if stretch < s.channels else inner
+        together = self.pitches.channels_read
+        outer, inner, lane = Var("channels", s.channels // stretch), Var("channel", stretch // together), Var("channel_lane", together)
+        c = outer * stretch + inner * together if stretch < s.channels else inner * together
+        body = self._whole_slice(buffers[0], c) if together > 1 else []
+        one = block(self._channel(buffers, c + lane if together > 1 else c, first_channel, lane if together > 1 else None))
+        body.append(For(lane, index_const(together), one, "unroll") if together > 1 else one)
+        loop: Statement = For(inner, index_const(stretch // together), block(body), "unroll")
+        return [For(outer, index_const(s.channels // stretch), loop) if stretch < s.channels else loop]
+
+    def _channel(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, lane: Expr | None) -> list[Statement]:
+        """The multiply-adds of channel c, whose slice is `lane` of those in registers, or, with None, not read yet."""
+        s = self.schedule
         body: list[Statement] = []
         source = "filters_now"
         if s.filters == REGISTERS:
             body.append(Allocate(Buffer("filters_next", self._dtype, self._taps * s.register_k, "register")))
             body += self._fetch_all("filters_next", first_channel + c + 1)
-        body += self._rs(buffers, c, first_channel, source) if s.slice == RS else self._s(buffers, c, first_channel, source)
+        body += self._rs(buffers, c, first_channel, source, lane) if s.slice == RS else self._s(buffers, c, first_channel, source)
         if s.filters == REGISTERS:
             i = Var("i", self._taps * s.register_k)
             body.append(For(i, index_const(i.extent or 1), Store("filters_now", i, Load("filters_next", (i,), self._dtype)), "unroll"))
-        loop: Statement = For(inner, index_const(stretch), block(body), "unroll")
-        return [For(outer, index_const(s.channels // stretch), loop) if stretch < s.channels else loop]
+        return body
 
-    def _rs(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
-        """Reads the two-dimensional slice, then multiplies for each tap."""
+    def _rs(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str, lane: Expr | None) -> list[Statement]:
+        """Reads the two-dimensional slice unless it is in registers, then multiplies for each tap."""
         s, p = self.schedule, self.form.facts
-        rows, columns = (int(extent[0]) for extent in slice_of(p, columns_of(s)))
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
         tap, y, x = self._tap_and_place(fy, fx)
         body: list[Statement] = []
@@ -265,15 +259,18 @@ class _Inner:
             body.append(Allocate(Buffer("filters", self._dtype, s.register_k, "register")))
             body += self._fetch("filters", 0, buffers, c, first_channel, fy, fx)
             source, tap = "filters", index_const(0)
-        place = (y * p.stride_y + fy * p.dilation_y) * columns + x * p.stride_x + fx * p.dilation_x
+        place = self._held(y * p.stride_y + fy * p.dilation_y, x * p.stride_x + fx * p.dilation_x, index_const(0) if lane is None else lane)
         body.append(self._multiply(Load("slice", (place,), self._dtype), source, tap, (y, x)))
         loops = For(fy, index_const(p.filter_y), For(fx, index_const(p.filter_x), block(body), "unroll"), "unroll")
-        return [*self._slice(buffers[0], c, index_const(0), rows, columns), loops]
+        return [*(self._whole_slice(buffers[0], c) if lane is None else ()), loops]
+
+    def _whole_slice(self, buffer: Expr, c: Expr) -> list[Statement]:
+        """Reads the two-dimensional slices of the channels from c that are read together."""
+        return self._slice(buffer, c, index_const(0), self._slice_extents[0])
 
     def _s(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
         """For each row of taps, reads their filters, and then one row of the input for each row of outputs."""
         s, p = self.schedule, self.form.facts
-        columns = int(slice_of(p, columns_of(s))[1][0])
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
         tap, y, x = self._tap_and_place(fy, fx)
         body: list[Statement] = []
@@ -283,7 +280,7 @@ class _Inner:
             source, tap = "filters", fx * 1
         place = x * p.stride_x + fx * p.dilation_x
         products = For(fx, index_const(p.filter_x), self._multiply(Load("slice", (place,), self._dtype), source, tap, (None, x), y), "unroll")
-        row = [*self._slice(buffers[0], c, y * p.stride_y + fy * p.dilation_y, 1, columns), products]
+        row = [*self._slice(buffers[0], c, y * p.stride_y + fy * p.dilation_y, 1), products]
         body.append(For(y, index_const(s.register_y), block(row), "unroll"))
         unrolled = bool(taps_are_unrolled(p, columns_of(s))[0])
         return [For(fy, index_const(p.filter_y), block(body), "unroll" if unrolled else "serial")]
@@ -303,18 +300,38 @@ class _Inner:
         update = For(x, index_const(x.extent or 1), For(k, index_const(k.extent or 1), update, "unroll"), "unroll")
         return For(outer, index_const(outer.extent or 1), update, "unroll") if outer is not None else update
 
-    def _slice(self, buffer: Expr, c: Expr, first_row: Expr, rows: int, columns: int) -> list[Statement]:
-        """Reads rows of the patch into the registers `slice`, in vectors, and the remainder of a row in narrower ones."""
-        statements: list[Statement] = [Allocate(Buffer("slice", self._dtype, rows * columns, "register"))]
-        for row in range(rows):
-            at, width = 0, self.lanes
-            while at < columns:
-                while at + width > columns:
+    def _slice(self, buffer: Expr, c: Expr, first_row: Expr, rows: int) -> list[Statement]:
+        """Reads rows of the patch into the registers `slice`: lines along the innermost dimension in vectors, remainders in narrower ones."""
+        pitches, columns = self.pitches, self._slice_extents[1]
+        together = pitches.channels_read
+        statements: list[Statement] = [Allocate(Buffer("slice", self._dtype, rows * columns * together, "register"))]
+        run, down, across = {"c": (together, rows, columns), "y": (rows, 1, columns), "x": (columns, rows, 1)}[pitches.innermost]
+        for row, column in product(range(down), range(across)):
+            at, width = 0, pitches.width
+            while at < run:
+                while at + width > run:
                     width //= 2
-                place = buffer + c * self.plane + (first_row + row) * self.pitch + Var("slice_at", self.plane) + at
-                statements.append(Store("slice", index_const(row * columns + at), Load(PATCH, (place,), self._dtype, width)))
+                place = buffer + c * pitches.channel + (first_row + row) * pitches.row + self._slice_at + (column * pitches.column + at)
+                held = self._held(index_const(row), index_const(column), index_const(0)) + at
+                statements.append(Store("slice", held, Load(PATCH, (place,), self._dtype, width)))
                 at += width
         return statements
+
+    def _held(self, row: Expr, column: Expr, channel: Expr) -> Expr:
+        """The place in the registers `slice`, which have the patch's innermost dimension innermost."""
+        rows, columns = self._slice_extents
+        if self.pitches.innermost == "y":
+            return column * rows + row
+        return (row * columns + column) * self.pitches.channels_read + channel
+
+    @property
+    def _slice_extents(self) -> tuple[int, int]:
+        rows, columns = slice_of(self.form.facts, columns_of(self.schedule))
+        return int(rows[0]) if self.schedule.slice == RS else 1, int(columns[0])
+
+    @property
+    def _slice_at(self) -> Var:
+        return Var("slice_at", self.pitches.elements)
 
     def _fetch(self, target: str, at: Expr | int, buffers: Sequence[Expr], c: Expr, first_channel: Expr, fy: Expr, fx: Expr) -> list[Statement]:
         """Reads the thread's filters for one tap into the registers `target`, at tap number `at`."""

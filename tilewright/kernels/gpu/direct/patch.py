@@ -1,4 +1,4 @@
-"""How a block of a direct convolution stages its patch of the input in shared memory, as [channel][row][column] for any input layout.
+"""How a block of a direct convolution stages its patch of the input in shared memory, in any order of its dimensions for any input layout.
 
 Adjacent threads fetch adjacent elements: channels of a pixel of a channels-last input, otherwise columns of a row. A thread's further elements are at
 constant distances, so they cost no address arithmetic. Elements beyond the input's edge, or beyond its last channel, are zero.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, as_lanes, compare, index_const, loads, logical_and, select, substitute
 from tilewright.ir.kernel import Allocate, Buffer, If, Let, Statement, Store
 from tilewright.kernels.gpu.direct.form import DirectForm
+from tilewright.kernels.gpu.direct.patch_layout import Pitches, fetch_vector_of
 from tilewright.kernels.gpu.direct.schedule import DirectSchedule, columns_of, patch_of
 from tilewright.kernels.gpu.gemm.staging import Staged
 
@@ -64,19 +64,19 @@ def patch(
     thread: Var,
     origin: tuple[Expr, Expr],
     first_channel: Expr,
-    pitches: tuple[int, int],
+    pitches: Pitches,
     buffers: int,
 ) -> tuple[list[Statement], Staged]:
     """Statements before the loop over chunks of channels, and the fetch of a chunk's patch. `origin`: row and column in the input of the patch's
-    first element. `pitches`: elements between rows and between channels in shared memory."""
+    first element. `pitches`: the layout in shared memory."""
     facts, dtype = form.facts, form.product.dtype
     stored = form.product.stored(form.product.a)  # converted when it leaves the registers
-    rows, columns = (int(extent[0]) for extent in patch_of(facts, columns_of(schedule)))
-    pitch, plane = pitches
+    shape = columns_of(schedule)
+    rows, columns = (int(extent[0]) for extent in patch_of(facts, shape))
     adjacent = form.channel_pitch == 1 or form.column_pitch != 1
-    lanes = gcd(facts.input_vector, schedule.channels) if schedule.stages == 1 and adjacent else 1
+    lanes = int(fetch_vector_of(facts, shape)[0]) if adjacent else 1
     passes, setup = _passes(thread, schedule, rows, columns, lanes, adjacent)
-    elements = schedule.channels * plane
+    elements = pitches.elements
     many = len(passes.distances)
     if schedule.stages == 1:
         setup.append(Allocate(Buffer(FETCHED, stored, many * lanes, "register", lanes)))
@@ -95,7 +95,8 @@ def patch(
     known = substitute(form.base, bind) + first_channel * form.channel_pitch
     setup.append(Let(base, known + offset(passes.channel, passes.line, passes.column) if adjacent else known))
     target = Var("patch_to", elements)
-    setup.append(Let(target, passes.channel * plane + passes.line * pitch + passes.column if adjacent else passes.column))
+    across_at = passes.column * pitches.column
+    setup.append(Let(target, passes.channel * pitches.channel + passes.line * pitches.row + across_at if adjacent else across_at))
 
     def each(down: int, across: int, statements: list[Statement]) -> list[Statement]:
         """The statements, guarded for threads that have an element in this pass."""
@@ -105,9 +106,9 @@ def patch(
 
     def shared(down: int, across: int) -> Expr:
         if adjacent:
-            return target + (down * pitch + across)
+            return target + (down * pitches.row + across * pitches.column)
         channel, row = place(down)
-        return channel * plane + row * pitch + target + across
+        return channel * pitches.channel + row * pitches.row + target + across * pitches.column
 
     def load(step: Expr, buffer: Expr) -> list[Statement]:
         result: list[Statement] = []
@@ -134,10 +135,15 @@ def patch(
 
     def put(buffer: Expr) -> list[Statement]:
         result: list[Statement] = []
+        width = lanes if pitches.innermost == "c" else 1
         for number, (down, across) in enumerate(passes.distances):
             stores: list[Statement] = [
-                Store(PATCH, buffer * elements + shared(down, across) + lane * plane, Load(FETCHED, (index_const(number * lanes + lane),), dtype))
-                for lane in range(lanes)
+                Store(
+                    PATCH,
+                    buffer * elements + shared(down, across) + lane * pitches.channel,
+                    Load(FETCHED, (index_const(number * lanes + lane),), dtype, width),
+                )
+                for lane in range(0, lanes, width)
             ]
             result += each(down, across, stores)
         return _where(passes.active, result)

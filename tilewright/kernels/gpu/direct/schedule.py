@@ -25,8 +25,8 @@ BANKS = 32
 """Shared-memory banks of four bytes each; equals the threads of a warp."""
 UNROLLED_PRODUCTS = 1024
 """Maximum multiply-adds in one unrolled run of channels."""
-PADDINGS = 8
-"""Number of paddings tried for a row of the patch."""
+ORDERS = ("cyx", "ycx", "yxc", "cxy", "xcy", "xyc")
+"""Values of `order`: channels, rows and columns of the patch in shared memory, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,10 @@ class DirectFacts:
 class DirectSchedule:
     """One candidate. `slice` is RS or S. `filters`: 0 staged in shared memory, 1 read through the read-only path at each use, 2 through the read-only
     path into registers one channel ahead. `stages`, `cluster`: as in `ContractionSchedule`. `atomics` (0 or 1): the parts of a split are added by
-    atomic operations, in no fixed order; only if a caller asks for it. `loop`: AHEAD or PLAIN as in `ContractionSchedule`, a variant
-    (`direct/variants.py`)."""
+    atomic operations, in no fixed order; only if a caller asks for it.
+
+    The other fields are variants of the code (`direct/variants.py`). `loop`: AHEAD or PLAIN as in `ContractionSchedule`. `order`: position in ORDERS
+    of the order of the patch's dimensions in shared memory."""
 
     slice: int
     register_k: int
@@ -94,6 +96,7 @@ class DirectSchedule:
     cluster: int = 0
     atomics: int = 0
     loop: int = field(default=AHEAD, metadata={"omitted": AHEAD})
+    order: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def threads(self) -> int:
@@ -107,11 +110,14 @@ class DirectSchedule:
             + " cluster" * self.cluster
             + " atomics" * self.atomics
             + " plain loop" * (self.loop == PLAIN)
+            + f" patch {ORDERS[self.order]}" * (self.order > 0)
         )
 
 
-AXES = tuple(entry.name for entry in fields(DirectSchedule) if entry.name != "loop")
-"""Axes of the space, without that of variants."""
+VARIANT_AXES = ("loop", "order")
+"""Axes that only variants have: without them candidates have their default values."""
+AXES = tuple(entry.name for entry in fields(DirectSchedule) if entry.name not in VARIANT_AXES)
+"""Axes of the space."""
 
 
 def extents_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,80 +141,6 @@ def slice_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.nd
         (candidates["register_y"] - 1) * facts.stride_y + (facts.filter_y - 1) * facts.dilation_y + 1,
         (candidates["register_x"] - 1) * facts.stride_x + (facts.filter_x - 1) * facts.dilation_x + 1,
     )
-
-
-def read_vector_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Width of a thread's vector loads of the patch along x: threads start at multiples of register_x * stride_x."""
-    start = np.where(candidates["warp_x"] * candidates["block_x"] == 1, 4, candidates["register_x"] * facts.stride_x)
-    _, columns = slice_of(facts, candidates)
-    aligned = np.where(start % 4 == 0, 4, np.where(start % 2 == 0, 2, 1))
-    return np.minimum(aligned, np.where(columns >= 4, 4, np.where(columns >= 2, 2, 1)))
-
-
-def pitch_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Elements between rows of the patch in shared memory: a multiple of the vector width. Among paddings of fewer than eight vectors, the smallest
-    of those with the fewest bank conflicts within a warp."""
-    return _padded(facts, candidates)[0]
-
-
-def wavefronts_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Shared-memory cycles of a warp's vector load of the patch: the maximum number of distinct vectors in one bank."""
-    return _padded(facts, candidates)[1]
-
-
-def plane_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Elements between channels of the patch in shared memory. Vectors stay aligned, and, as far as that allows, adjacent threads store adjacent
-    channels of adjacent pixels to different banks."""
-    least = patch_of(facts, candidates)[0] * pitch_of(facts, candidates)
-    wanted = np.maximum(4, BANKS // np.maximum(candidates["channels"], 1) // 4 * 4)
-    elements: np.ndarray = least + (wanted - least) % BANKS * (candidates["channels"] > 1) + (-least % 4) * (candidates["channels"] == 1)
-    return elements
-
-
-def _padded(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Pitch and bank conflicts, computed once for all rows with equal inputs."""
-    names = ("register_y", "register_x", "warp_y", "warp_x", "block_x")
-    key = np.zeros_like(candidates["register_y"])
-    for name in names:
-        key = key * 64 + candidates[name]
-    _, first, where = np.unique(key, return_index=True, return_inverse=True)
-    candidates = {name: candidates[name][first] for name in (*names, "register_k", "warp_k", "block_y", "block_k")}
-    lanes = read_vector_of(facts, candidates)
-    _, columns = patch_of(facts, candidates)
-    least = -(-columns // lanes) * lanes
-    step_x = candidates["register_x"] * facts.stride_x
-    step_y = candidates["register_y"] * facts.stride_y
-    best_pitch, best = least, _conflicts(candidates, step_x, step_y * least, lanes)
-    for more in range(1, PADDINGS):
-        pitch = least + more * lanes
-        found = _conflicts(candidates, step_x, step_y * pitch, lanes)
-        better = found < best
-        best_pitch, best = np.where(better, pitch, best_pitch), np.where(better, found, best)
-    return best_pitch[where], best[where]
-
-
-def _conflicts(candidates: Columns, step_x: np.ndarray, step_y: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """The maximum number of distinct vectors of `lanes` elements that a warp reads from one group of banks; threads along k read the same ones."""
-    key = (((candidates["warp_x"] * 64 + candidates["warp_y"]) * 64 + step_x % BANKS) * 64 + step_y % BANKS) * 8 + lanes
-    distinct, where = np.unique(key, return_inverse=True)
-    width, rest = distinct % 8, distinct // 8
-    y, x, warp_y, warp_x = rest % 64, rest // 64 % 64, rest // 64**2 % 64, rest // 64**3
-    lane = np.arange(BANKS)
-    inside = lane < (warp_x * warp_y)[:, None]
-    word = lane % warp_x[:, None] * x[:, None] + lane // warp_x[:, None] * y[:, None]
-    group = word % BANKS // width[:, None]
-    slots = (np.arange(len(distinct))[:, None] * BANKS + group)[inside]
-    counts = np.bincount(slots, minlength=len(distinct) * BANKS).reshape(-1, BANKS)
-    most: np.ndarray = counts.max(axis=1)[where]
-    return most
-
-
-def buffer_elements_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Elements of one buffer of the patch, and of one buffer of the filters (0 if they are not staged)."""
-    taps = facts.filter_y * facts.filter_x
-    channels = candidates["channels"]
-    filters: np.ndarray = np.where(candidates["filters"] == SHARED, channels * taps * extents_of(candidates)[0], 0)
-    return channels * plane_of(facts, candidates), filters
 
 
 def columns_of(schedule: DirectSchedule) -> dict[str, np.ndarray]:
@@ -242,49 +174,6 @@ def threads_of(candidates: Columns) -> np.ndarray:
     return BANKS * candidates["block_k"] * candidates["block_y"] * candidates["block_x"]
 
 
-def fetches_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a thread fetches per step: elements of the patch, channels per load of these, and vectors of filters."""
-    threads, channels = threads_of(candidates), candidates["channels"]
-    lanes = np.where(candidates["stages"] == 1, np.gcd(facts.input_vector, channels), 1)
-    patch_rows, patch_columns = patch_of(facts, candidates)
-    pixels = threads // (channels // lanes)
-    at_once = np.minimum(patch_columns, pixels)
-    lines = np.minimum(patch_rows, pixels // at_once)
-    elements = lanes * -(-patch_rows // lines) * -(-patch_columns // at_once)
-    size_k = extents_of(candidates)[0]
-    vectors = size_k // np.minimum(facts.filter_vector, size_k)
-    filters = -(-channels * facts.filter_y * facts.filter_x * vectors // threads)
-    return elements, lanes, np.where(candidates["filters"] == SHARED, filters, 0)
-
-
-def registers_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Estimated 32-bit registers per thread: sums, slice, filters, data fetched through registers, and addresses. CNNOpt's equations 2 and 3 count
-    sums, slice and one register for each filter element held, times the threads of a block. Fitted to the registers that ptxas 13.0 allocated for 144
-    random candidates of twelve layers on sm_90a: four in five are within 25 %."""
-    sums = candidates["register_k"] * candidates["register_y"] * candidates["register_x"]
-    slice_rows, slice_columns = slice_of(facts, candidates)
-    held = np.where(candidates["slice"] == RS, slice_rows, 1) * slice_columns
-    taps = facts.filter_y * facts.filter_x
-    filters = np.where(candidates["slice"] == RS, 1, facts.filter_x) * candidates["register_k"]
-    filters = np.where(candidates["filters"] == REGISTERS, 2 * taps * candidates["register_k"], filters)
-    elements, lanes, vectors = fetches_of(facts, candidates)
-    fetched = np.where(candidates["stages"] == 1, elements + 4 * vectors, (elements // lanes + vectors) // 2)
-    addresses = 28 + np.where(candidates["filters"] == SHARED, 0, 12)
-    used = (115 * sums + 60 * held + 110 * filters) // 100 + fetched
-    if "loop" in candidates:  # nothing is held for the next step while slices and filters are
-        alone = 115 * sums // 100 + np.maximum((60 * held + 110 * filters) // 100, fetched)
-        used = np.where(candidates["loop"] == PLAIN, alone, used)
-    registers: np.ndarray = np.minimum(used + addresses, 10_000)
-    return registers
-
-
-def blocks_to_ask_for(schedule: DirectSchedule, facts: DirectFacts, machine: Machine) -> int:
-    """The occupancy to request from the assembler, which caps a thread's registers at 1.2 times the estimate. Without a cap the assembler reads
-    filters and slices too far ahead."""
-    estimate = int(registers_of(facts, columns_of(schedule))[0])
-    return max(1, machine.registers_per_processor // (schedule.threads * (estimate * 6 // 5)))
-
-
 def tiles_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
     """Tiles of the whole output."""
     k, y, x = extents_of(candidates)
@@ -301,16 +190,3 @@ def steps_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 def blocks_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the main kernel."""
     return tiles_of(facts, candidates) * candidates["split"]
-
-
-def shared_bytes_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: buffers of the patch and of the filters, and, in a cluster, the block's sums.
-
-    For 64 outputs, 8 x 16 pixels, 3 x 3 taps and 4 channels with three stages, the patch is 10 x 18, with a row pitch of 20 and 200 per channel:
-    3 * 4 * (4 * 200 + 4 * 9 * 64) = 37248."""
-    buffers = np.minimum(np.maximum(candidates["stages"], 2), steps_of(facts, candidates))
-    if "loop" in candidates:
-        buffers = np.where(candidates["loop"] == PLAIN, 1, buffers)
-    k, y, x = extents_of(candidates)
-    needed: np.ndarray = facts.element_bytes * (buffers * sum(buffer_elements_of(facts, candidates)) + candidates["cluster"] * k * y * x)
-    return needed

@@ -11,6 +11,8 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject, take, times
+from tilewright.kernels.gpu.direct.patch_layout import read_vector_of
+from tilewright.kernels.gpu.direct.resources import registers_of, shared_bytes_of
 from tilewright.kernels.gpu.direct.schedule import (
     AXES,
     BANKS,
@@ -24,9 +26,6 @@ from tilewright.kernels.gpu.direct.schedule import (
     extents_of,
     multiply_adds_of,
     patch_of,
-    read_vector_of,
-    registers_of,
-    shared_bytes_of,
     slice_of,
     threads_of,
     tiles_of,

@@ -7,10 +7,11 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.ir.dtypes import DEFAULT_FLOAT
-from tilewright.ir.expr import Const, Expr, index_const
+from tilewright.ir.expr import Const, Var
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.gemm.space import Operand, axis_of, copied
 from tilewright.kernels.gpu.gemm.tile import BANKS, Tile
+from tilewright.kernels.gpu.shared_access import offsets_of, wavefronts
 
 
 def transposing_wavefronts(operand: Operand, extent: np.ndarray, candidates: Columns) -> np.ndarray:
@@ -30,10 +31,5 @@ def _wavefronts(size: int, depth: int, vector_width: int, layout: int) -> int:
     """The largest number of different words that the lanes of a warp store to one bank, by the addresses of the code."""
     operand = Operand("r", vector_width, 0)
     tile = Tile("", Const(0.0, DEFAULT_FLOAT), (), operand, size, depth, BANKS, False, DEFAULT_FLOAT, layout)
-    words = {_value(tile.at(*tile.own_and_k(index_const(lane % tile.run), index_const(lane // tile.run), 0))) for lane in range(BANKS)}
-    return int(np.bincount([word % BANKS for word in words]).max())
-
-
-def _value(expr: Expr) -> int:
-    assert isinstance(expr, Const), expr
-    return int(expr.value)
+    lane = Var("lane", BANKS)
+    return int(wavefronts(offsets_of(tile.at(*tile.own_and_k(lane % tile.run, lane // tile.run, 0)), lane), 1)[0])

@@ -89,7 +89,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     root: list[Statement] = list(frame.statements)
     _require(schedule, form.facts)
     layout, copies, plain = schedule.layout, schedule.copies, schedule.loop == PLAIN
-    fetched_a, fetched_b = (_fetched(operand, schedule) for operand in (form.facts.a, form.facts.b))
+    fetched_a, fetched_b = (fetched(operand, schedule) for operand in (form.facts.a, form.facts.b))
     a = Tile("a", substitute(form.a, bind), form.m, fetched_a, bm, bk, schedule.threads, copies, form.stored(form.a), layout)
     b = Tile("b", substitute(form.b, bind), form.b_n, fetched_b, bn, bk, schedule.threads, copies, form.stored(form.b), layout)
     stages = schedule.stages if copies else 1
@@ -103,7 +103,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     root.append(Allocate(Buffer("acc", form.dtype, tm * tn, "register")))
     at = Var("at", tm * tn)
     root.append(For(at, index_const(tm * tn), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
-    thread_m, thread_n, ids = _thread_grid(thread, bm // tm, bn // tn)
+    thread_m, thread_n, ids = thread_grid(thread, bm // tm, bn // tn)
     root += ids
     # a single step is straight-line code, and the assembler would hoist all its fragment loads
     limit = UNROLLED_PRODUCTS // 8 if steps_each == 1 else UNROLLED_PRODUCTS
@@ -131,7 +131,7 @@ def _require(schedule: ContractionSchedule, facts: ContractionFacts) -> None:
         raise Unsuitable("the offsets along the reduction take no divisions, or depend on other axes: they are in no table")
 
 
-def _fetched(operand: Operand, schedule: ContractionSchedule) -> Operand:
+def fetched(operand: Operand, schedule: ContractionSchedule) -> Operand:
     """The operand as the schedule reads it: TRANSPOSED copies single elements of those along r."""
     return replace(operand, vector_width=1) if schedule.layout == TRANSPOSED and operand.along == "r" else operand
 
@@ -146,7 +146,7 @@ def _table(form: ProductForm, schedule: ContractionSchedule, a: Tile, first: Exp
     return OffsetTable(form.r, along, first, a.vector_width if a.along_r else 1, entries)
 
 
-def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, list[Statement]]:
+def thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, list[Statement]]:
     """Position of the thread in the block's grid of thread tiles. A warp covers a patch as square as possible, so that its threads share reads;
     adjacent threads alternate along m, which lets the hardware merge equal addresses of vector loads."""
     warp_n = next((w for w in (8, 4, 16, 2, 32, 1) if count_n % w == 0 and count_m % (WARP // w) == 0), None)

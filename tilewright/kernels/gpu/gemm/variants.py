@@ -7,8 +7,8 @@
 | `table` | computation-based and memory-based index functions | divisions at each load; a table that each block computes |
 
 Vectors are no axis: every access has the widest that alignment allows, which takes the fewest instructions and no more wavefronts. Variants are made
-of a few candidates that are ranked best (`selection/variants.py`), so that they do not multiply the space. The direct schema, which chooses its
-padding by counting conflicts (`direct/schedule.py`), has the plain loop only; the transforms and products of Winograd's algorithm have no variants.
+of a few candidates that are ranked best (`selection/variants.py`), so that they do not multiply the space. Products of Winograd's algorithm have them
+too (`winograd/variants.py`); variants of direct convolutions are in `direct/variants.py`.
 """
 
 from __future__ import annotations

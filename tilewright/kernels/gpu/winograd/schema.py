@@ -10,6 +10,7 @@ from tilewright.kernels.gpu.winograd.estimate import winograd_estimate
 from tilewright.kernels.gpu.winograd.features import winograd_features
 from tilewright.kernels.gpu.winograd.lower import lower_winograd, winograd_facts
 from tilewright.kernels.gpu.winograd.space import WinogradFacts, WinogradSchedule, winograd_space
+from tilewright.kernels.gpu.winograd.variants import winograd_variants
 from tilewright.kernels.schema import Form, Schema
 from tilewright.kernels.winograd_form import WinogradForm, winograd_form
 
@@ -30,6 +31,7 @@ WINOGRAD = Schema(
     estimate=lambda facts, candidates, counts, machine, options: winograd_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, schedule, machine),
     bound=winograd_bound,
+    variants=winograd_variants,
     features=lambda facts, candidates, machine, options: winograd_features(facts, candidates),
     transforms=True,
 )

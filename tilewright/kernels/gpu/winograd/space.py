@@ -21,8 +21,8 @@ from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.block_transforms import TRANSFORM_COLUMNS, Transform, transform_axes, transform_of, transforms_of
 from tilewright.kernels.columns import length, product_of, reject, times
 from tilewright.kernels.fourier_transform import Fourier
+from tilewright.kernels.gpu.gemm.space import AHEAD, PADDED, ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
-from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.winograd_transform import Shape
 
 SPLITS = (1, 2, 4)
@@ -30,6 +30,8 @@ SPLITS = (1, 2, 4)
 TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_vector": (1, 2, 4)}
 PRODUCT_AXES = tuple(axis for axis in GEMM_AXES if axis != "atomics")
 """Axes of the product, whose parts are added in order."""
+VARIANT_AXES = ("layout", "loop")
+"""Axes of the product that only variants have."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class WinogradFacts:
 @dataclass(frozen=True)
 class WinogradSchedule:
     """One candidate: the transform, threads per block and vector width of its kernels, and the fields of the product's `ContractionSchedule`. A
-    transform that does not allow the vector width uses a smaller one."""
+    transform that does not allow the vector width uses a smaller one. `layout` and `loop` of the product are variants (`winograd/variants.py`)."""
 
     output_tile: int
     transform_threads: int
@@ -81,6 +83,8 @@ class WinogradSchedule:
     filter_y: int = field(default=3, metadata={"omitted": 3})
     filter_x: int = field(default=3, metadata={"omitted": 3})
     fourier: int = field(default=0, metadata={"omitted": 0})
+    layout: int = field(default=PADDED, metadata={"omitted": PADDED})
+    loop: int = field(default=AHEAD, metadata={"omitted": AHEAD})
 
     @property
     def transform(self) -> Transform:
@@ -88,7 +92,7 @@ class WinogradSchedule:
 
     @property
     def product(self) -> ContractionSchedule:
-        return ContractionSchedule(*(getattr(self, name) for name in PRODUCT_AXES))
+        return ContractionSchedule(**{name: getattr(self, name) for name in (*PRODUCT_AXES, *VARIANT_AXES)})
 
     def __str__(self) -> str:
         return f"{self.transform} transforms threads={self.transform_threads} transform_vector={self.transform_vector}, {self.product}"

@@ -47,6 +47,7 @@ from tilewright.ir.kernel import (
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.gpu.winograd.lower import filters_storage, store_tile, store_vector
+from tilewright.kernels.gpu.winograd_fused.places import place_of, spread
 from tilewright.kernels.gpu.winograd_fused.space import PADDING, FusedWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index
 
@@ -241,11 +242,7 @@ class _Fused:
 
     @property
     def place(self) -> tuple[Expr, Expr, Expr]:
-        """The thread's point, and its position in the grid of threads of that point."""
-        schedule = self.schedule
-        columns = schedule.outputs // schedule.thread_n
-        group = schedule.tiles // schedule.thread_m * columns
-        return self.thread // group, self.thread % group // columns, self.thread % columns
+        return place_of(self.thread, self.schedule)
 
     def products(self, buffer: Expr) -> list[Statement]:
         """acc += v * u over the channels of a step, at the thread's point."""
@@ -263,7 +260,7 @@ class _Fused:
             body.append(Allocate(Buffer(part, self.form.dtype, count, "register")))
             name = INPUTS if part == "v_part" else FILTERS
             for number in range(0, count, width):
-                body.append(Store(part, index_const(number), Load(name, (start + _spread(number, thread, count, size),), self.form.dtype, width)))
+                body.append(Store(part, index_const(number), Load(name, (start + spread(number, thread, count, size),), self.form.dtype, width)))
         i, j = Var("i", tm), Var("j", tn)
         at = i * tn + j
         update = Store("acc", at, Load("acc", (at,), self.form.dtype) + Load("v_part", (i,), self.form.dtype) * Load("u_part", (j,), self.form.dtype))
@@ -276,7 +273,7 @@ class _Fused:
         tm, tn = schedule.thread_m, schedule.thread_n
         point, thread_m, thread_n = self.place
         i, j = Var("i", tm), Var("j", tn // 4)
-        tile, output = _spread(i, thread_m, tm, schedule.tiles), _spread(j * 4, thread_n, tn, schedule.outputs)
+        tile, output = spread(i, thread_m, tm, schedule.tiles), spread(j * 4, thread_n, tn, schedule.outputs)
         place = (point * schedule.tiles + tile) * schedule.outputs + output
         put = Store(SUMS, place, Load("acc", (i * tn + j * 4,), self.form.dtype, 4))
         return [For(i, index_const(tm), For(j, index_const(tn // 4), put, "unroll"), "unroll")]
@@ -358,10 +355,3 @@ class _Fused:
         reads = [Let(variable, Load(SUMS, (at + t * self.elements,), self.form.dtype, lanes)) for t, variable in enumerate(points)]
         lets, rows = self.schedule.transform.of_sums(held)
         return [*reads, *lets], rows
-
-
-def _spread(index: Expr | int, thread: Expr, per_thread: int, size: int) -> Expr:
-    """The position of a thread's element `index` among `size`: a thread's next vector of four follows after those of all threads."""
-    width = min(4, per_thread)
-    index = index_const(index) if isinstance(index, int) else index
-    return index // width * (size // (per_thread // width)) + thread * width + index % width
