@@ -48,8 +48,30 @@ class Convolutions(nn.Module):
         return y, torch.softmax(self.classes(y.mean((2, 3))), -1)
 
 
+class Windows(nn.Module):
+    """Greatest elements and means of windows, and causal attention of queries that share keys over what they leave, with what follows each."""
+
+    def __init__(self, width: int, heads: int, shared: int) -> None:
+        super().__init__()
+        self.heads, self.shared, size = heads, shared, width // heads
+        self.first, self.greatest, self.mean = nn.Conv2d(3, width, 3, 2, 1), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.AvgPool2d(3, 1, 1)
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, shared * size), nn.Linear(width, shared * size)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.greatest(torch.relu(self.first(x)))
+        pooled = torch.sigmoid(self.mean(y))
+        rows = pooled.flatten(2).transpose(1, 2)
+        parts = zip((self.q, self.k, self.v), (self.heads, self.shared, self.shared), strict=True)
+        q, k, v = (layer(rows).unflatten(2, (count, -1)).transpose(1, 2) for layer, count in parts)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return attended.transpose(1, 2).flatten(2) + rows, y
+
+
 CASES: dict[str, Callable[[bool], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "convolutions": lambda small: (Convolutions(16 if small else 96), (torch.randn(2, 8, 6, 5) if small else torch.randn(4, 8, 56, 56),)),
+    "windows and attention": lambda small: (
+        (Windows(16, 4, 2), (torch.randn(2, 3, 14, 18),)) if small else (Windows(512, 8, 2), (torch.randn(2, 3, 64, 64),))
+    ),
     "BERT layer": lambda small: (
         (EncoderLayer(16, 2, 32), (torch.randn(2, 5, 16),)) if small else (EncoderLayer(768, 12, 3072), (torch.randn(4, 128, 768),))
     ),
@@ -125,7 +147,7 @@ class LargeFilters(nn.Module):
 
 
 def by_transforms(executable: Executable) -> bool:
-    return [call.operator for call in calls_of(executable)] == ["fft_convolution"] * 2
+    return [call.operator.name for call in calls_of(executable)] == ["fft_convolution"] * 2
 
 
 def test_fourier_transforms_are_an_operator(tmp_path: Path) -> None:
