@@ -64,7 +64,7 @@ class Windows(nn.Module):
         parts = zip((self.q, self.k, self.v), (self.heads, self.shared, self.shared), strict=True)
         q, k, v = (layer(rows).unflatten(2, (count, -1)).transpose(1, 2) for layer, count in parts)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return attended.transpose(1, 2).flatten(2) + rows, y
+        return attended.transpose(1, 2).flatten(2) + rows, torch.log_softmax(y, 1)
 
 
 CASES: dict[str, Callable[[bool], tuple[nn.Module, tuple[Tensor, ...]]]] = {

@@ -9,6 +9,8 @@
                      where g is h * (heads of k) // (heads of q), and the mask may have extent 1 along any dimension
     max_pooling      out[n, c, *p] = greatest over *t of a[n, c, *(p * stride + t * dilation - padding)]
     average_pooling  the same with a sum, divided by `divisor`, or by the number of its elements inside a, or inside a and its padding
+    softmax          out[*i] = exp(a[*i]) / sum over the dimension `dim` of exp(a), without overflow
+    log_softmax      its logarithm
 
 A convolution has no padding: what it would add is stored around `a`. Filters, and the matrix of `linear`, are constant, so that they may be
 reordered, transformed or widened once. Elements are floats of 32 or 16 bits (`LibraryCall.check_types`), and results have the type of the first
@@ -164,7 +166,26 @@ class Pooling:
         return True
 
 
-Operator: TypeAlias = Convolution | Product | Attention | Pooling
+@dataclass(frozen=True)
+class Softmax:
+    """`softmax` or `log_softmax` along a dimension."""
+
+    name: str
+    dim: int
+
+    @property
+    def constant(self) -> int | None:
+        return None
+
+    def result(self, *shapes: Shape) -> Shape | None:
+        (a,) = _exactly(1, shapes)
+        return a if 0 <= self.dim < len(a) else None
+
+    def fits(self, *dtypes: str) -> bool:
+        return True
+
+
+Operator: TypeAlias = Convolution | Product | Attention | Pooling | Softmax
 """What a library computes. `constant`: the position of the input that has to be constant, if one has to; `result`: the shape of the result for inputs
 of these shapes, None if the operator is not defined for them; `fits`: whether it takes inputs of these types, the first of which is a float of 32 or
 16 bits."""
@@ -177,10 +198,14 @@ OPERATORS: Mapping[str, type[Operator]] = MappingProxyType(
         "attention": Attention,
         "max_pooling": Pooling,
         "average_pooling": Pooling,
+        "softmax": Softmax,
+        "log_softmax": Softmax,
     }
 )
 """What operators are called, and the kind of each."""
-INPUTS: Mapping[type[Operator], tuple[int, int]] = MappingProxyType({Convolution: (2, 2), Product: (2, 2), Attention: (3, 4), Pooling: (1, 1)})
+INPUTS: Mapping[type[Operator], tuple[int, int]] = MappingProxyType(
+    {Convolution: (2, 2), Product: (2, 2), Attention: (3, 4), Pooling: (1, 1), Softmax: (1, 1)}
+)
 """The least and the greatest number of inputs of an operator."""
 
 

@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.kernel import GridOfTrips
 from tilewright.ir.layout import Layout
-from tilewright.ir.library import OPERATORS, Attention, Convolution, LibraryCall, Operator, Pooling, Product, View
+from tilewright.ir.library import OPERATORS, Attention, Convolution, LibraryCall, Operator, Pooling, Product, Softmax, View
 from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.ir.stage import LEVELS, Edge, Flow, Stage
@@ -345,6 +345,8 @@ def _decode_operator(data: Field) -> Operator:
             None if divisor is None else divisor.integer(1, MOST_ELEMENTS),
             data["padded"].flag(),
         )
+    if kind is Softmax:
+        return Softmax(name, data["dim"].integer(0, MOST_RANK))
     return Product(name)
 
 

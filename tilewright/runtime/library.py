@@ -10,11 +10,12 @@ are copied to their place. Fourier transforms are those of PyTorch: MKL's on x86
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from math import prod
+from typing import Any, TypeAlias
 
 import torch
 
-from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, View
+from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Softmax, View
 from tilewright.runtime.buffers import Buffers, torch_dtype
 
 Run: TypeAlias = Callable[..., object]
@@ -32,7 +33,10 @@ def prepared(call: LibraryCall, dtype: torch.dtype, device: torch.device, consta
     if isinstance(operator, Attention):
         return _attention(call, operator, device)
     if isinstance(operator, Pooling):
-        return _pooling(operator)
+        return _pooling(call, operator, dtype)
+    if isinstance(operator, Softmax):
+        normalise = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}[operator.name]
+        return _stored(call, dtype, normalise, operator.dim, False)
     if operator.name == "matmul":
         return _product if call.out.sizes[0] == 1 else _products
     assert constant is not None, "soundness.check requires a constant"
@@ -59,12 +63,31 @@ def _attention(call: LibraryCall, operator: Attention, device: torch.device) -> 
     return run
 
 
-def _pooling(operator: Pooling) -> Run:
+def _stored(call: LibraryCall, dtype: torch.dtype, function: Any, *arguments: object) -> Run:
+    """What computes a function of ATen of a single input. In place only if its own result would have the strides of that place, since its kernels
+    store as if it had; otherwise the result is copied."""
+    (a,) = call.inputs
+    strides = function.default(torch.empty_strided(a.sizes, a.strides, dtype=dtype, device="meta"), *arguments).stride()
+    alike = all(own == its for size, own, its in zip(call.out.sizes, strides, call.out.strides, strict=True) if size != 1)
+    if alike:
+        return lambda a, out: function.out(a, *arguments, out=out)
+    return lambda a, out: out.copy_(function.default(a, *arguments))
+
+
+def _pooling(call: LibraryCall, operator: Pooling, dtype: torch.dtype) -> Run:
     rank = len(operator.window)
+    each = zip(call.inputs[0].sizes[2:], operator.window, operator.stride, operator.padding, strict=True)
+    dims = tuple(dim for dim, taps in enumerate(operator.window, 2) if taps != 1)
+    if dims and all(pad == 0 and (taps == size or taps == step == 1) for size, taps, step, pad in each):  # whole dimensions
+        if operator.name == "max_pooling":
+            return lambda a, out: torch.amax(a, dims, True, out=out)
+        if operator.divisor in (None, 1, prod(operator.window)):
+            reduce = torch.sum if operator.divisor == 1 else torch.mean
+            return lambda a, out: reduce(a, dims, True, out=out)
     places = (operator.window, operator.stride, operator.padding)
     if operator.name == "average_pooling":
-        average = (torch.ops.aten.avg_pool2d, torch.ops.aten.avg_pool3d)[rank - 2].out
-        return lambda a, out: average(a, *places, operator.ceiling, operator.padded, operator.divisor, out=out)
+        average = (torch.ops.aten.avg_pool2d, torch.ops.aten.avg_pool3d)[rank - 2]
+        return _stored(call, dtype, average, *places, operator.ceiling, operator.padded, operator.divisor)
     greatest = (torch.ops.aten.max_pool2d, torch.ops.aten.max_pool3d)[rank - 2].default
     return lambda a, out: out.copy_(greatest(a, *places, operator.dilation, operator.ceiling))
 

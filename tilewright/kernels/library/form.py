@@ -11,6 +11,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.library.attention import attention_operation
 from tilewright.kernels.library.pooling import pooling_operations
 from tilewright.kernels.library.products import product_operations
+from tilewright.kernels.library.softmax import softmax_operations
 from tilewright.kernels.library.views import Operation
 
 
@@ -30,7 +31,7 @@ Ways = Mapping[str, Callable[[], Operation]]
 FINDERS: Mapping[str, tuple[Callable[[Problem], Ways], ...]] = {
     "attention": (lambda problem: {"attention": partial(attention_operation, problem)},),
     "contraction": (product_operations,),
-    "row reduction": (product_operations,),
+    "row reduction": (product_operations, pooling_operations, softmax_operations),
     "window": (product_operations, pooling_operations),
 }
 """What is looked for in regions of each kind."""

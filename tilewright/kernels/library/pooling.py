@@ -70,6 +70,8 @@ def pooling_operations(problem: Problem) -> Mapping[str, Callable[[], Operation]
     names = {"max": "max_pooling", "sum": "average_pooling"}
     if step.combiner not in names or len(step.bodies) != 1 or step.dtypes[0] != FLOAT32:
         raise Unsuitable("the region does not begin with greatest elements or sums of float32")
+    if any(later.kind != "map" for later in problem.region.steps[1:]):
+        raise Unsuitable("further reductions follow")
     outside = lowest(FLOAT32) if step.combiner == "max" else const(0, FLOAT32)
     find = _greatest if step.combiner == "max" else _average
     return {names[step.combiner]: partial(find, problem, _windows(step, outside, problem))}
