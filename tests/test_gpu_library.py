@@ -180,6 +180,26 @@ def test_operators_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_attention_and_windows_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Windowed(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, mask)
+            return y, nn.functional.max_pool2d(v, 2), torch.softmax(nn.functional.avg_pool2d(k, 3, 1, 1), -1)
+
+    torch.manual_seed(3)
+    inputs = tuple(torch.randn(2, 4, 32, 16).to(dtype) for _ in range(3))
+    inputs = (*inputs, torch.rand(2, 1, 32, 32) > 0.3)
+    module = Windowed().eval()
+    executable = by_libraries(module, inputs, tmp_path / "records")
+    assert sorted(call.operator.name for call in calls_of(executable)) == ["attention", "average_pooling", "max_pooling", "softmax"]
+    with emulated(executable):
+        found = executable(*inputs)
+    for ours, exact in zip(found, module(*(x.double() if x.is_floating_point() else x for x in inputs)), strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
+
+
 def test_what_a_library_reads_or_writes_of_the_caller_is_copied(tmp_path: Path) -> None:
     """Also where PyTorch's operators read or write the same tensors."""
 
