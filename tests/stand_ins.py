@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -70,7 +70,9 @@ def library_record(problem: Problem, operator: str, target: Machine, threads: in
     )  # fmt: skip
 
 
-def record_libraries(path: Path, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine, operators: Sequence[str] = OPERATORS) -> None:
+def record_libraries(
+    path: Path, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine, operators: Collection[str] = OPERATORS
+) -> None:
     """Records by which a library computes every region of a module that one can compute by some of its operators, on a GPU."""
     with Records(path) as records:
         for problem in distinct_problems(simplify(read(module, inputs).graph)[0], target, 1, numerics=Numerics(vendor=True)):

@@ -48,8 +48,30 @@ class Convolutions(nn.Module):
         return y, torch.softmax(self.classes(y.mean((2, 3))), -1)
 
 
+class Windows(nn.Module):
+    """Greatest elements and means of windows, and causal attention of queries that share keys over what they leave, with what follows each."""
+
+    def __init__(self, width: int, heads: int, shared: int) -> None:
+        super().__init__()
+        self.heads, self.shared, size = heads, shared, width // heads
+        self.first, self.greatest, self.mean = nn.Conv2d(3, width, 3, 2, 1), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.AvgPool2d(3, 1, 1)
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, shared * size), nn.Linear(width, shared * size)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.greatest(torch.relu(self.first(x)))
+        pooled = torch.sigmoid(self.mean(y))
+        rows = pooled.flatten(2).transpose(1, 2)
+        parts = zip((self.q, self.k, self.v), (self.heads, self.shared, self.shared), strict=True)
+        q, k, v = (layer(rows).unflatten(2, (count, -1)).transpose(1, 2) for layer, count in parts)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return attended.transpose(1, 2).flatten(2) + rows, torch.log_softmax(y, 1)
+
+
 CASES: dict[str, Callable[[bool], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "convolutions": lambda small: (Convolutions(16 if small else 96), (torch.randn(2, 8, 6, 5) if small else torch.randn(4, 8, 56, 56),)),
+    "windows and attention": lambda small: (
+        (Windows(16, 4, 2), (torch.randn(2, 3, 14, 18),)) if small else (Windows(512, 8, 2), (torch.randn(2, 3, 64, 64),))
+    ),
     "BERT layer": lambda small: (
         (EncoderLayer(16, 2, 32), (torch.randn(2, 5, 16),)) if small else (EncoderLayer(768, 12, 3072), (torch.randn(4, 128, 768),))
     ),
@@ -125,7 +147,7 @@ class LargeFilters(nn.Module):
 
 
 def by_transforms(executable: Executable) -> bool:
-    return [call.operator for call in calls_of(executable)] == ["fft_convolution"] * 2
+    return [call.operator.name for call in calls_of(executable)] == ["fft_convolution"] * 2
 
 
 def test_fourier_transforms_are_an_operator(tmp_path: Path) -> None:
@@ -156,6 +178,26 @@ def test_operators_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
         found = executable(x)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_attention_and_windows_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Windowed(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, mask)
+            return y, nn.functional.max_pool2d(v, 2), torch.softmax(nn.functional.avg_pool2d(k, 3, 1, 1), -1)
+
+    torch.manual_seed(3)
+    inputs = tuple(torch.randn(2, 4, 32, 16).to(dtype) for _ in range(3))
+    inputs = (*inputs, torch.rand(2, 1, 32, 32) > 0.3)
+    module = Windowed().eval()
+    executable = by_libraries(module, inputs, tmp_path / "records")
+    assert sorted(call.operator.name for call in calls_of(executable)) == ["attention", "average_pooling", "max_pooling", "softmax"]
+    with emulated(executable):
+        found = executable(*inputs)
+    for ours, exact in zip(found, module(*(x.double() if x.is_floating_point() else x for x in inputs)), strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
 
 
 def test_what_a_library_reads_or_writes_of_the_caller_is_copied(tmp_path: Path) -> None:

@@ -151,8 +151,9 @@ def compile(
             block.
         check: True makes each call on a GPU wait for its results and itself raise IndexOutOfRange, which otherwise the next call or `synchronize`
             raises. It sets the executable's attribute `check`, which may be changed.
-        vendor: True considers library kernels too, through PyTorch: oneDNN and BLAS on a CPU, cuDNN and cuBLAS on a GPU. Nothing predicts their
-            times, so that one is chosen only if it was measured on this machine, with `trials` or earlier, and was the fastest.
+        vendor: True considers library kernels too, through PyTorch: oneDNN and BLAS on a CPU, cuDNN and cuBLAS on a GPU, and its own for attention
+            and pooling. Nothing predicts their times, so that one is chosen only if it was measured on this machine, with `trials` or earlier, and
+            was the fastest.
         unsupported: "warn" runs unsupported operators through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS; else `torch.get_num_threads()` at this moment, but
             all of a CPU's cores if its code cannot run here).

@@ -12,8 +12,8 @@ from tilewright.frontend.onnx_neural import Window, window_of
 from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, numpy_dtype, through_torch
 from tilewright.frontend.reading import check_computed
 from tilewright.frontend.torch_indices import positions
-from tilewright.graph.operators.pooling import pooled_extent
 from tilewright.ir.graph import Value
+from tilewright.ir.windows import pooled_extent
 
 HANDLERS = NodeHandlers()
 

@@ -1,24 +1,33 @@
-"""Calls of a library's operator through PyTorch, as data: strided views of buffers, and a few sizes.
+"""Calls of a library's operator through PyTorch, as data: strided views of buffers, and the operator with its parameters.
 
     convolution      out[n, k, *p] = sum over c, *t of a[n, c + channels of earlier groups, *(p * stride + t * dilation)] * b[k, c, *t]
     fft_convolution  the same for stride and dilation 1, by Fourier transforms
     matmul           out[g, m, n] = sum over r of a[g, m, r] * b[g, r, n]
-    linear           the same for a single g
+    linear           the same for a single g and a constant b
+    attention        out[b, h, m, d] = sum over n of softmax over n(z[b, h, m, n]) * v[b, g, n, d], with
+                     z[b, h, m, n] = scale * (sum over r of q[b, h, m, r] * k[b, g, n, r]), plus mask[b, h, m, n] or minus infinity where it is false,
+                     where g is h * (heads of k) // (heads of q), and the mask may have extent 1 along any dimension
+    max_pooling      out[n, c, *p] = greatest over *t of a[n, c, *(p * stride + t * dilation - padding)]
+    average_pooling  the same with a sum, divided by `divisor`, or by the number of its elements inside a, or inside a and its padding
+    softmax          out[*i] = exp(a[*i]) / sum over the dimension `dim` of exp(a), without overflow
+    log_softmax      its logarithm
 
-A convolution has no padding: what it would add is stored around `a`. The second factor is constant, except for matmul, so that it may be reordered,
-transformed or widened once. Elements are floats of 32 or 16 bits (`LibraryCall.check_types`), and results have the type of `a`.
+A convolution has no padding: what it would add is stored around `a`. Filters, and the matrix of `linear`, are constant, so that they may be
+reordered, transformed or widened once. Elements are floats of 32 or 16 bits (`LibraryCall.check_types`), and results have the type of the first
+input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isfinite
+from types import MappingProxyType
+from typing import TypeAlias
 
 from tilewright.ir.dtypes import FLOAT32, computed_in
-
-OPERATORS = ("convolution", "matmul", "linear", "fft_convolution")
-"""What `LibraryCall.operator` may be."""
+from tilewright.ir.windows import pooled_extent
 
 
 @dataclass(frozen=True)
@@ -42,57 +51,203 @@ class View:
         return all(size * stride <= outer for (stride, size), (outer, _) in pairwise(dims))
 
 
-@dataclass(frozen=True)
-class LibraryCall:
-    """`operator` applied to the views `a` and `b`, stored in `out`. stride, dilation and groups are those of a convolution."""
+Shape: TypeAlias = tuple[int, ...]
 
-    operator: str
-    a: View
-    b: View
-    out: View
-    stride: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
+
+@dataclass(frozen=True)
+class Convolution:
+    """`convolution` or `fft_convolution` of an image and constant filters. In two or three dimensions."""
+
+    name: str
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int = 1
 
     @property
-    def reorders(self) -> bool:
-        """Whether `b` is constant."""
-        return self.operator != "matmul"
+    def constant(self) -> int | None:
+        return 1
+
+    def result(self, *shapes: Shape) -> Shape | None:
+        a, b = _exactly(2, shapes)
+        rank = len(self.stride)
+        if rank not in (2, 3) or {len(self.dilation), len(a) - 2, len(b) - 2} != {rank} or min(self.groups, *self.stride, *self.dilation) < 1:
+            return None
+        if b[0] % self.groups or a[1] != b[1] * self.groups or (self.name == "fft_convolution" and {*self.stride, *self.dilation} != {1}):
+            return None
+        return a[0], b[0], *((x - d * (t - 1) - 1) // s + 1 for x, t, s, d in zip(a[2:], b[2:], self.stride, self.dilation, strict=True))
+
+    def fits(self, *dtypes: str) -> bool:
+        a, b = dtypes
+        return a == b or computed_in(b) == FLOAT32 == a if self.name == "convolution" else computed_in(b) == FLOAT32 == a
+
+
+@dataclass(frozen=True)
+class Product:
+    """`matmul` or `linear`."""
+
+    name: str
 
     @property
-    def views(self) -> tuple[View, View, View]:
-        return self.a, self.b, self.out
+    def constant(self) -> int | None:
+        return 1 if self.name == "linear" else None
+
+    def result(self, *shapes: Shape) -> Shape | None:
+        a, b = _exactly(2, shapes)
+        fits = len(a) == len(b) == 3 and a[0] == b[0] and a[2] == b[1] and (self.name == "matmul" or a[0] == 1)
+        return (a[0], a[1], b[2]) if fits else None
+
+    def fits(self, *dtypes: str) -> bool:
+        a, b = dtypes
+        return a == b or (self.name == "linear" and computed_in(b) == FLOAT32 == a)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`attention` of q, k, v, and a mask if there is one. `shift`: without a mask, z is minus infinity where n > m + shift; None: nowhere."""
+
+    name: str
+    scale: float
+    shift: int | None = None
+
+    @property
+    def constant(self) -> int | None:
+        return None
+
+    def result(self, *shapes: Shape) -> Shape | None:
+        q, k, v, *masks = shapes
+        if {len(shape) for shape in shapes} != {4} or len(masks) > 1 or (masks and self.shift is not None):
+            return None
+        if k[:3] != v[:3] or (q[0], q[3]) != (k[0], k[3]) or q[1] % k[1] or not isfinite(self.scale) or (self.shift or 0) < 0:
+            return None
+        rows = (*q[:3], k[2])
+        if any(extent not in (1, whole) for mask in masks for extent, whole in zip(mask, rows, strict=True)):
+            return None
+        return *q[:3], v[3]
+
+    def fits(self, *dtypes: str) -> bool:
+        q, k, v, *masks = dtypes
+        return q == k == v and all(mask in (q, "bool") for mask in masks)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """`max_pooling` or `average_pooling` in two or three dimensions. `ceiling`: whether the number of outputs is rounded up, by windows that begin in
+    the input or in the padding before it, and may end outside of both. `divisor`: of an average; None: the number of elements that are inside the
+    input, or with `padded` also in its padding."""
+
+    name: str
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    ceiling: bool = False
+    divisor: int | None = None
+    padded: bool = False
+
+    @property
+    def constant(self) -> int | None:
+        return None
+
+    def result(self, *shapes: Shape) -> Shape | None:
+        (a,) = _exactly(1, shapes)
+        rank = len(self.window)
+        sizes = {len(self.stride), len(self.dilation), len(self.padding), len(a) - 2}
+        if rank not in (2, 3) or sizes != {rank} or min(*self.window, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
+            return None
+        is_max, averages = self.name == "max_pooling", self.divisor is not None or self.padded
+        if (is_max and averages) or (not is_max and {*self.dilation} != {1}) or not 0 < (self.divisor or 1) < 1 << 31:
+            return None
+        if any(2 * p > d * (t - 1) + 1 for p, d, t in zip(self.padding, self.dilation, self.window, strict=True)):
+            return None  # PyTorch takes no wider padding
+        each = zip(a[2:], self.window, self.stride, ((p, p) for p in self.padding), self.dilation, strict=True)
+        return *a[:2], *(pooled_extent(*one, self.ceiling) for one in each)
+
+    def fits(self, *dtypes: str) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """`softmax` or `log_softmax` along a dimension."""
+
+    name: str
+    dim: int
+
+    @property
+    def constant(self) -> int | None:
+        return None
+
+    def result(self, *shapes: Shape) -> Shape | None:
+        (a,) = _exactly(1, shapes)
+        return a if 0 <= self.dim < len(a) else None
+
+    def fits(self, *dtypes: str) -> bool:
+        return True
+
+
+Operator: TypeAlias = Convolution | Product | Attention | Pooling | Softmax
+"""What a library computes. `constant`: the position of the input that has to be constant, if one has to; `result`: the shape of the result for inputs
+of these shapes, None if the operator is not defined for them; `fits`: whether it takes inputs of these types, the first of which is a float of 32 or
+16 bits."""
+OPERATORS: Mapping[str, type[Operator]] = MappingProxyType(
+    {
+        "convolution": Convolution,
+        "matmul": Product,
+        "linear": Product,
+        "fft_convolution": Convolution,
+        "attention": Attention,
+        "max_pooling": Pooling,
+        "average_pooling": Pooling,
+        "softmax": Softmax,
+        "log_softmax": Softmax,
+    }
+)
+"""What operators are called, and the kind of each."""
+INPUTS: Mapping[type[Operator], tuple[int, int]] = MappingProxyType(
+    {Convolution: (2, 2), Product: (2, 2), Attention: (3, 4), Pooling: (1, 1), Softmax: (1, 1)}
+)
+"""The least and the greatest number of inputs of an operator."""
+
+
+def _exactly(count: int, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    assert len(shapes) == count, "LibraryCall.check counts inputs"
+    return shapes
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """An operator applied to views `inputs`, and stored in `out`."""
+
+    operator: Operator
+    inputs: tuple[View, ...]
+    out: View
+
+    @property
+    def constant(self) -> View | None:
+        """The input that has to be constant, if one has to."""
+        return self.inputs[self.operator.constant] if self.operator.constant is not None else None
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return *self.inputs, self.out
 
     def renamed(self, name: Callable[[str], str]) -> LibraryCall:
         """The call over buffers with other names."""
-        a, b, out = (replace(view, name=name(view.name)) for view in self.views)
-        return replace(self, a=a, b=b, out=out)
+        *inputs, out = (replace(view, name=name(view.name)) for view in self.views)
+        return replace(self, inputs=tuple(inputs), out=out)
 
     def check(self) -> None:
         """Raises ValueError unless the views have the shapes of the operator's arguments and result, and elements, all separate in memory."""
         for view in self.views:
             if len(view.sizes) != len(view.strides) or min((*view.sizes, *view.strides, 1 + view.offset), default=0) < 1 or not view.is_injective:
                 raise ValueError(f"{view} is no view of separate elements")
-        if self.operator not in OPERATORS or self.out.sizes != self._result():
-            raise ValueError(f"a library has no {self.operator!a} of {self.a.sizes} and {self.b.sizes} that makes {self.out.sizes}")
+        operator, shapes = self.operator, [view.sizes for view in self.inputs]
+        least, most = INPUTS[type(operator)]
+        known = OPERATORS.get(operator.name) is type(operator) and least <= len(shapes) <= most
+        if not known or self.out.sizes != operator.result(*shapes):
+            raise ValueError(f"a library has no {operator} of {' and '.join(map(str, shapes))} that makes {self.out.sizes}")
 
-    def check_types(self, a: str, b: str) -> None:
-        """Raises ValueError unless the operator takes factors of these types: the same, or a constant that is widened; transforms are of float32."""
-        fits = a == b or (self.reorders and (a, computed_in(b)) == (FLOAT32, FLOAT32))
-        if computed_in(a) != FLOAT32 or not fits or (self.operator == "fft_convolution" and a != FLOAT32):
-            raise ValueError(f"a library has no {self.operator} of {a} and {b}")
-
-    def _result(self) -> tuple[int, ...]:
-        """The shape of the result; empty if the operator is not defined for these arguments."""
-        a, b = self.a.sizes, self.b.sizes
-        if self.operator in ("matmul", "linear"):
-            fits = len(a) == len(b) == 3 and a[0] == b[0] and a[2] == b[1] and (self.stride, self.dilation, self.groups) == ((), (), 1)
-            fits = fits and (self.operator == "matmul" or a[0] == 1)
-            return (a[0], a[1], b[2]) if fits else ()
-        rank = len(a) - 2
-        fits = rank in (2, 3) and len(b) == len(a) and len(self.stride) == len(self.dilation) == rank and self.groups >= 1
-        if self.operator == "fft_convolution" and {*self.stride, *self.dilation} != {1}:
-            return ()
-        if not fits or min((*self.stride, *self.dilation)) < 1 or b[0] % self.groups or a[1] != b[1] * self.groups:
-            return ()
-        return a[0], b[0], *((x - d * (t - 1) - 1) // s + 1 for x, t, s, d in zip(a[2:], b[2:], self.stride, self.dilation, strict=True))
+    def check_types(self, *dtypes: str) -> None:
+        """Raises ValueError unless the operator takes inputs of these types: the same, or a constant that is widened; transforms are of float32."""
+        if computed_in(dtypes[0]) != FLOAT32 or not self.operator.fits(*dtypes):
+            raise ValueError(f"a library has no {self.operator.name} of {' and '.join(dtypes)}")

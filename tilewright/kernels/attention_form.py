@@ -197,7 +197,7 @@ def inverse(total: Expr, zeroed: bool) -> Expr:
 def scale_apart(form: AttentionForm) -> tuple[AttentionForm, float, bool]:
     """The form with queries as they are loaded, without a constant that multiplies them; a scale; and whether its logits are bare: scores, which are
     to be multiplied by the scale, a positive constant, or minus infinity where they are masked. Otherwise they have the scale, and it is 1."""
-    q, scale = _without_scale(form.q)
+    q, scale = without_scale(form.q)
     bare = scale > 0 and _is_bare(form.logit)
     scaled = {} if bare else {SCORE: Load(SCORE, (index_const(0),), form.dtype) * scale}
     logit, seen = (replace_loads(expr, scaled) for expr in (form.logit, form.seen))
@@ -205,7 +205,7 @@ def scale_apart(form: AttentionForm) -> tuple[AttentionForm, float, bool]:
     return replace(form, q=q, logit=logit, seen=seen, facts=facts), scale if bare else 1.0, bare
 
 
-def _without_scale(q: Expr) -> tuple[Expr, float]:
+def without_scale(q: Expr) -> tuple[Expr, float]:
     """A load times a constant as both; any other factor, and 1."""
     if isinstance(q, Apply) and q.operation == "mul":
         for load, scale in (q.args, q.args[::-1]):

@@ -191,8 +191,8 @@ def term_lines(row: PlanRow, width: int = WIDTH - LABEL - 3) -> Iterator[str]:
 
 def library_text(call: LibraryCall) -> str:
     """`convolution of 1 x 64 x 58 x 58 and 64 x 64 x 3 x 3, through PyTorch`"""
-    a, b = (" x ".join(map(str, view.sizes)) for view in (call.a, call.b))
-    return f"{call.operator} of {a} and {b}, through PyTorch"
+    inputs = " and ".join(" x ".join(map(str, view.sizes)) for view in call.inputs)
+    return f"{call.operator.name} of {inputs}, through PyTorch"
 
 
 def _nodes(row: PlanRow) -> list[str]:

@@ -49,7 +49,7 @@ def accesses(
     result: list[tuple[list[Extent], list[Extent]]] = []
     for call in calls:
         if isinstance(call, LibraryCall):
-            result.append(([extent(call.a.name), extent(call.b.name)], [WORKSPACE, extent(call.out.name)]))
+            result.append(([extent(view.name) for view in call.inputs], [WORKSPACE, extent(call.out.name)]))
             continue
         kernel = program.kernels[call.kernel]
         pairs = list(zip(call.arguments, kernel.writes, strict=True))

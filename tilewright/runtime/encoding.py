@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.kernel import GridOfTrips
 from tilewright.ir.layout import Layout
-from tilewright.ir.library import OPERATORS, LibraryCall, View
+from tilewright.ir.library import OPERATORS, Attention, Convolution, LibraryCall, Operator, Pooling, Product, Softmax, View
 from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.ir.stage import LEVELS, Edge, Flow, Stage
@@ -317,9 +317,37 @@ def _decode_view_of(data: Field) -> View:
 
 def _decode_library_call(data: Field) -> LibraryCall:
     data.only(*(spec.name for spec in fields(LibraryCall)))
-    a, b, out = (_decode_view_of(data[key]) for key in ("a", "b", "out"))
-    stride, dilation = (data[key].integers(1, MOST_ELEMENTS, MOST_RANK) for key in ("stride", "dilation"))
-    return LibraryCall(data["operator"].choice(*OPERATORS), a, b, out, stride, dilation, data["groups"].integer(1, MOST_ELEMENTS))
+    return LibraryCall(_decode_operator(data["operator"]), tuple(map(_decode_view_of, data["inputs"].items())), _decode_view_of(data["out"]))
+
+
+def _decode_operator(data: Field) -> Operator:
+    name = data["name"].choice(*OPERATORS)
+    data.only(*(spec.name for spec in fields(OPERATORS[name])))
+
+    def sizes(key: str, least: int = 1) -> tuple[int, ...]:
+        return data[key].integers(least, MOST_ELEMENTS, MOST_RANK)
+
+    kind = OPERATORS[name]
+    if kind is Convolution:
+        return Convolution(name, sizes("stride"), sizes("dilation"), data["groups"].integer(1, MOST_ELEMENTS))
+    if kind is Attention:
+        shift = data["shift"].optional()
+        return Attention(name, data["scale"].number(), None if shift is None else shift.integer(0, MOST_ELEMENTS))
+    if kind is Pooling:
+        divisor = data["divisor"].optional()
+        return Pooling(
+            name,
+            sizes("window"),
+            sizes("stride"),
+            sizes("dilation"),
+            sizes("padding", least=0),
+            data["ceiling"].flag(),
+            None if divisor is None else divisor.integer(1, MOST_ELEMENTS),
+            data["padded"].flag(),
+        )
+    if kind is Softmax:
+        return Softmax(name, data["dim"].integer(0, MOST_RANK))
+    return Product(name)
 
 
 def _decode_region(data: Field) -> LoadableRegion:

@@ -1,5 +1,5 @@
 """Runs library calls (`ir.library`) through PyTorch: cuDNN and cuBLAS on GPUs, where `captured` makes CUDA graphs of them; on CPUs oneDNN for
-convolutions and the BLAS of PyTorch for products.
+convolutions and the BLAS of PyTorch for products; PyTorch's own kernels for pooling, and for attention whichever it takes for the sizes.
 
 The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN
 and matrices of MKL's linear maps are reordered once. Products are stored in place, and so are cuDNN's convolutions if elements of their place are
@@ -10,15 +10,16 @@ are copied to their place. Fourier transforms are those of PyTorch: MKL's on x86
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from math import prod
+from typing import Any, TypeAlias
 
 import torch
 
-from tilewright.ir.library import LibraryCall, View
+from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Softmax, View
 from tilewright.runtime.buffers import Buffers, torch_dtype
 
-Run: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
-"""Computes (a, b, out): stores the operator's result for a and b in out."""
+Run: TypeAlias = Callable[..., object]
+"""Computes (inputs, out), each a tensor: stores the operator's result for the inputs in out."""
 
 
 def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
@@ -26,19 +27,76 @@ def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
     return flat.as_strided(view.sizes, view.strides, flat.storage_offset() + base + view.offset)
 
 
-def prepared(call: LibraryCall, dtype: torch.dtype, b: torch.Tensor | None) -> Run:
-    """What computes the call for `a` of this type; if it may reorder `b`, which is constant then, the function knows it in this form."""
-    if not call.reorders:
+def prepared(call: LibraryCall, dtype: torch.dtype, device: torch.device, constant: torch.Tensor | None) -> Run:
+    """What computes the call for a first input of this type on a device. `constant`: the input that has to be constant, which it may reorder."""
+    operator = call.operator
+    if isinstance(operator, Attention):
+        return _attention(call, operator, device)
+    if isinstance(operator, Pooling):
+        return _pooling(call, operator, dtype)
+    if isinstance(operator, Softmax):
+        normalise = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}[operator.name]
+        return _stored(call, dtype, normalise, operator.dim, False)
+    if operator.name == "matmul":
         return _product if call.out.sizes[0] == 1 else _products
-    assert b is not None, "soundness.check requires a constant"
-    return {"convolution": _convolution, "linear": _linear, "fft_convolution": _fft_convolution}[call.operator](call, b.to(dtype))
+    assert constant is not None, "soundness.check requires a constant"
+    b = constant.to(dtype)
+    if isinstance(operator, Product):
+        return _linear(call, b)
+    return {"convolution": _convolution, "fft_convolution": _fft_convolution}[operator.name](call, operator, b)
+
+
+def _attention(call: LibraryCall, operator: Attention, device: torch.device) -> Run:
+    """PyTorch's attention: by its kernel for CPUs, on GPUs by cuDNN's, FlashAttention or the memory-efficient one, and where they do not take sizes
+    or types by products and a softmax."""
+    queries, keys = call.inputs[0].sizes[2], call.inputs[1].sizes[2]
+    causal, fixed = operator.shift == 0, None
+    if operator.shift is not None and not causal:  # PyTorch's mask begins with the first key
+        fixed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(operator.shift)
+    shared = call.inputs[0].sizes[1] != call.inputs[1].sizes[1]
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> None:
+        *masks, out = rest
+        mask = masks[0] if masks else fixed
+        out.copy_(torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=operator.scale, enable_gqa=shared))
+
+    return run
+
+
+def _stored(call: LibraryCall, dtype: torch.dtype, function: Any, *arguments: object) -> Run:
+    """What computes a function of ATen of a single input. In place only if its own result would have the strides of that place, since its kernels
+    store as if it had; otherwise the result is copied."""
+    (a,) = call.inputs
+    strides = function.default(torch.empty_strided(a.sizes, a.strides, dtype=dtype, device="meta"), *arguments).stride()
+    alike = all(own == its for size, own, its in zip(call.out.sizes, strides, call.out.strides, strict=True) if size != 1)
+    if alike:
+        return lambda a, out: function.out(a, *arguments, out=out)
+    return lambda a, out: out.copy_(function.default(a, *arguments))
+
+
+def _pooling(call: LibraryCall, operator: Pooling, dtype: torch.dtype) -> Run:
+    rank = len(operator.window)
+    each = zip(call.inputs[0].sizes[2:], operator.window, operator.stride, operator.padding, strict=True)
+    dims = tuple(dim for dim, taps in enumerate(operator.window, 2) if taps != 1)
+    if dims and all(pad == 0 and (taps == size or taps == step == 1) for size, taps, step, pad in each):  # whole dimensions
+        if operator.name == "max_pooling":
+            return lambda a, out: torch.amax(a, dims, True, out=out)
+        if operator.divisor in (None, 1, prod(operator.window)):
+            reduce = torch.sum if operator.divisor == 1 else torch.mean
+            return lambda a, out: reduce(a, dims, True, out=out)
+    places = (operator.window, operator.stride, operator.padding)
+    if operator.name == "average_pooling":
+        average = (torch.ops.aten.avg_pool2d, torch.ops.aten.avg_pool3d)[rank - 2]
+        return _stored(call, dtype, average, *places, operator.ceiling, operator.padded, operator.divisor)
+    greatest = (torch.ops.aten.max_pool2d, torch.ops.aten.max_pool3d)[rank - 2].default
+    return lambda a, out: out.copy_(greatest(a, *places, operator.dilation, operator.ceiling))
 
 
 def _linear(call: LibraryCall, b: torch.Tensor) -> Run:
     """The product with a matrix, which MKL has packed for this number of rows if it takes the type."""
     if b.device.type != "cpu" or b.dtype != torch.float32 or not torch.backends.mkl.is_available():
         return lambda a, _, out: _product(a, b, out)
-    rows, matrix = call.a.sizes[1], b[0].t().contiguous()
+    rows, matrix = call.inputs[0].sizes[1], b[0].t().contiguous()
     packed = torch.ops.mkl._mkl_reorder_linear_weight(matrix, rows)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -59,11 +117,11 @@ def transform_extents(extents: Sequence[int]) -> tuple[int, ...]:
     return tuple(next(larger for larger in range(extent, 2 * extent + 1) if is_smooth(larger)) for extent in extents)
 
 
-def _fft_convolution(call: LibraryCall, b: torch.Tensor) -> Run:
+def _fft_convolution(call: LibraryCall, operator: Convolution, b: torch.Tensor) -> Run:
     """The convolution as a product of transforms: with both factors extended to L elements by zeros, F(out) = F(a) * conj(F(b)) in the places where
     no filter wraps around (the correlation theorem). Filters are transformed once; each frequency is a product over the channels of a group."""
-    dims = tuple(range(2, 2 + len(call.stride)))
-    extents, groups, inside = transform_extents(call.a.sizes[2:]), call.groups, call.b.sizes[1]
+    dims = tuple(range(2, 2 + len(operator.stride)))
+    extents, groups, inside = transform_extents(call.inputs[0].sizes[2:]), operator.groups, b.shape[1]
     filters = torch.fft.rfftn(b, s=extents, dim=dims).conj().resolve_conj()
     frequencies = filters.shape[2:]
     # [frequencies, groups, channels, outputs of a group]
@@ -78,12 +136,12 @@ def _fft_convolution(call: LibraryCall, b: torch.Tensor) -> Run:
     return run
 
 
-def _convolution(call: LibraryCall, b: torch.Tensor) -> Run:
-    padding = (0,) * len(call.stride)
+def _convolution(call: LibraryCall, operator: Convolution, b: torch.Tensor) -> Run:
+    padding = (0,) * len(operator.stride)
     order = torch.channels_last if len(padding) == 2 else torch.channels_last_3d
     if b.device.type == "cpu" and _in_onednn(b.dtype):
-        arguments = (padding, call.stride, call.dilation, call.groups)
-        reordered = torch.ops.mkldnn._reorder_convolution_weight(b.contiguous(), *arguments, call.a.sizes)
+        arguments = (padding, operator.stride, operator.dilation, operator.groups)
+        reordered = torch.ops.mkldnn._reorder_convolution_weight(b.contiguous(), *arguments, call.inputs[0].sizes)
 
         def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
             if out.is_contiguous(memory_format=order):
@@ -98,10 +156,10 @@ def _convolution(call: LibraryCall, b: torch.Tensor) -> Run:
 
     def run_plain(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         if out.is_cuda and out.is_contiguous(memory_format=order):
-            torch.ops.aten.cudnn_convolution.out(a, filters, padding, call.stride, call.dilation, call.groups, **choice, out=out)
+            torch.ops.aten.cudnn_convolution.out(a, filters, padding, operator.stride, operator.dilation, operator.groups, **choice, out=out)
             return
         with torch.backends.cudnn.flags(enabled=True, **choice):
-            out.copy_(torch.ops.aten.convolution(a, filters, None, call.stride, padding, call.dilation, False, padding, call.groups))
+            out.copy_(torch.ops.aten.convolution(a, filters, None, operator.stride, padding, operator.dilation, False, padding, operator.groups))
 
     return run_plain
 
@@ -134,8 +192,9 @@ class BoundCall:
     def __init__(self, call: LibraryCall, buffers: Buffers, model: BoundCall | None = None) -> None:
         self._call, self._buffers = call, buffers
         self._fixed = {view: self._view(view, (), ()) for view in call.views if buffers.external(view.name) is None}
-        dtype = torch_dtype(buffers.program.storage[call.a.name].value.dtype)
-        self._run: Run = model._run if model is not None else prepared(call, dtype, self._fixed.get(call.b))
+        dtype = torch_dtype(buffers.program.storage[call.inputs[0].name].value.dtype)
+        constant = self._fixed.get(call.constant) if call.constant is not None else None
+        self._run: Run = model._run if model is not None else prepared(call, dtype, buffers.device, constant)
 
     def _view(self, view: View, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = self._buffers.flat(view.name, inputs, outputs)

@@ -343,20 +343,20 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
 
 
 def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: LibraryCall, read_only: set[str]) -> None:
-    """A library's operator gets views of the shapes that it is defined for, within their buffers; factors that it reorders once are constant."""
+    """A library's operator gets views of the shapes that it is defined for, within their buffers; inputs that it reorders once are constant."""
     call.check()
     where = f"region {region.name} calls a library"
-    a, b, out = (program.storage[view.name].value.dtype for view in call.views)
-    call.check_types(a, b)
-    for view, dtype in zip(call.views, (a, b, a), strict=True):
+    *inputs, _ = dtypes = [program.storage[view.name].value.dtype for view in call.views]
+    call.check_types(*inputs)
+    for view, dtype, expected in zip(call.views, dtypes, (*inputs, inputs[0]), strict=True):
         held = program.bytes_of(program.root(view.name)) - program.base_bytes(view.name)
-        if program.storage[view.name].value.dtype != dtype or held < view.end * size_of(dtype):
-            raise ValueError(f"{where} with {view.end} elements of {view.name}, which holds {held} bytes of {program.storage[view.name].value.dtype}")
+        if dtype != expected or held < view.end * size_of(dtype):
+            raise ValueError(f"{where} with {view.end} elements of {view.name}, which holds {held} bytes of {dtype}")
     out = program.root(call.out.name)
-    if out in read_only or out in program.faults or any(accesses_overlap(program, call.out.name, view.name) for view in (call.a, call.b)):
+    if out in read_only or out in program.faults or any(accesses_overlap(program, call.out.name, view.name) for view in call.inputs):
         raise ValueError(f"{where} that stores its result in {call.out.name}: an input, a constant, or what it reads")
-    if region.repeat != 1 or (call.reorders and program.constant_source(call.b.name) is None):
-        raise ValueError(f"{where} in a loop, or with a second factor that is not constant")
+    if region.repeat != 1 or (call.constant is not None and program.constant_source(call.constant.name) is None):
+        raise ValueError(f"{where} in a loop, or with an input that is not constant")
 
 
 def _check_order(program: LoadableProgram, kept: Set[str]) -> None:
@@ -399,7 +399,7 @@ def _accesses(program: LoadableProgram, region: LoadableRegion, kept: Set[str]) 
             if root in program.storage:
                 yield name, True
     if region.library is not None:
-        yield from ((region.library.a.name, False), (region.library.b.name, False), (region.library.out.name, True))
+        yield from (*((view.name, False) for view in region.library.inputs), (region.library.out.name, True))
     for call in region.calls:
         pairs = list(zip(call.arguments, program.kernels[call.kernel].writes, strict=True))
         yield from (pair for pair in pairs if not pair[1])

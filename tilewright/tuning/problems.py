@@ -131,5 +131,5 @@ def code_of(lowered: Lowered | LoadableRegion) -> str:
     if lowered.library is not None:
         import torch  # here alone: processes that compile candidates start in a quarter of the time without it
 
-        library = [f"torch_{torch.__version__}_{lowered.library.operator}"]
+        library = [f"torch_{torch.__version__}_{lowered.library.operator.name}"]
     return "+".join((*library, *dict.fromkeys(call.kernel for call in lowered.calls)))

@@ -20,16 +20,16 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Apply, Const, Load, Var
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
-from tilewright.ir.library import LibraryCall, View
+from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Softmax, View
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage
 from tilewright.kernels.registry import schedule_types
 from tilewright.partition.apart import Apart
 from tilewright.partition.judges import SCHEDULES
 
-_TYPES: Mapping[str, type] = MappingProxyType(
-    {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache, LibraryCall, View)}
-)
+_PROBLEMS = (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache)
+_LIBRARY = (LibraryCall, View, Convolution, Product, Attention, Pooling, Softmax)
+_TYPES: Mapping[str, type] = MappingProxyType({kind.__name__: kind for kind in (*_PROBLEMS, *_LIBRARY)})
 MOST_PARAMETERS = 64
 """Maximum parameters of a schedule, and elements of a parameter."""
 

@@ -338,8 +338,16 @@ class Server:
         if call is None:
             return []
         sets = [[viewed(self.row(rows, view.name, number, mode, program), view) for view in call.views] for number in range(self.problem.sets)]
-        runs = {b.data_ptr(): prepared_call(call, a.dtype, b) for a, b, _ in sets}
-        return [partial(runs[b.data_ptr()], a, b, out) for a, b, out in sets]
+        place = call.operator.constant
+        runs: dict[int, Callable[..., object]] = {}
+        calls: list[Callable[[], object]] = []
+        for tensors in sets:
+            constant = tensors[place] if place is not None else None
+            key = constant.data_ptr() if constant is not None else 0
+            if key not in runs:
+                runs[key] = prepared_call(call, tensors[0].dtype, self.device, constant)
+            calls.append(partial(runs[key], *tensors))
+        return calls
 
     def row(self, rows: Mapping[str, torch.Tensor], name: str, number: int, mode: str, program: Mapping[str, Any]) -> torch.Tensor:
         """The copy of a buffer that call number `number` uses in the mode."""

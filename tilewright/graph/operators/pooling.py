@@ -9,15 +9,7 @@ from tilewright.graph.operators.convolution import Pairs
 from tilewright.graph.operators.definition import Operator, flatten, in_bounds, number
 from tilewright.ir.computation import StepBuilder, Tensor, lowest, maximum, minimum
 from tilewright.ir.expr import Const, Expr, compare, const, floordiv, logical_and, mod, mul, select, sub
-
-
-def pooled_extent(size: int, window: int, stride: int, padding: tuple[int, int], dilation: int, ceil_mode: bool) -> int:
-    """Number of windows along one dimension; with `ceil_mode` a last partial window counts if it starts within the data or its left padding."""
-    span = size + sum(padding) - dilation * (window - 1) - 1
-    extent = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
-    if ceil_mode and (extent - 1) * stride >= size + padding[0]:
-        extent -= 1
-    return extent
+from tilewright.ir.windows import pooled_extent
 
 
 def _windows(x: Tensor, window: Sequence[int], stride: Sequence[int], padding: Pairs, dilation: Sequence[int], ceil_mode: bool) -> tuple[int, ...]:
@@ -81,23 +73,25 @@ def _average_pool(
     zero = const(0, x.dtype)
     (total,) = b.reduce("sum", shape, window, lambda *i: _guarded(x, i, rank, stride, padding, ones, zero)[0])
 
-    def taps(o: Expr, axis: int) -> Expr:
-        size, (before, after) = x.shape[x.rank - rank + axis], padding[axis]
-        start = o * stride[axis] - before
-        stop = _least(start + window[axis], size + after)
-        if not count_include_pad:
-            start, stop = _greatest(start, 0), _least(stop, size)
-        return sub(stop, start)
-
     def scaled(*index: Expr) -> Expr:
         if divisor is not None:
             return total(*index) / float(divisor)
-        count: Expr = Const(1, "i64")
-        for axis, o in enumerate(index[-rank:]):
-            count = mul(count, taps(o, axis))
+        count = taps_within(index[-rank:], x.shape[x.rank - rank :], window, stride, padding, count_include_pad)
         return total(*index) / float(count.value) if isinstance(count, Const) else total(*index) / number(count, x.dtype)
 
     return b.map(shape, scaled)
+
+
+def taps_within(where: Sequence[Expr], sizes: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Pairs, padded: bool) -> Expr:
+    """The number of taps within an input of these sizes, or also in its padding, of the window at a place."""
+    count: Expr = Const(1, "i64")
+    for o, size, taps, step, (before, after) in zip(where, sizes, window, stride, padding, strict=True):
+        start = o * step - before
+        stop = _least(start + taps, size + after)
+        if not padded:
+            start, stop = _greatest(start, 0), _least(stop, size)
+        count = mul(count, sub(stop, start))
+    return count
 
 
 def _least(a: Expr, limit: int) -> Expr:

@@ -17,4 +17,6 @@ from tilewright.kernels.schema import AnySchema
 SCHEMAS: tuple[AnySchema, ...] = (
     AMX, CONTRACTION, NARROW_WEIGHTS, PAIRS, WINOGRAD, DEPTHWISE, ATTENTION, FEW_QUERIES, TILE_ATTENTION, RECURRENCE, *LOOPS,
 )  # fmt: skip
-LIBRARY = library(("convolution", "fft_convolution", "matmul", "linear"), LOOPS)
+LIBRARY = library(
+    ("convolution", "fft_convolution", "matmul", "linear", "attention", "max_pooling", "average_pooling", "softmax", "log_softmax"), LOOPS
+)

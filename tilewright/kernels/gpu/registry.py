@@ -25,4 +25,6 @@ SCHEMAS: tuple[AnySchema, ...] = (
     MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH, WINOGRAD,
     WINOGRAD_FUSED, ATTENTION, TENSOR_ATTENTION, RECURRENCE, TENSOR_RECURRENCE,
 )  # fmt: skip
-LIBRARY = library(("convolution", "fft_convolution", "matmul"), (MAP, ROW_REDUCTION))
+LIBRARY = library(
+    ("convolution", "fft_convolution", "matmul", "attention", "max_pooling", "average_pooling", "softmax", "log_softmax"), (MAP, ROW_REDUCTION)
+)

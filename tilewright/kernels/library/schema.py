@@ -1,4 +1,4 @@
-"""The schema of library kernels: one candidate for each operator that computes the region's sum, followed by a kernel for its epilogue."""
+"""The schema of library kernels: one candidate for each operator that computes what a region begins with, followed by a kernel for its epilogue."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.columns import Columns, length, product_of, row
 from tilewright.kernels.counts import Counts, counted
-from tilewright.kernels.library.form import LibraryForm, library_form
+from tilewright.kernels.library.form import FINDERS, LibraryForm, library_form
 from tilewright.kernels.schema import AnySchema, Form, Options, Schema, form_of, matching
+
+NAMES = tuple(OPERATORS)
+"""Operators by their numbers in columns."""
 
 
 @dataclass(frozen=True)
 class LibrarySchedule:
-    """The sum by a library's operator (`ir.library.OPERATORS`), through PyTorch."""
+    """What a region begins with by a library's operator (`ir.library.OPERATORS`), through PyTorch."""
 
     operator: str
 
@@ -51,21 +54,21 @@ def library(operators: Sequence[str], epilogues: Sequence[AnySchema]) -> Library
 
     return Schema(
         name="library",
-        kinds=("contraction", "window", "row reduction"),
+        kinds=tuple(FINDERS),
         schedule=LibrarySchedule,
         match=matching(partial(library_form, operators=operators)),
         space=_space,
         counts=lambda facts, candidates, machine: counted(length(candidates), 0, 0, 0),
         estimate=_unknown,
         lower=lower,
-        made=lambda axes, machine: LibrarySchedule(OPERATORS[axes["operator"]]),
+        made=lambda axes, machine: LibrarySchedule(NAMES[axes["operator"]]),
     )
 
 
 def _space(facts: Facts, machine: Machine, options: Options) -> tuple[Columns, dict[str, int]]:
     """Every operator; those by transforms only where Winograd's algorithm is allowed, as their errors depend on the largest element of an image."""
     allowed = [name for name in facts if options.numerics.winograd or not name.startswith("fft")]
-    return product_of({"operator": [OPERATORS.index(name) for name in allowed]}), {}
+    return product_of({"operator": [NAMES.index(name) for name in allowed]}), {}
 
 
 def _unknown(facts: Facts, candidates: Columns, counts: Counts, machine: Machine, options: Options) -> Estimate:
