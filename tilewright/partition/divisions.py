@@ -20,8 +20,10 @@ Worth = tuple[int, float]
 Step = tuple[int, int, Worth, Place]
 """By which an ideal is extended: the regions of a segment and those that it depends on, as bits, what it is worth, and the segment."""
 
-MOST = 256
-"""Maximum ideals of one size that are extended."""
+MOST, LEAST = 256, 16
+"""Maximum ideals of one size that are extended, of few regions and of any number."""
+EXTENDED = 16384
+"""Maximum ideals of all sizes that are extended, unless this leaves fewer than LEAST of a size: the time is to grow with the number of regions."""
 
 
 def bits(place: Iterable[int]) -> int:
@@ -34,10 +36,12 @@ def needed(place: Place, before: Sequence[int]) -> int:
     return reduce(lambda found, number: found | before[number], place, 0) & ~bits(place)
 
 
-def best_division(before: Sequence[int], worth: Mapping[Place, Worth], most: int = MOST) -> list[Place]:
+def best_division(before: Sequence[int], worth: Mapping[Place, Worth], most: int | None = None) -> list[Place]:
     """The division of regions 0, 1, ... into single regions, which are worth nothing, and some of the segments that is worth most of those that can
-    run; of equals one of shorter segments. before: for each region, in an order in which it comes after these, the bits of all that it depends on."""
+    run; of equals one of shorter segments. before: for each region, in an order in which it comes after these, the bits of all that it depends on.
+    most: the maximum ideals of one size that are extended, otherwise by the number of regions."""
     inside = sorted({number for place in worth for number in place})  # all others are single
+    most = most or max(LEAST, min(MOST, EXTENDED // max(1, len(inside))))
     number_of = {number: own for own, number in enumerate(inside)}
     own_before = [bits(number_of[other] for other in inside if before[number] >> other & 1) for number in inside]
     steps: list[list[Step]] = [[(1 << own, own_before[own], (0, 0.0), (number,))] for own, number in enumerate(inside)]  # by their first region
@@ -50,7 +54,9 @@ def best_division(before: Sequence[int], worth: Mapping[Place, Worth], most: int
     for size, ideals in enumerate(sizes):
         for ideal in _kept(ideals, best, size, most):
             required, gained, _ = best[ideal]
-            for regions, before_them, (more, seconds), place in (step for own in range(len(inside)) if not ideal >> own & 1 for step in steps[own]):
+            # what a segment's first region depends on is outside of the segment, and so before it
+            ready = (own for own in range(len(inside)) if not ideal >> own & 1 and not own_before[own] & ~ideal)
+            for regions, before_them, (more, seconds), place in (step for own in ready for step in steps[own]):
                 if regions & ideal or before_them & ~ideal:
                     continue
                 value, following = (required + more, gained + seconds, -len(place)), ideal | regions

@@ -26,6 +26,8 @@ from tilewright.partition.layouts import LaidOut
 
 KINDS = frozenset({"contraction", "window", "map", "row reduction"})
 """Kinds of region that a chain may contain."""
+NEIGHBOURS = 8
+"""Of a region that more read, or that reads more, the nearest in the order that a segment grows by."""
 
 
 def joined(
@@ -137,7 +139,8 @@ class Uses:
     def _convex(self, segment: Sequence[Region]) -> bool:
         """Whether no region outside depends on one of these and is needed by another one."""
         places = [self.place[region.outputs[0]] for region in segment]
-        between = reduce(or_, (self.before[place] for place in places)) & ~bits(places)
+        first = (1 << min(places)) - 1  # what comes before all of them in the order depends on none
+        between = reduce(or_, (self.before[place] for place in places)) & ~bits(places) & ~first
         return not any(self.before[place] >> other & 1 for place in _numbers(between) for other in places)
 
     @cached_property
@@ -201,7 +204,7 @@ class Section:
 
 
 def sections(uses: Uses, longest: int) -> list[Section]:
-    """The regions that may be chained, in sections of two or more, with all segments of at most `longest` regions."""
+    """The regions that may be chained, in sections of two or more, with the segments of at most `longest` regions (see `NEIGHBOURS`)."""
     segments = _segments(uses, longest)
     crossed = {number for segment in segments for number in range(segment[0] + 1, segment[-1] + 1)}
     found: list[Section] = []
@@ -228,10 +231,12 @@ def _segments(uses: Uses, longest: int) -> list[Place]:
             number, other = uses.place[region.outputs[0]], uses.place[reader.outputs[0]]
             beside[number].add(other)
             beside[other].add(number)
+    # of a region that many read, further ones join with the nearest: else each two of its readers would make a segment with it
+    near = {number: sorted(others, key=lambda other: abs(other - number))[:NEIGHBOURS] for number, others in beside.items()}
     found: set[Place] = set()
     grown: set[Place] = {(number,) for number in beside}
     for _ in range(longest - 1):
-        grown = {tuple(sorted((*place, other))) for place in grown for number in place for other in beside[number] - {*place}}
+        grown = {tuple(sorted((*place, other))) for place in grown for number in place for other in near[number] if other not in place}
         found |= {place for place in grown if uses.may_join([uses.order[number] for number in place])}
     return sorted(found, key=lambda place: (place[-1], place))
 
