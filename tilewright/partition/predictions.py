@@ -95,21 +95,25 @@ class Predictions:
         """The regions that kernels compute, with their seconds, loops among them if that is said."""
         context = self._context(graph, laid_out)
         timed = [
-            Timed(region, self._possible_seconds(region, context), partial(self._measured_by_itself, region, context))
+            self._possible(region, context)
             for region in regions
             if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
         timed += [Timed(region, self._loop_seconds(region, context, laid_out)) for region in regions if loops and region.kind == "loop"]
         return timed
 
-    def _possible_seconds(self, region: Region, context: Context) -> float:
-        """Seconds of a region by itself: infinite if results are pooled and no kernel does that with values that are stored so."""
+    def _by_itself(self, region: Region, context: Context) -> Timed:
+        """A region with its seconds. Raises Unsuitable if there is no kernel for it."""
+        return Timed(region, self.seconds(region, context), lambda: self._measured_seconds(canonical_problem(region, context)[0]))
+
+    def _possible(self, region: Region, context: Context) -> Timed:
+        """A region with its seconds: infinite if results are pooled and no kernel does that with values that are stored so."""
         try:
-            return self.seconds(region, context)
+            return self._by_itself(region, context)
         except Unsuitable:
             if pooling_of(region.steps) is None:
                 raise
-            return math.inf
+            return Timed(region, math.inf)
 
     def _loop_seconds(self, region: Region, context: Context, laid_out: LaidOut) -> float:
         """Predicted seconds of a loop the faster way: in one kernel, or by kernels of one step."""
@@ -168,7 +172,7 @@ class Predictions:
             Unsuitable: if there is no kernel for one.
         """
         context = self.context(graph, precision, unstored)
-        return [Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context)) for region in regions]
+        return [self._by_itself(region, context) for region in regions]
 
     def loops(self, precision: Precision, persistent: bool, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
         """The graph's loops with these names, as they are best lowered."""
@@ -194,9 +198,6 @@ class Predictions:
     def _measured_seconds(self, problem: Problem) -> float | None:
         """Seconds that trials measured of a canonical problem; None without them."""
         return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
-
-    def _measured_by_itself(self, region: Region, context: Context) -> float | None:
-        return self._measured_seconds(canonical_problem(region, context)[0])
 
     def seconds(self, region: Region, context: Context, winograd: bool = True) -> float:
         """Predicted seconds of the region by itself, with or without Winograd's algorithm."""
