@@ -6,7 +6,7 @@ its extent. Lowering a region under a schedule gives a `Lowered`: kernels, the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -74,6 +74,15 @@ class Region:
     def readers_of(self, name: str) -> tuple[int, ...]:
         """The stages of a chain that read a value, by itself or as a part of a concatenation."""
         return tuple(at for at, stage in enumerate(self.stages) if name in stage.inputs or self.memory_of(name) in stage.inputs)
+
+
+def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
+    """The regions that read each value, in order."""
+    readers: dict[str, list[Region]] = {}
+    for region in regions:
+        for name in dict.fromkeys(region.inputs):
+            readers.setdefault(name, []).append(region)
+    return readers
 
 
 class Unsuitable(ValueError):

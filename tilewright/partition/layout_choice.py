@@ -26,10 +26,9 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Load, loads, variables
 from tilewright.ir.graph import Graph
 from tilewright.ir.layout import Layout, channels_last, row_major
-from tilewright.ir.region import MergeDecision, Region
+from tilewright.ir.region import MergeDecision, Region, readers_of
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, fixed_values, preferred
 from tilewright.partition.merges import LEAST_GAIN, Timed, compared
-from tilewright.partition.paths import readers_of
 from tilewright.text import seconds_text
 
 KINDS = frozenset({"contraction", "window", "map", "row reduction"})

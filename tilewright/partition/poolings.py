@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tilewright.ir.region import MergeDecision, Region, Unsuitable
+from tilewright.ir.region import MergeDecision, Region, Unsuitable, readers_of
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
-from tilewright.partition.paths import readers_of
 from tilewright.partition.pooling_joining import with_windows
 
 POOLING = "pooling"

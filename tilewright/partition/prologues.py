@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tilewright.ir.expr import loads
-from tilewright.ir.region import MergeDecision, Region, Ways
+from tilewright.ir.region import MergeDecision, Region, Ways, readers_of
 from tilewright.partition.layouts import in_graph
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
-from tilewright.partition.paths import readers_of
 
 PROLOGUE = "prologue"
 """The kind of these merges."""
