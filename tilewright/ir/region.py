@@ -159,10 +159,8 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Ways:
-    """Seconds of a merge, together and apart, as predicted, and as measured if trials measured both. `kind`: what is merged ("chain", "siblings",
-    ...); merges of one kind with the same results are the same."""
+    """Seconds of a merge, together and apart, as predicted, and as measured if trials measured both."""
 
-    kind: str
     predicted: tuple[float, float]
     measured: tuple[float, float] | None = None
 
@@ -170,12 +168,19 @@ class Ways:
 @dataclass(frozen=True)
 class MergeDecision:
     """Whether operators or regions were merged, or a value stored otherwise than by rule: the values that are their results, whether it was done, and
-    the predicted times of both ways. `ways`: these times of a merge, if both ways are possible; artifacts do not store them."""
+    the predicted times of both ways. `kind`: what was decided ("chain", "siblings", "storage", ...); merges of one kind with the same results are the
+    same. `ways`: the times of a merge, if both ways are possible. Artifacts store neither of these two."""
 
     results: tuple[str, ...]
     taken: bool
     text: str
+    kind: str = field(default="", compare=False)
     ways: Ways | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """What identifies a merge in a graph."""
+        return self.kind, self.results
 
     def __str__(self) -> str:
         return f"{'taken' if self.taken else 'refused'}: {self.text}"

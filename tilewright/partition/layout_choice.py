@@ -31,6 +31,8 @@ from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Stori
 from tilewright.partition.merges import LEAST_GAIN, Timed, compared
 from tilewright.text import seconds_text
 
+STORAGE = "storage"
+"""The kind of these decisions."""
 KINDS = frozenset({"contraction", "window", "map", "row reduction"})
 """Kinds of region that are asked how they want to read."""
 
@@ -341,7 +343,7 @@ def told(laid_out: LaidOut, decisions: Mapping[Alternative, Judged]) -> LaidOut:
     considered = []
     for one, judged in decisions.items():
         text = f"{one.value} is {'' if judged.taken else 'not '}{one.told}: {judged.times}"
-        considered.append(MergeDecision((one.value,), judged.taken, text))
+        considered.append(MergeDecision((one.value,), judged.taken, text, STORAGE))
         storing = [region.name for region in laid_out.regions if not {*one.names}.isdisjoint(region.outputs)]
         reading = [region.name for region in laid_out.regions if one.value in region.inputs]
         for name in (storing or reading)[:1]:

@@ -42,15 +42,15 @@ def lower_loop(region: Region, context: Context, laid_out: LaidOut) -> list[Lowe
         (steps,) = together.steps()
     except Unsuitable as reason:
         why = f"kernels for each step: {reason}"
-        context.considered.append(MergeDecision(region.outputs, False, f"{region.name} has {why}"))
+        context.considered.append(MergeDecision(region.outputs, False, f"{region.name} has {why}", LOOP))
         return apart.around(with_reasons(repeated, why))
     one, each = (f"{1e6 * way.predicted_seconds:.4g} us" for way in (steps, repeated))
     times = f"predicted {one} for all steps in one kernel, {each} for kernels of one step"
     decided = context.policy.about(LOOP, region.outputs)
     taken = steps.predicted_seconds < repeated.predicted_seconds if decided is None else decided
     times = times if decided is None else f"{times}; {WHOLE}"
-    ways = Ways(LOOP, (steps.predicted_seconds, repeated.predicted_seconds))
-    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}", ways))
+    ways = Ways((steps.predicted_seconds, repeated.predicted_seconds))
+    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}", LOOP, ways))
     if not taken:
         return apart.around(with_reasons(repeated, times))
     steps = replace(steps, region=region, schedule=f"{together.loop.length} steps in one kernel: {steps.schedule}")

@@ -27,7 +27,7 @@ WHOLE = "decided by the time of the whole network"
 """Said of a merge about which a `Policy` decides."""
 
 MergeKey = tuple[str, tuple[str, ...]]
-"""What identifies a merge in a graph: its kind (`ir.region.Ways.kind`), and its results."""
+"""What identifies a merge in a graph: its kind (`ir.region.MergeDecision.kind`), and its results."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,10 @@ class Compared:
             return self.decided
         return gains(*((None if self.by_prediction else self.measured) or (self.together, self.apart)))
 
-    def ways(self, kind: str) -> Ways:
-        """The times of both ways of a merge of this kind."""
-        return Ways(kind, (self.together, self.apart), self.measured)
+    @property
+    def ways(self) -> Ways:
+        """The times of both ways."""
+        return Ways((self.together, self.apart), self.measured)
 
     def text(self, one: str, other: str) -> str:
         """Both times, of which the words name the ways."""
@@ -197,7 +198,7 @@ class Merge:
         if self.way is None:
             return None
         found = self.measured
-        return Ways(CHAIN, (self.way.seconds, self.apart), (found.seconds, found.apart) if found is not None else None)
+        return Ways((self.way.seconds, self.apart), (found.seconds, found.apart) if found is not None else None)
 
     @property
     def schedule(self) -> ChainSchedule:

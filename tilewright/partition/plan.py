@@ -118,7 +118,7 @@ def plan_program(
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
             chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
-            search += tuple(MergeDecision(merge.results, merge.taken, str(merge), merge.ways) for merge in considered)
+            search += tuple(MergeDecision(merge.results, merge.taken, str(merge), CHAIN, merge.ways) for merge in considered)
     lowered: list[Lowered] = []
     lost: dict[int, list[str]] = {}
     with stages.stage("code generation"):
@@ -150,11 +150,9 @@ def chains_by_prediction(
 ) -> tuple[MergeDecision, ...]:
     """The chains of a program for a GPU, with what predictions would decide about them, as far as they are not in its own `search`. `graph`: the
     program's."""
-    measured = {decision.results for decision in search if decision.ways is not None and decision.ways.kind == CHAIN}
-    known = {str(decision) for decision in search}  # such as a loop that is no kernel
+    known = {decision.key for decision in search}
     considered = plan_program(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
-    merges = (decision for decision in considered if len(decision.results) > 1 and (decision.ways is None or decision.ways.kind == CHAIN))
-    return tuple(decision for decision in merges if decision.results not in measured and str(decision) not in known)
+    return tuple(decision for decision in considered if decision.kind == CHAIN and decision.key not in known)
 
 
 def _merged(graph: Graph, precision: Precision, predictions: Predictions, memory: Memory) -> Merged:
