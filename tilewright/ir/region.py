@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeAlias
 
 from tilewright.ir.computation import Step
 from tilewright.ir.graph import Graph, Node, Value
@@ -157,6 +158,10 @@ class Lowered:
     within: tuple[str, ...] = (REGISTERS,)
 
 
+MergeKey: TypeAlias = tuple[str, tuple[str, ...]]
+"""What identifies a merge in a graph: its kind and its results."""
+
+
 @dataclass(frozen=True)
 class Ways:
     """Seconds of a merge, together and apart, as predicted, and as measured if trials measured both."""
@@ -178,8 +183,7 @@ class MergeDecision:
     ways: Ways | None = field(default=None, compare=False)
 
     @property
-    def key(self) -> tuple[str, tuple[str, ...]]:
-        """What identifies a merge in a graph."""
+    def key(self) -> MergeKey:
         return self.kind, self.results
 
     def __str__(self) -> str:
