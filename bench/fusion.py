@@ -40,13 +40,12 @@ from tilewright.hardware import machine
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL
-from tilewright.partition import chains, plan, regions
+from tilewright.partition import chains, regions, rewriting
 from tilewright.partition.divisions import best_division
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.paths import Uses, sections
 from tilewright.partition.plan import plan_program
 from tilewright.partition.poolings import Poolings
-from tilewright.partition.precision import AS_COMPUTED
 from tilewright.partition.predictions import Predictions
 from tilewright.partition.prologues import Prologues
 from tilewright.partition.siblings import Merged
@@ -70,15 +69,15 @@ def fusing(way: str) -> Iterator[None]:
     `unpooled`: as usual, but no contraction pools its results."""
     with ExitStack() as stack:
         if way == "stored":
-            stack.enter_context(mock.patch.object(plan, "choose_prologues", lambda *_: Prologues()))
+            stack.enter_context(mock.patch.object(rewriting, "choose_prologues", lambda *_: Prologues()))
         if way in ("unpooled", "none"):
-            stack.enter_context(mock.patch.object(plan, "choose_poolings", lambda *_: Poolings()))
+            stack.enter_context(mock.patch.object(rewriting, "choose_poolings", lambda *_: Poolings()))
         if way != "unpooled":
             stack.enter_context(mock.patch.object(PIPELINE, "plan_program", partial(plan_program, chains=way not in ("none", "registers", "stored"))))
         if way == "none":
             stack.enter_context(mock.patch.object(regions, "partition", _apart))
             for merging in ("merge_siblings", "join_loops"):
-                stack.enter_context(mock.patch.object(plan, merging, lambda graph, *_: Merged(graph)))
+                stack.enter_context(mock.patch.object(rewriting, merging, lambda graph, *_: Merged(graph)))
         yield
 
 
@@ -109,7 +108,7 @@ def limit(network: str, batch: int, threads: int) -> dict[str, Any]:
     native = machine("native")
     graph = simplify(read(*zoo.build(network, batch)).graph)[0]
     predictions = Predictions(choose, native, threads, USUAL, Stages())
-    laid_out, context = predictions.laid_out(graph, AS_COMPUTED), predictions.context(graph, AS_COMPUTED)
+    laid_out, context = predictions.laid_out(graph), predictions.context(graph)
     total = sum(predictions.seconds(region, context) for region in laid_out.regions if region.kind not in ("torch", "loop"))
     saved, constants = 0.0, cpu_calibration(native).chains
     uses, size = Uses(graph, laid_out), {name: value.bytes for name, value in laid_out.values.items()}

@@ -125,7 +125,7 @@ class Plans:
         """What is predicted of the loop, or of the loops of both directions."""
         program = self.programs[name]
         loops = [lowered for lowered in program.regions if lowered.region.kind == "loop"]
-        joint = next((decision.ways.predicted for decision in program.search if decision.ways is not None and decision.ways.kind == JOINT), None)
+        joint = next((decision.ways.predicted for decision in program.search if decision.ways is not None and decision.kind == JOINT), None)
         seconds = loops[0].predicted_seconds if joint is None else joint[0 if len(loops) == 1 else 1]
         return {"schedule": loops[0].schedule, "predicted_seconds": seconds, "terms": dict(loops[0].terms)}
 

@@ -21,12 +21,13 @@ from bench.cpu_tables import CPU_TABLES
 from bench.gpu_tables import GPU_TABLES
 from bench.history import absent_commits
 from bench.pair_errors import pair_errors
+from bench.tensor_core_tables import TENSOR_CORE_TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
 BLOCK = re.compile(r"<!-- table (?P<name>[a-z0-9_]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 TABLES: Mapping[str, Callable[[], Rows | None]] = MappingProxyType(
-    {made.__name__: made for made in (*GPU_TABLES, *CPU_TABLES, pair_errors, absent_commits)}
+    {made.__name__: made for made in (*GPU_TABLES, *TENSOR_CORE_TABLES, *CPU_TABLES, pair_errors, absent_commits)}
 )
 
 

@@ -25,6 +25,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import MergeDecision, Program
 from tilewright.kernels.registry import library, lower
 from tilewright.kernels.schema import Numerics
+from tilewright.partition.layout_choice import STORAGE
 from tilewright.partition.merges import Compared, Timed, compared
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.selection.choice import rank
@@ -152,4 +153,4 @@ class Network(nn.Module):
 
 def merges_of(program: Program | LoadableProgram) -> list[MergeDecision]:
     """What was decided about merges, without the layouts."""
-    return [decision for decision in program.search if "by rule" not in decision.text]
+    return [decision for decision in program.search if decision.kind != STORAGE]

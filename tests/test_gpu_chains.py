@@ -238,9 +238,14 @@ def test_random_chains(found: list[Any], batch: int, height: int, width: int, se
             check_interpreted([case], machine(H200))
 
 
+def window_of(reader: Window, rows: Rows, extent: int, exchanged: bool = False) -> Window:
+    """The window of an inner result with one reader."""
+    return Window.of_readers(((reader, rows),), extent, exchanged)
+
+
 def test_windows_stay_inside_the_image() -> None:
     """The example of `partition.tiles`: 8 rows in tiles of 4, of which a 3x3 convolution reads rows -1 to 4, and 3 to 8."""
-    window = Window.of_reader(Window(4, 8, 2), Rows(2, 1, -1, 3), 8)
+    window = window_of(Window(4, 8, 2), Rows(2, 1, -1, 3), 8)
     assert (window.count, window.halo) == (6, (1, 1))
     assert [window.wanted(tile) for tile in range(2)] == [-1, 3]
     assert [window.first(tile) for tile in range(2)] == [0, 2]
@@ -251,7 +256,7 @@ def test_windows_stay_inside_the_image() -> None:
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 3), st.integers(-4, 2), st.integers(1, 6), st.integers(1, 12))
 def test_windows_hold_all_rows_that_are_read(size: int, tiles: int, stride: int, first: int, span: int, extent: int) -> None:
     reader, rows = Window(size, size * tiles, tiles), Rows(0, stride, first, span)
-    window = Window.of_reader(reader, rows, extent)
+    window = window_of(reader, rows, extent)
     tile = Var("tile", tiles)
     before, after = window.halo
     for number in range(tiles):
@@ -267,14 +272,14 @@ def test_windows_hold_all_rows_that_are_read(size: int, tiles: int, stride: int,
 
 def test_exchanged_windows_do_not_overlap() -> None:
     """The example of `partition.tiles`, and tiles that need more than the rows beside them."""
-    window = Window.of_reader(Window(4, 8, 2), Rows(2, 1, -1, 3), 8, exchanged=True)
+    window = window_of(Window(4, 8, 2), Rows(2, 1, -1, 3), 8, exchanged=True)
     assert (window.count, window.halo, [window.first(tile) for tile in range(2)]) == (4, (1, 1), [0, 4])
-    strided = Window.of_reader(Window(2, 4, 2), Rows(2, 2, -1, 3), 8, exchanged=True)
+    strided = window_of(Window(2, 4, 2), Rows(2, 2, -1, 3), 8, exchanged=True)
     assert (strided.count, strided.halo, [strided.first(tile) for tile in range(2)]) == (4, (1, 0), [0, 4])
-    assert not Window.of_reader(Window(4, 8, 2), Rows(2), 8, exchanged=True).exchanged
+    assert not window_of(Window(4, 8, 2), Rows(2), 8, exchanged=True).exchanged
     for reader, rows, extent in ((Window(1, 8, 8), Rows(2, 1, -2, 5), 8), (Window(3, 6, 2), Rows(2, 1, 0, 3), 8)):
         with pytest.raises(Unsuitable, match="do not exchange"):
-            Window.of_reader(reader, rows, extent, exchanged=True)
+            window_of(reader, rows, extent, exchanged=True)
 
 
 @settings(max_examples=200, deadline=None)
@@ -282,7 +287,7 @@ def test_exchanged_windows_do_not_overlap() -> None:
 def test_exchanged_rows_are_those_of_the_tiles_beside(size: int, tiles: int, stride: int, first: int, span: int) -> None:
     reader, rows, extent = Window(size, size * tiles, tiles), Rows(0, stride, first, span), size * tiles * stride
     try:
-        window = Window.of_reader(reader, rows, extent, exchanged=True)
+        window = window_of(reader, rows, extent, exchanged=True)
     except Unsuitable:
         return
     before, after = window.halo
@@ -503,7 +508,7 @@ def test_decisions_that_trials_made_about_other_merges_are_no_chains() -> None:
 
     graph = graph_of(nn.Sequential(conv(16, 32, 3, 1, 1), nn.MaxPool2d(2), conv(32, 16)).half(), torch.randn(1, 16, 16, 16).half())
     search = plan_program(graph, machine(H200), 1, policy=Pooled()).search
-    assert [decision.ways.kind for decision in search if decision.ways is not None and decision.text.endswith(WHOLE)] == [POOLING]
+    assert [decision.kind for decision in search if decision.text.endswith(WHOLE)] == [POOLING]
     found = chains_by_prediction(graph, machine(H200), search)
     assert found and not any("pooled" in decision.text for decision in found)
 

@@ -389,7 +389,7 @@ def test_the_models_decide(target: str, threads: int, hidden: int, taken: bool) 
     program = plan_program(graph_of(nn.LSTM(hidden, hidden, bidirectional=True), torch.randn(64, 1, hidden)), machine(target), threads)
     (decision,) = about_pairs(program)
     assert decision.taken == taken and len(loops(program)) == (1 if taken else 2)
-    assert decision.ways.kind == JOINT and (decision.ways.predicted[0] < 0.99 * decision.ways.predicted[1]) == taken
+    assert decision.kind == JOINT and (decision.ways.predicted[0] < 0.99 * decision.ways.predicted[1]) == taken
     assert "predicted as one" in decision.text and ("stay apart" in decision.text) != taken
     assert decision.text in " ".join(reason for lowered in loops(program) for reason in lowered.region.reasons)
 

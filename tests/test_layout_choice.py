@@ -35,7 +35,7 @@ from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import MergeDecision, Program, Region
 from tilewright.partition import layout_choice, merges
-from tilewright.partition.layout_choice import Alternative, Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
+from tilewright.partition.layout_choice import STORAGE, Alternative, Chosen, Group, Judge, Judged, choose_layouts, find_alternatives, groups
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, assign_layouts
 from tilewright.partition.merges import Memory, Policy, Timed
 from tilewright.partition.plan import plan_program
@@ -153,7 +153,7 @@ def never() -> LaidOut:
 
 
 def decisions(program: Program) -> list[MergeDecision]:
-    return [decision for decision in program.search if "by rule" in decision.text]
+    return [decision for decision in program.search if decision.kind == STORAGE]
 
 
 @pytest.fixture(autouse=True)

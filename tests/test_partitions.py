@@ -49,7 +49,7 @@ PIPELINE: Any = sys.modules["tilewright.compile"]
 
 
 def decision(name: str, taken: bool, predicted: tuple[float, float], measured: tuple[float, float] | None = None, kind: str = CHAIN) -> MergeDecision:
-    return MergeDecision((name, f"{name}.1"), taken, name, Ways(kind, predicted, measured))
+    return MergeDecision((name, f"{name}.1"), taken, name, kind, Ways(predicted, measured))
 
 
 def refusing(*names: str, kind: str = CHAIN) -> frozenset[tuple[str, tuple[str, ...]]]:
@@ -63,7 +63,7 @@ def test_partitions_that_leave_doubt_are_compared() -> None:
         decision("like near", True, (0.96, 1.0)),
         decision("nearest", False, (0.9, 1.0), (1.01, 1.0)),
         decision("other", False, (1.05, 1.0), kind="siblings"),
-        MergeDecision(("impossible", "b"), False, "cannot be one kernel"),
+        MergeDecision(("impossible", "b"), False, "cannot be one kernel", CHAIN),
     )
     found = alternatives(search, 100.0, 9)
     assert [(partition.name, partition.policy) for partition in found] == [
@@ -89,7 +89,7 @@ def test_partitions_differ_and_are_few(items: Sequence[tuple[bool, float, float,
     found = alternatives(search, 1e-4, most)
     assert len(found) <= most and len({partition.policy for partition in found} | {BY_MERGES}) == len(found) + 1
     assert len({partition.text for partition in (*found, CHOSEN)}) == len(found) + 1
-    by_key = {(item.ways.kind, item.results): item for item in search if item.ways is not None}
+    by_key = {item.key: item for item in search}
     for partition in found:
         serialisation.check_schedule_text(partition.text)
         for taken, keys in ((True, partition.policy.taken), (False, partition.policy.refused)):
@@ -502,7 +502,7 @@ def test_whole_programs_on_the_gpu(dtype: torch.dtype, tmp_path: Path, monkeypat
 
     def compared(search: Sequence[MergeDecision], seconds: float, most: int) -> list[Partition]:
         """All chains apart, and each chain that was measured together, whatever times say of them."""
-        keys = [(CHAIN, decision.results) for decision in search if decision.ways is not None and decision.ways.kind == CHAIN]
+        keys = [(CHAIN, decision.results) for decision in search if decision.ways is not None and decision.kind == CHAIN]
         return [Partition("apart", Policy(refused=frozenset(keys))), *(Partition(f"with {key}", Policy(taken=frozenset({key}))) for key in keys)][
             :most
         ]

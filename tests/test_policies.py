@@ -68,7 +68,7 @@ def planned(graph: Graph, target: Machine, policy: Policy = BY_MERGES, **options
 
 
 def of_kind(program: Program, kind: str) -> dict[tuple[str, ...], MergeDecision]:
-    return {decision.results: decision for decision in program.search if decision.ways is not None and decision.ways.kind == kind}
+    return {decision.results: decision for decision in program.search if decision.kind == kind and decision.ways is not None}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -138,7 +138,7 @@ def test_predictions_decide_about_chains_that_were_measured(ratio: float, here: 
 @pytest.mark.parametrize("predicted", [True, False])
 def test_predictions_or_measurements_decide_between_two_ways(predicted: bool) -> None:
     both = Compared(1.0, 2.0, (3.0, 2.5), by_prediction=predicted)
-    assert both.taken == predicted and both.ways("k") == Ways("k", (1.0, 2.0), (3.0, 2.5))
+    assert both.taken == predicted and both.ways == Ways((1.0, 2.0), (3.0, 2.5))
     assert not Compared(1.0, 2.0, decided=False).taken and Compared(3.0, 2.0, (3.0, 2.0), decided=True).taken
     assert WHOLE in Compared(3.0, 2.0, decided=True).text("a", "b") and WHOLE not in both.text("a", "b")
 
@@ -182,7 +182,7 @@ def test_a_policy_does_not_follow_the_memory(module: nn.Module) -> None:
     memory = Memory()
     before = planned(graph, CPU, memory=memory)
     known = [decision for decision in before.search if decision.ways is not None]
-    flipped = {taken: frozenset((d.ways.kind, d.results) for d in known if d.taken == taken and d.ways is not None) for taken in (True, False)}
+    flipped = {taken: frozenset(d.key for d in known if d.taken == taken) for taken in (True, False)}
     policy = Policy(taken=frozenset() if flipped[True] else flipped[False], refused=flipped[True])
     other = memory.copied()
     program = planned(graph, CPU, policy, memory=other)

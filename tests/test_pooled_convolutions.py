@@ -38,7 +38,6 @@ from tilewright.kernels.schema import USUAL, Numerics, Options, form_of
 from tilewright.partition.merges import Policy, Timed
 from tilewright.partition.plan import plan_program
 from tilewright.partition.poolings import POOLING, choose_poolings, find_poolings
-from tilewright.partition.precision import precision_of
 from tilewright.partition.predictions import Predictions
 from tilewright.partition.regions import lay_out
 from tilewright.selection.choice import choose, rank
@@ -369,12 +368,12 @@ def test_reasons(module: Callable[[], nn.Module], reason: str) -> None:
 def test_ways_to_store_values_with_which_nothing_is_pooled_are_never_faster() -> None:
     """The convolution reads the model's row-major input."""
     graph = graph_of(nn.Sequential(nn.Conv2d(16, 32, 1), nn.MaxPool2d(2)).half(), IMAGE.half())
-    predictions, precision = Predictions(choose, H200, 1, USUAL, Stages()), precision_of("fp32", graph, H200)
-    laid_out = predictions.laid_out(graph, precision)
+    predictions = Predictions(choose, H200, 1, USUAL, Stages())
+    laid_out = predictions.laid_out(graph)
     ((_, _, both),) = find_poolings(laid_out.regions, graph.outputs, frozenset(graph.constants)).values()
     assert predictions._timed(graph, laid_out, [both])[0].predicted == float("inf")
     with pytest.raises(Unsuitable):
-        predictions.in_partition(precision, graph, frozenset(), [both])
+        predictions.in_partition(graph, frozenset(), [both])
     made = plan_program(graph, H200, 1, policy=Pooling())
     assert all(pooling_of(lowered.region.steps) is None for lowered in made.regions)
 

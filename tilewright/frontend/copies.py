@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from tilewright.frontend.tensor_memory import Place, place_in_memory, same_bits
+from tilewright.frontend.tensor_memory import Location, location_of, same_bits
 
 
 class Copies:
@@ -15,18 +15,18 @@ class Copies:
     Threads may read a model at the same time."""
 
     def __init__(self) -> None:
-        self._made: WeakValueDictionary[Place, torch.Tensor] = WeakValueDictionary()
+        self._made: WeakValueDictionary[Location, torch.Tensor] = WeakValueDictionary()
         self._lock = Lock()
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy on the CPU, which nothing else changes: the one made of the same memory earlier if it has the same bits, else a new one.
         Bits are compared because a write through `tensor.data` leaves no other trace."""
         current = tensor.detach().cpu().contiguous()
-        if not current.numel():  # which has no place in memory
+        if not current.numel():  # which has no location
             return current.clone()
-        place = place_in_memory(tensor)
+        location = location_of(tensor)
         with self._lock:
-            made = self._made.get(place)
+            made = self._made.get(location)
             if made is None or not same_bits(made, current):
-                made = self._made[place] = current.clone()
+                made = self._made[location] = current.clone()
             return made

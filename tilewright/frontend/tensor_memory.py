@@ -26,11 +26,11 @@ def storage_of(tensor: torch.Tensor) -> int:
     return number
 
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+Location = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """Address, shape, strides and type: what tensors have in common that are the same elements in memory."""
 
 
-def place_in_memory(tensor: torch.Tensor) -> Place:
+def location_of(tensor: torch.Tensor) -> Location:
     """Where the elements of a tensor that has some are."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 

@@ -27,7 +27,7 @@ from tilewright.frontend.imported import Imported, Parameter, State
 from tilewright.frontend.places import names_of, place_of
 from tilewright.frontend.reading import printable, reading
 from tilewright.frontend.sizes import NO_SIZES, Sizes, is_symbolic
-from tilewright.frontend.tensor_memory import is_nowhere, place_in_memory
+from tilewright.frontend.tensor_memory import is_nowhere, location_of
 from tilewright.frontend.torch_call import bound, call_recipe
 from tilewright.frontend.torch_export import FILE, HANDLERS, exported, functional, tensors_of
 from tilewright.frontend.torch_indices import checked_arguments
@@ -173,7 +173,7 @@ class _Importer:
     def _parameter(self, node: torch.fx.Node, name: str, known: dict[Any, Value]) -> Value:
         tensor = self._tensor(name)
         self._type_of(tensor, name)
-        key = place_in_memory(tensor) if tensor.numel() else name
+        key = location_of(tensor) if tensor.numel() else name
         if key not in known:
             if name not in self.held:
                 self.held[name] = _held(self.copies.of(tensor), name)

@@ -6,9 +6,10 @@ its extent. Lowering a region under a schedule gives a `Lowered`: kernels, the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeAlias
 
 from tilewright.ir.computation import Step
 from tilewright.ir.graph import Graph, Node, Value
@@ -74,6 +75,15 @@ class Region:
     def readers_of(self, name: str) -> tuple[int, ...]:
         """The stages of a chain that read a value, by itself or as a part of a concatenation."""
         return tuple(at for at, stage in enumerate(self.stages) if name in stage.inputs or self.memory_of(name) in stage.inputs)
+
+
+def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
+    """The regions that read each value, in order."""
+    readers: dict[str, list[Region]] = {}
+    for region in regions:
+        for name in dict.fromkeys(region.inputs):
+            readers.setdefault(name, []).append(region)
+    return readers
 
 
 class Unsuitable(ValueError):
@@ -148,12 +158,14 @@ class Lowered:
     within: tuple[str, ...] = (REGISTERS,)
 
 
+MergeKey: TypeAlias = tuple[str, tuple[str, ...]]
+"""What identifies a merge in a graph: its kind and its results."""
+
+
 @dataclass(frozen=True)
 class Ways:
-    """Seconds of a merge, together and apart, as predicted, and as measured if trials measured both. `kind`: what is merged ("chain", "siblings",
-    ...); merges of one kind with the same results are the same."""
+    """Seconds of a merge, together and apart, as predicted, and as measured if trials measured both."""
 
-    kind: str
     predicted: tuple[float, float]
     measured: tuple[float, float] | None = None
 
@@ -161,12 +173,18 @@ class Ways:
 @dataclass(frozen=True)
 class MergeDecision:
     """Whether operators or regions were merged, or a value stored otherwise than by rule: the values that are their results, whether it was done, and
-    the predicted times of both ways. `ways`: these times of a merge, if both ways are possible; artifacts do not store them."""
+    the predicted times of both ways. `kind`: what was decided ("chain", "siblings", "storage", ...); merges of one kind with the same results are the
+    same. `ways`: the times of a merge, if both ways are possible. Artifacts store neither of these two."""
 
     results: tuple[str, ...]
     taken: bool
     text: str
+    kind: str = field(default="", compare=False)
     ways: Ways | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> MergeKey:
+        return self.kind, self.results
 
     def __str__(self) -> str:
         return f"{'taken' if self.taken else 'refused'}: {self.text}"

@@ -1,9 +1,10 @@
-"""Kernels of one image that serve any number of images: they are lowered for two, and called for one.
+"""Problems of more images or rows than a given one, whose kernels serve other sizes too: on CPUs that of two images, of which one is computed
+(`of_two`), on GPUs one of several times the rows, whose kernel is compared with the given one's (`scaled`, `kernels.gpu.trips`).
 
-A kernel whose loop over images has its extent as an argument (`codegen.trips`) is the same for every number of images but one, for which that loop is
-left out: after a model was compiled for one image, the next batch would have all kernels compiled again. So a problem of one image is lowered as
-that of two, with the schedule for one. Its images are assumed to be the outermost dimension of all values that are computed. Where that is wrong no
-other size has the same kernel, but the kernel is right, since it is called for the first image.
+A CPU kernel whose loop over images has its extent as an argument (`codegen.trips`) is the same for every number of images but one, for which that
+loop is left out: after a model was compiled for one image, the next batch would have all kernels compiled again. So a problem of one image is lowered
+as that of two, with the schedule for one. Its images are assumed to be the outermost dimension of all values that are computed. Where that is wrong
+no other size has the same kernel, but the kernel is right, since it is called for the first image.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def fold_images(graph: Graph, regions: Regions, predict: Predict, lanes: Lanes, 
         if both.taken:
             taken[node.name] = widths[node.name]
         text = f"{told} {'are' if both.taken else 'would be slower as'} channels: {both.text('with the map that folds them', 'without')}"
-        decisions[node.name] = MergeDecision(node.outputs, both.taken, text, both.ways(IMAGE))
+        decisions[node.name] = MergeDecision(node.outputs, both.taken, text, IMAGE, both.ways)
     return Merged(whole if taken == widths else _folded(graph, taken) if taken else graph, MappingProxyType(decisions))
 
 

@@ -322,7 +322,7 @@ class _Partitioner:
         joins = decision.joins if decided is None else decided
         why = decision.reason if decided is None else f"{decision.reason}; {WHOLE}"
         told = "joins" if joins else "not joined to"
-        self.considered.append(MergeDecision(results, joins, f"{node.operator} {node.name} {told} {others}: {why}", decision.ways))
+        self.considered.append(MergeDecision(results, joins, f"{node.operator} {node.name} {told} {others}: {why}", JOIN, decision.ways))
         return self.considered[-1]
 
     # -- readers absorb maps ---------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class RowJudge:
         except Unsuitable as reason:
             return JoinDecision(False, f"one kernel does not compute the attention: {reason}")
         both = compared([whole], apart, by_prediction=self.policy.predicted)
-        return JoinDecision(both.taken, f"attention takes {both.text('in one kernel', 'with stored scores')}", both.ways(JOIN))
+        return JoinDecision(both.taken, f"attention takes {both.text('in one kernel', 'with stored scores')}", both.ways)
 
     def _timed(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Timed:
         """Steps as a separate region, predicted by formulas: the learned models do not know all kinds of region."""
@@ -185,7 +185,7 @@ class RowJudge:
             return JoinDecision(False, f"a row of {length} is not reduced in a block: {reason}")
         both = compared([whole], apart, by_prediction=self.policy.predicted)
         told = f"one block owns the row of {length}" if both.taken else f"a row of {length} fits one block, but that is slower"
-        return JoinDecision(both.taken, f"{told}: {both.text('in one kernel', 'with a stored result')}", both.ways(JOIN))
+        return JoinDecision(both.taken, f"{told}: {both.text('in one kernel', 'with a stored result')}", both.ways)
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
         """The steps as a separate region, with all values that it reads and stores in row-major order, and factors and results in the types that it

@@ -64,7 +64,7 @@ def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, .
             continue
         both = compared([joint.timed], _apart([before[node.name] for node in pair]), policy.about(JOINT, results), policy.predicted)
         kept[results] = both.taken
-        decisions |= [_decision(pair, both.taken, both.text("as one", "apart"), both.ways(JOINT))]
+        decisions |= [_decision(pair, both.taken, both.text("as one", "apart"), both.ways)]
         if both.taken:
             chosen.append(pair)
     return Merged(_with(graph, chosen), MappingProxyType(decisions))
@@ -73,7 +73,7 @@ def join_loops(graph: Graph, predict: Predict, kept: MutableMapping[tuple[str, .
 def _decision(pair: tuple[Node, Node], taken: bool, why: str, ways: Ways | None = None) -> tuple[str, MergeDecision]:
     """The node whose region it concerns, and what was decided about the pair."""
     text = f"{pair[0].name} and {pair[1].name} are independent loops{': one kernel for both' if taken else ', but stay apart'}: {why}"
-    return _name(pair) if taken else pair[0].name, MergeDecision(_results(pair), taken, text, ways)
+    return _name(pair) if taken else pair[0].name, MergeDecision(_results(pair), taken, text, JOINT, ways)
 
 
 def decided(graph: Graph, taken: bool) -> Policy:

@@ -26,12 +26,13 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Load, loads, variables
 from tilewright.ir.graph import Graph
 from tilewright.ir.layout import Layout, channels_last, row_major
-from tilewright.ir.region import MergeDecision, Region
+from tilewright.ir.region import MergeDecision, Region, readers_of
 from tilewright.partition.layouts import BY_RULE, PADDED, STORED, LaidOut, Storing, fixed_values, preferred
 from tilewright.partition.merges import LEAST_GAIN, Timed, compared
-from tilewright.partition.paths import readers_of
 from tilewright.text import seconds_text
 
+STORAGE = "storage"
+"""The kind of these decisions."""
 KINDS = frozenset({"contraction", "window", "map", "row reduction"})
 """Kinds of region that are asked how they want to read."""
 
@@ -342,7 +343,7 @@ def told(laid_out: LaidOut, decisions: Mapping[Alternative, Judged]) -> LaidOut:
     considered = []
     for one, judged in decisions.items():
         text = f"{one.value} is {'' if judged.taken else 'not '}{one.told}: {judged.times}"
-        considered.append(MergeDecision((one.value,), judged.taken, text))
+        considered.append(MergeDecision((one.value,), judged.taken, text, STORAGE))
         storing = [region.name for region in laid_out.regions if not {*one.names}.isdisjoint(region.outputs)]
         reading = [region.name for region in laid_out.regions if one.value in region.inputs]
         for name in (storing or reading)[:1]:

@@ -30,7 +30,7 @@ def lower_loop(region: Region, context: Context, laid_out: LaidOut) -> list[Lowe
     """Lowers a loop to regions before it, one region for all steps, and regions after it. The steps are one kernel if its body is a recurrence for
     which a schema predicts that to be faster than the kernels of one step, repeated. What is decided, about joins in the body too, is added to what
     the context considered."""
-    possible = _ways_of(region, context, laid_out)
+    possible = ways_of(region, context, laid_out)
     apart = possible.apart
     for joined in possible.joined:  # the body's names are its own
         context.considered.append(replace(joined, results=tuple(f"{region.nodes[0].name}.{name}" for name in joined.results)))
@@ -42,15 +42,15 @@ def lower_loop(region: Region, context: Context, laid_out: LaidOut) -> list[Lowe
         (steps,) = together.steps()
     except Unsuitable as reason:
         why = f"kernels for each step: {reason}"
-        context.considered.append(MergeDecision(region.outputs, False, f"{region.name} has {why}"))
+        context.considered.append(MergeDecision(region.outputs, False, f"{region.name} has {why}", LOOP))
         return apart.around(with_reasons(repeated, why))
     one, each = (f"{1e6 * way.predicted_seconds:.4g} us" for way in (steps, repeated))
     times = f"predicted {one} for all steps in one kernel, {each} for kernels of one step"
     decided = context.policy.about(LOOP, region.outputs)
     taken = steps.predicted_seconds < repeated.predicted_seconds if decided is None else decided
     times = times if decided is None else f"{times}; {WHOLE}"
-    ways = Ways(LOOP, (steps.predicted_seconds, repeated.predicted_seconds))
-    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}", ways))
+    ways = Ways((steps.predicted_seconds, repeated.predicted_seconds))
+    context.considered.append(MergeDecision(region.outputs, taken, f"{region.name} {times}", LOOP, ways))
     if not taken:
         return apart.around(with_reasons(repeated, times))
     steps = replace(steps, region=region, schedule=f"{together.loop.length} steps in one kernel: {steps.schedule}")
@@ -106,7 +106,7 @@ class _Unfolded:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class LoopWays:
     """A loop by kernels of one step, and by one kernel, or why that is not possible. `joined`: what was decided about joins in its body."""
 
     apart: _Unfolded
@@ -114,7 +114,7 @@ class _Ways:
     joined: tuple[MergeDecision, ...]
 
 
-def _ways_of(region: Region, context: Context, laid_out: LaidOut) -> _Ways:
+def ways_of(region: Region, context: Context, laid_out: LaidOut) -> LoopWays:
     """Both ways of computing a loop, not yet lowered."""
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
@@ -126,13 +126,13 @@ def _ways_of(region: Region, context: Context, laid_out: LaidOut) -> _Ways:
 
     apart = unfolded(laid_out_body)
     if not context.persistent:
-        return _Ways(apart, f"a barrier of all blocks was not measured on {context.machine.name}", laid_out_body.considered)
+        return LoopWays(apart, f"a barrier of all blocks was not measured on {context.machine.name}", laid_out_body.considered)
     try:
         together = unfolded(whole_body(body))
     except Unsuitable as reason:
-        return _Ways(apart, str(reason), laid_out_body.considered)
+        return LoopWays(apart, str(reason), laid_out_body.considered)
     copies = len(together.loop.body) > 1
-    return _Ways(apart, "its body copies what it passes through" if copies else together, laid_out_body.considered)
+    return LoopWays(apart, "its body copies what it passes through" if copies else together, laid_out_body.considered)
 
 
 def with_reasons(lowered: Lowered, *reasons: str) -> Lowered:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Region, Ways
+from tilewright.ir.region import Lowered, MergeKey, Region, Ways
 from tilewright.ir.space import Candidate, Comparison
 from tilewright.text import seconds_text
 
@@ -25,9 +25,6 @@ CHAIN = "chain"
 """The kind of merges of successive regions."""
 WHOLE = "decided by the time of the whole network"
 """Said of a merge about which a `Policy` decides."""
-
-MergeKey = tuple[str, tuple[str, ...]]
-"""What identifies a merge in a graph: its kind (`ir.region.Ways.kind`), and its results."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,10 @@ class Compared:
             return self.decided
         return gains(*((None if self.by_prediction else self.measured) or (self.together, self.apart)))
 
-    def ways(self, kind: str) -> Ways:
-        """The times of both ways of a merge of this kind."""
-        return Ways(kind, (self.together, self.apart), self.measured)
+    @property
+    def ways(self) -> Ways:
+        """The times of both ways."""
+        return Ways((self.together, self.apart), self.measured)
 
     def text(self, one: str, other: str) -> str:
         """Both times, of which the words name the ways."""
@@ -197,7 +195,7 @@ class Merge:
         if self.way is None:
             return None
         found = self.measured
-        return Ways(CHAIN, (self.way.seconds, self.apart), (found.seconds, found.apart) if found is not None else None)
+        return Ways((self.way.seconds, self.apart), (found.seconds, found.apart) if found is not None else None)
 
     @property
     def schedule(self) -> ChainSchedule:
@@ -250,21 +248,26 @@ class Known:
 
 @dataclass(frozen=True)
 class Memory:
-    """What planning finds out that helps for other sizes of a model, on the same machine with the same options: predicted seconds and kernels of
-    strips, which are of one image; by form the problems that were lowered (`partition.reuse`); the schedule chosen last for the region with some
-    results; by its last result the results of each region or chain of a path; by the results of siblings those of them that are merged; by those of
-    maps and of the contraction that reads them whether that computes them; by those of two loops whether these are one; and by value and description
-    whether an alternative to its layout is taken."""
+    """What planning finds out that helps for other sizes of a model, on the same machine with the same options."""
 
     near_seconds: dict[object, float] = field(default_factory=dict)
+    """Predicted seconds of strips, which are of one image."""
     strips: dict[object, Lowered] = field(default_factory=dict)
+    """Kernels of strips."""
     kernels: dict[object, tuple[Known, ...]] = field(default_factory=dict)
+    """By form the problems that were lowered (`partition.reuse`)."""
     schedules: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    """The schedule chosen last for the region or chain with some results."""
     chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By its last result the results of each region or chain of a path."""
     siblings: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
+    """By the results of siblings those of them that are merged."""
     prologues: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    """By the results of maps and of the contraction that reads them whether that computes them."""
     loops: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    """By the results of two loops whether these are one."""
     layouts: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """By value and description whether an alternative to its layout is taken."""
 
     def copied(self) -> Memory:
         """A memory to which plans add without changing this one."""

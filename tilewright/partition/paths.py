@@ -20,7 +20,7 @@ from tilewright.graph.windows import pooling_of
 from tilewright.ir.expr import loads
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import boxes_overlap, contains
-from tilewright.ir.region import Region
+from tilewright.ir.region import Region, readers_of
 from tilewright.partition.divisions import Place, bits
 from tilewright.partition.layouts import LaidOut
 
@@ -43,15 +43,6 @@ def joined(
     last = segment[-1]
     outputs = (*last.outputs, *(region.outputs[0] for region in segment[:-1] if region.outputs[0] in stored))
     return Region(last.name, "chain", nodes, steps, inputs, outputs, (*said, *reasons), stages=tuple(segment), wholes=wholes)
-
-
-def readers_of(regions: Iterable[Region]) -> dict[str, list[Region]]:
-    """The regions that read each value, in order."""
-    readers: dict[str, list[Region]] = {}
-    for region in regions:
-        for name in dict.fromkeys(region.inputs):
-            readers.setdefault(name, []).append(region)
-    return readers
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tilewright.ir.region import MergeDecision, Region, Unsuitable
+from tilewright.ir.region import MergeDecision, Region, Unsuitable, readers_of
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
-from tilewright.partition.paths import readers_of
 from tilewright.partition.pooling_joining import with_windows
 
 POOLING = "pooling"
@@ -68,11 +67,11 @@ def choose_poolings(
             together = predict([both])
         except Unsuitable as reason:
             text = f"{name} is stored before it is pooled to {pooled}: no kernel does both: {reason}"
-            decisions[pool.nodes[-1].name] = MergeDecision(names, False, text)
+            decisions[pool.nodes[-1].name] = MergeDecision(names, False, text, POOLING)
             continue
         times = compared(together, predict([host, pool]), policy.about(POOLING, names), policy.predicted)
         taken.update([name] if times.taken else [])
         how = "is pooled" if times.taken else "would be slower if pooled"
         text = f"{name} {how} to {pooled} where it is computed: {times.text('in one kernel', 'with a kernel of its own')}"
-        decisions[pool.nodes[-1].name] = MergeDecision(names, times.taken, text, times.ways(POOLING))
+        decisions[pool.nodes[-1].name] = MergeDecision(names, times.taken, text, POOLING, times.ways)
     return Poolings(frozenset(taken), MappingProxyType(decisions))

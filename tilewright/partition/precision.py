@@ -27,7 +27,7 @@ from tilewright.ir.dtypes import FLOAT32, NARROW_FLOATS, computed_in
 from tilewright.ir.expr import Expr, Load, Var, cast, loads, rewrite
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, permuted, row_major
-from tilewright.ir.region import Region
+from tilewright.ir.region import Region, readers_of
 from tilewright.kernels.cpu.few_queries.space import MOST_QUERIES
 from tilewright.kernels.cpu.tile_attention.form import fills_tiles, has_tiles
 
@@ -201,8 +201,8 @@ def _scores(regions: Sequence[Region], values: Mapping[str, Value]) -> set[str]:
     float16 ends at 65,504, and a softmax of infinity is NaN. Products of single rows are no contractions, but windows."""
     products = [region for region in regions if region.kind in ("contraction", "window") and any(node.operator == "matmul" for node in region.nodes)]
     made = {name for region in products for name in region.outputs if values[name].dtype == "f16"}
-    readers: dict[str, list[Region]] = {name: [region for region in regions if name in region.inputs] for name in made}
-    return {name for name, found in readers.items() if found and all(map(_is_softmax, found))}
+    readers = readers_of(regions)
+    return {name for name in made & readers.keys() if all(map(_is_softmax, readers[name]))}
 
 
 def _is_softmax(region: Region) -> bool:

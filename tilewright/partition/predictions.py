@@ -23,10 +23,10 @@ from tilewright.partition.joint_loops import TimedLoop
 from tilewright.partition.judges import judge_of
 from tilewright.partition.layout_choice import Chosen, Decided, Judge, choose_layouts
 from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layouts, in_graph
-from tilewright.partition.loops import _ways_of, lower_loop
+from tilewright.partition.loops import lower_loop, ways_of
 from tilewright.partition.merges import BY_MERGES, Memory, Policy, Timed
 from tilewright.partition.narrow_results import with_narrow_functions
-from tilewright.partition.precision import Precision, precision_of
+from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.regions import lay_out, regions_of
 from tilewright.partition.strip_judge import StripJudge
 from tilewright.partition.tile_judge import TileJudge
@@ -45,6 +45,7 @@ class Predictions:
     threads: int
     numerics: Numerics
     stages: Stages
+    precision: Precision = AS_COMPUTED
     measured: Chooser | None = None
     """Chooses what trials measured, where that decides: between ways whose predictions are close."""
     chains: bool = False
@@ -55,26 +56,30 @@ class Predictions:
     """What was decided about layouts for another size of the model."""
     persistent: bool = True
     """Whether all steps of a recurrent layer may be one kernel."""
-    known: dict[object, float] = field(default_factory=dict)
-    graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
-    rows: dict[object, float] = field(default_factory=dict)
     policy: Policy = BY_MERGES
+    known: dict[object, float] = field(default_factory=dict)
+    """Seconds by problem, and whether with Winograd's algorithm."""
+    rows: dict[object, float] = field(default_factory=dict)
+    """Seconds of the problems that were asked about when it was decided which rows join."""
+    graphs: dict[tuple[int, frozenset[str]], tuple[Graph, LaidOut]] = field(default_factory=dict)
+    """By a graph's identity and the values that are not stored: the graph, which keeps its identity, and its regions with layouts."""
     decided: dict[tuple[int, frozenset[str]], Decided] = field(default_factory=dict)
+    """What was decided about the layouts of each of them."""
 
-    def laid_out(self, graph: Graph, precision: Precision, unstored: frozenset[str] = frozenset()) -> LaidOut:
+    def laid_out(self, graph: Graph, unstored: frozenset[str] = frozenset()) -> LaidOut:
         """The graph's regions, of which these values are not stored, with layouts by prediction; those of a graph that was predicted are
         planned."""
         key = id(graph), unstored
         if key not in self.graphs:
             judge = RowJudge(
-                self.machine, self.threads, frozenset(graph.constants), self.numerics, precision, self.rows, self._measured_seconds,
+                self.machine, self.threads, frozenset(graph.constants), self.numerics, self.precision, self.rows, self._measured_seconds,
                 self.policy,
             )  # fmt: skip
-            parts = regions_of(graph, judge if precision.whole_rows or precision.attention else None, unstored=unstored)
+            parts = regions_of(graph, judge if self.precision.whole_rows or self.precision.attention else None, unstored=unstored)
             gpu = self.machine.is_gpu
 
             def laid(storing: Storing) -> LaidOut:
-                found = assign_layouts(graph, parts, precision, storing=storing)
+                found = assign_layouts(graph, parts, self.precision, storing=storing)
                 return with_narrow_functions(found) if gpu else with_cache_padding(graph, found, self.machine)
 
             pinned = frozenset(graph.outputs[number] for number in self.replaced)
@@ -83,7 +88,7 @@ class Predictions:
                 self.numerics.vendor, self.policy.predicted,
             )  # fmt: skip
             trusted = replace(deciding, predict=partial(self._timed, graph, loops=True), trusted=True)
-            typing = partial(choose_types, graph, laid, trusted, precision)
+            typing = partial(choose_types, graph, laid, trusted, self.precision)
             types = contained("the model", "all factors have the types of its precision", typing, lambda _: Types())
             typed = types.laid(laid)
             choosing = partial(choose_layouts, graph, typed, deciding, pinned, self.layouts)
@@ -95,25 +100,29 @@ class Predictions:
         """The regions that kernels compute, with their seconds, loops among them if that is said."""
         context = self._context(graph, laid_out)
         timed = [
-            Timed(region, self._possible_seconds(region, context), partial(self._measured_by_itself, region, context))
+            self._possible(region, context)
             for region in regions
             if region.kind not in ("torch", "loop") and all(0 not in context.values[name].shape for name in region.outputs)
         ]
         timed += [Timed(region, self._loop_seconds(region, context, laid_out)) for region in regions if loops and region.kind == "loop"]
         return timed
 
-    def _possible_seconds(self, region: Region, context: Context) -> float:
-        """Seconds of a region by itself: infinite if results are pooled and no kernel does that with values that are stored so."""
+    def _by_itself(self, region: Region, context: Context) -> Timed:
+        """A region with its seconds. Raises Unsuitable if there is no kernel for it."""
+        return Timed(region, self.seconds(region, context), lambda: self._measured_seconds(canonical_problem(region, context)[0]))
+
+    def _possible(self, region: Region, context: Context) -> Timed:
+        """A region with its seconds: infinite if results are pooled and no kernel does that with values that are stored so."""
         try:
-            return self.seconds(region, context)
+            return self._by_itself(region, context)
         except Unsuitable:
             if pooling_of(region.steps) is None:
                 raise
-            return math.inf
+            return Timed(region, math.inf)
 
     def _loop_seconds(self, region: Region, context: Context, laid_out: LaidOut) -> float:
         """Predicted seconds of a loop the faster way: in one kernel, or by kernels of one step."""
-        ways = _ways_of(region, context, laid_out)
+        ways = ways_of(region, context, laid_out)
         around = (*ways.apart.loop.before, *ways.apart.loop.after)
         each = sum(self.seconds(part, ways.apart.context) for part in ways.apart.loop.body)
         seconds = ways.apart.loop.length * each
@@ -146,34 +155,32 @@ class Predictions:
         """Predicts chains."""
         return judge_of(self.machine, self.threads, self.numerics, self.stages.ranked)
 
-    def context(self, graph: Graph, precision: Precision, unstored: frozenset[str] = frozenset()) -> Context:
+    def context(self, graph: Graph, unstored: frozenset[str] = frozenset()) -> Context:
         """The context of the graph's regions."""
-        return self._context(graph, self.laid_out(graph, precision, unstored))
+        return self._context(graph, self.laid_out(graph, unstored))
 
-    def of_regions(
-        self, precision: Precision, graph: Graph, concerns: Callable[[Region], bool], unstored: frozenset[str] = frozenset()
-    ) -> list[Timed]:
+    def of_regions(self, graph: Graph, concerns: Callable[[Region], bool], unstored: frozenset[str] = frozenset()) -> list[Timed]:
         """The graph's regions for which the function says true, with their seconds and those of the copies of their results (`Storing.apart`)."""
-        laid_out = self.laid_out(graph, precision, unstored)
+        laid_out = self.laid_out(graph, unstored)
         copies = [region for region in laid_out.regions if region.inputs and region.outputs == (in_graph(region.inputs[0]),)]
         names = {region.name for region in copies}
         concerned = self._timed(graph, laid_out, [region for region in laid_out.regions if region.name not in names and concerns(region)])
         copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
         return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
 
-    def in_partition(self, precision: Precision, graph: Graph, unstored: frozenset[str], regions: Sequence[Region]) -> list[Timed]:
+    def in_partition(self, graph: Graph, unstored: frozenset[str], regions: Sequence[Region]) -> list[Timed]:
         """Regions of the graph, or made of them, with their seconds.
 
         Raises:
             Unsuitable: if there is no kernel for one.
         """
-        context = self.context(graph, precision, unstored)
-        return [Timed(region, self.seconds(region, context), partial(self._measured_by_itself, region, context)) for region in regions]
+        context = self.context(graph, unstored)
+        return [self._by_itself(region, context) for region in regions]
 
-    def loops(self, precision: Precision, persistent: bool, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
+    def loops(self, graph: Graph, names: Collection[str]) -> dict[str, TimedLoop]:
         """The graph's loops with these names, as they are best lowered."""
-        laid_out = self.laid_out(graph, precision)
-        context = replace(self.context(graph, precision), numerics=self.numerics, stages=self.stages, persistent=persistent, policy=self.policy)
+        laid_out = self.laid_out(graph)
+        context = replace(self._context(graph, laid_out), numerics=self.numerics, stages=self.stages, policy=self.policy)
 
         def lowered(region: Region, choose: Chooser) -> Lowered:
             made = lower_loop(region, replace(context, choose=choose), laid_out)
@@ -194,9 +201,6 @@ class Predictions:
     def _measured_seconds(self, problem: Problem) -> float | None:
         """Seconds that trials measured of a canonical problem; None without them."""
         return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
-
-    def _measured_by_itself(self, region: Region, context: Context) -> float | None:
-        return self._measured_seconds(canonical_problem(region, context)[0])
 
     def seconds(self, region: Region, context: Context, winograd: bool = True) -> float:
         """Predicted seconds of the region by itself, with or without Winograd's algorithm."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tilewright.ir.expr import loads
-from tilewright.ir.region import MergeDecision, Region, Ways
+from tilewright.ir.region import MergeDecision, Region, Ways, readers_of
 from tilewright.partition.layouts import in_graph
 from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
-from tilewright.partition.paths import readers_of
 
 PROLOGUE = "prologue"
 """The kind of these merges."""
@@ -71,7 +70,7 @@ def choose_prologues(
         taken.update(names[reader] if merged else ())
         for region in found[reader]:
             text = f"{region.outputs[0]} {'is' if merged else refused} computed where its product reads it: {why}"
-            decisions[region.nodes[-1].name] = MergeDecision((*names[reader], reader), merged, text, ways)
+            decisions[region.nodes[-1].name] = MergeDecision((*names[reader], reader), merged, text, PROLOGUE, ways)
 
     asked = dict(found)
     for reader, own in names.items():
@@ -96,5 +95,5 @@ def choose_prologues(
         decided = policy.about(PROLOGUE, (*own, reader))
         both = compared([after[reader]], [before[name] for name in (*own, reader)], decided, policy.predicted)
         kept[*own, reader] = both.taken
-        decide(reader, both.taken, "would be slower if", both.text("in one kernel", "with a kernel of its own"), both.ways(PROLOGUE))
+        decide(reader, both.taken, "would be slower if", both.text("in one kernel", "with a kernel of its own"), both.ways)
     return Prologues(frozenset(taken), MappingProxyType(decisions))

@@ -112,9 +112,9 @@ def merge_siblings(
         kept[group.results] = frozenset(best.results) if both.taken else frozenset()
         if both.taken:
             chosen.append(best)
-            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(group.results, True, f"{told}: {times}", both.ways(SIBLINGS))
+            decisions[best.chains[0][0].name + TOGETHER] = MergeDecision(group.results, True, f"{told}: {times}", SIBLINGS, both.ways)
         else:
-            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart: {times}", both.ways(SIBLINGS))
+            decisions[group.chains[0][0].name] = MergeDecision(group.results, False, f"{told}, but stay apart: {times}", SIBLINGS, both.ways)
     known = next((merged for groups, merged in predicted if groups == chosen), None)
     return Merged(known or _with(graph, chosen), MappingProxyType(decisions))
 
@@ -132,8 +132,8 @@ def _earlier(group: Siblings, kept: Mapping[tuple[str, ...], frozenset[str]]) ->
     merged = group.without(frozenset(group.results) - kept[group.results])
     told = f"{', '.join(chain[0].name for chain in (merged or group).chains)} read the same value"
     if merged is None:
-        return None, {group.chains[0][0].name: MergeDecision(group.results, False, f"{told}, but stay apart, as for another size")}
-    return merged, {merged.chains[0][0].name + TOGETHER: MergeDecision(merged.results, True, f"{told}: one product, as for another size")}
+        return None, {group.chains[0][0].name: MergeDecision(group.results, False, f"{told}, but stay apart, as for another size", SIBLINGS)}
+    return merged, {merged.chains[0][0].name + TOGETHER: MergeDecision(merged.results, True, f"{told}: one product, as for another size", SIBLINGS)}
 
 
 def _names(group: Siblings) -> frozenset[str]:

@@ -58,11 +58,6 @@ class Window:
             raise Unsuitable(f"{reader.tiles} tiles do not exchange all that they need of {extent} rows")
         return window
 
-    @staticmethod
-    def of_reader(reader: Window, rows: Rows, extent: int, exchanged: bool = False) -> Window:
-        """The window of an inner result with one reader."""
-        return Window.of_readers(((reader, rows),), extent, exchanged)
-
     @property
     def bounds(self) -> Iterable[int]:
         """The tiles that bound all others: with one reader the first and the last one."""

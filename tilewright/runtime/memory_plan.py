@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
 
@@ -152,23 +150,6 @@ def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
     return result
 
 
-def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
-    """Groups of buffers that may share a place one after another; there are as few groups as buffers live at one time."""
-    slots: list[list[Lifetime]] = []
-    taken: list[tuple[int, int]] = []  # (last use, slot), a heap
-    free: list[int] = []  # slots, a heap
-    for buffer in sorted(buffers, key=lambda b: b.first):
-        while taken and taken[0][0] < buffer.first:
-            heappush(free, heappop(taken)[1])
-        if not free:
-            heappush(free, len(slots))
-            slots.append([])
-        slot = heappop(free)
-        slots[slot].append(buffer)
-        heappush(taken, (buffer.last, slot))
-    return slots
-
-
 class Order:
     """Which uses of buffers precede others."""
 
@@ -222,16 +203,20 @@ def order_by_data(program: LoadableProgram) -> Order:
     return Order({name: list(calls) for name, calls in uses.items()}, ancestors(dependencies(found)))
 
 
-def _slots_in_order(buffers: Iterable[Lifetime], order: Order) -> list[list[Lifetime]]:
-    """As `_slots`."""
+def _slots(buffers: Iterable[Lifetime], order: Order | None) -> list[list[Lifetime]]:
+    """Groups of buffers that may share a place one after another, each in the first that is free; without an order there are as few as buffers live
+    at one time."""
     slots: list[list[Lifetime]] = []
     for buffer in sorted(buffers, key=lambda b: b.first):
-        separate = order.separate(buffer.name)
-        slot = next((slot for slot in slots if separate[order.rows[slot[-1].name]]), None)
-        if slot is None:
-            slots.append([buffer])
+        if order is None:
+            free = [slot for slot in slots if slot[-1].last < buffer.first]
         else:
-            slot.append(buffer)
+            separate = order.separate(buffer.name)
+            free = [slot for slot in slots if separate[order.rows[slot[-1].name]]]
+        if free:
+            free[0].append(buffer)
+        else:
+            slots.append([buffer])
     return slots
 
 
@@ -283,8 +268,7 @@ def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT, order: Or
     for buffer in buffers:
         if buffer.bytes and buffer.zeroed is not None:
             alike.setdefault(buffer.zeroed, []).append(buffer)
-    slots_of = _slots if order is None else partial(_slots_in_order, order=order)
-    for slot in chain.from_iterable(map(slots_of, alike.values())):  # the place belongs to these buffers throughout
+    for slot in chain.from_iterable(_slots(group, order) for group in alike.values()):  # the place belongs to these buffers throughout
         items.append((replace(slot[0], first=0, last=horizon), slot))
     arena = _Arena(alignment, order, horizon)
     for item, members in sorted(items, key=lambda entry: (-entry[0].bytes, entry[0].first, entry[0].name)):

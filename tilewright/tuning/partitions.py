@@ -19,7 +19,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import MergeDecision, Program, Ways
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.merges import BY_MERGES, CHAIN, LEAST_GAIN, MEASURED_LOSS, Memory, MergeKey, Policy, gains
+from tilewright.partition.merges import BY_MERGES, CHAIN, LEAST_GAIN, MEASURED_LOSS, Memory, Policy, gains
 from tilewright.runtime.encoding import encode_graph
 from tilewright.runtime.executable import Image
 from tilewright.system.collection import collection_paused
@@ -67,28 +67,22 @@ def alternatives(search: Sequence[MergeDecision], seconds: float, most: int) -> 
         if policy != BY_MERGES:
             found.setdefault(policy, Partition(name, policy))
 
-    known = [decision for decision in search if decision.ways is not None]
-    chains = [decision for decision in known if decision.ways is not None and decision.ways.kind == CHAIN]
+    timed = [(decision, decision.ways) for decision in search if decision.ways is not None]
+    chains = [decision for decision, _ in timed if decision.kind == CHAIN]
     if any(decision.taken for decision in chains):
-        add("without chains", Policy(refused=frozenset(map(_key, chains))))
-    if any(d.ways is not None and d.ways.measured is not None and gains(*d.ways.measured) != gains(*d.ways.predicted) for d in known):
+        add("without chains", Policy(refused=frozenset(decision.key for decision in chains)))
+    if any(ways.measured is not None and gains(*ways.measured) != gains(*ways.predicted) for _, ways in timed):
         add("merges by predictions", Policy(predicted=True))
-    alike: dict[tuple[bool, Ways], list[MergeDecision]] = {}
-    for decision in known:
-        assert decision.ways is not None
-        alike.setdefault((decision.taken, decision.ways), []).append(decision)
-    for (taken, ways), decisions in sorted(alike.items(), key=lambda entry: _difference(entry[0][1])):
+    alike: dict[tuple[bool, str, Ways], list[MergeDecision]] = {}
+    for decision, ways in timed:
+        alike.setdefault((decision.taken, decision.kind, ways), []).append(decision)
+    for (taken, _, ways), decisions in sorted(alike.items(), key=lambda entry: _difference(entry[0][2])):
         together, apart = ways.measured or ways.predicted
         may_gain = len(decisions) * (together if taken else apart) >= LEAST_GAIN * seconds
         if may_gain and _difference(ways) <= MEASURED_LOSS:
-            keys = frozenset(map(_key, decisions))
+            keys = frozenset(decision.key for decision in decisions)
             add(_flipped(decisions, taken), Policy(refused=keys) if taken else Policy(taken=keys))
     return list(found.values())[:most]
-
-
-def _key(decision: MergeDecision) -> MergeKey:
-    assert decision.ways is not None
-    return decision.ways.kind, decision.results
 
 
 def _difference(ways: Ways) -> float:
@@ -101,7 +95,7 @@ def _flipped(decisions: Sequence[MergeDecision], taken: bool) -> str:
     first = decisions[0]
     names = " -> ".join((*first.results[:NAMES_SHOWN], *(["..."] if len(first.results) > NAMES_SHOWN else [])))
     others = f" and {len(decisions) - 1} like it" if len(decisions) > 1 else ""
-    return f"{first.ways.kind if first.ways is not None else ''} {names}{others} {'apart' if taken else 'together'}"
+    return f"{first.kind} {names}{others} {'apart' if taken else 'together'}"
 
 
 def program_code(program: Program) -> str:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -38,12 +38,12 @@ from tilewright.tuning.workloads import FOLLOWS, FP32, Convolution, Elementwise,
 LARGEST_PRIME = 17
 LEAST_FLOPS, MOST_FLOPS = 1e6, 2e10
 """Range of operations of a convolution or product: below it only the launch matters, above it a sample takes milliseconds."""
+MOST_HEAVY_FLOPS = 5e11
+"""Maximum operations of the class `heavy`, which begins where the others end."""
 FEW_ROWS = 128
 """Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 120_000_000
 """Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
-MOST_HEAVY_FLOPS = 5e11
-"""Largest operations of the class `heavy`, which begins where the others end."""
 MOST_WINDOW_WORK, MOST_MANY_WORK = 1.5e8, 6e8
 """Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host; the latter in the class `many`."""
 LEAST_MANY = 16
@@ -253,11 +253,33 @@ def _elementwise(draw: Draw) -> Elementwise:
     return Elementwise(draw.of(1, draw.batch()), draw.channels(), draw.size(5, 288), draw.of(0, 1))
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a class: least and maximum operations of convolutions and products, and the maximum of depthwise convolutions, pools and the like."""
+
+    flops: tuple[float, float] = (LEAST_FLOPS, MOST_FLOPS)
+    window_work: float = MOST_WINDOW_WORK
+
+    def hold(self, workload: Workload) -> bool:
+        """Whether work and sizes of the workload are within them."""
+        least, most = self.flops
+        if workload.elements > MOST_ELEMENTS:
+            return False
+        if isinstance(workload, Linear) and workload.rows <= FEW_ROWS:
+            return workload.flops <= most
+        depthwise = isinstance(workload, Convolution) and workload.groups == workload.channels > 1
+        if depthwise or isinstance(workload, Pool | GlobalMean | Rows | Elementwise):
+            return workload.elements >= LEAST_ELEMENTS and workload.flops <= self.window_work
+        return least <= workload.flops <= most
+
+
 CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
     "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
 })  # fmt: skip
+BOUNDS: Mapping[str, Bounds] = MappingProxyType({"heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "many": Bounds(window_work=MOST_MANY_WORK)})
+"""The bounds of classes, where they are not those of the others."""
 TRAINING = (
     "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "few", "groups", "large", "narrow", "batch", "1x1", "forms", "3x3",
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
@@ -275,26 +297,10 @@ def random_workloads(
     seen = {bare(workload) for workload in without}
     for name in itertools.cycle(classes):
         workload = CLASSES[name](draw)
-        while not measurable(workload, name) or bare(workload) in seen:
+        while not BOUNDS.get(name, Bounds()).hold(workload) or bare(workload) in seen:
             workload = CLASSES[name](draw)
         seen.add(bare(workload))
         yield replace(workload, precision=precision.of(*precisions))
-
-
-def measurable(workload: Workload, name: str) -> bool:
-    """Whether work and sizes are within the bounds of a class."""
-    if workload.elements > MOST_ELEMENTS:
-        return False
-    if name == "heavy":
-        return MOST_FLOPS < workload.flops <= MOST_HEAVY_FLOPS
-    most_window_work = MOST_MANY_WORK if name == "many" else MOST_WINDOW_WORK
-    if isinstance(workload, Linear) and workload.rows <= FEW_ROWS:
-        return workload.flops <= MOST_FLOPS
-    if isinstance(workload, Pool | GlobalMean | Rows | Elementwise):
-        return workload.elements >= LEAST_ELEMENTS and workload.flops <= most_window_work
-    if isinstance(workload, Convolution) and workload.groups == workload.channels > 1:
-        return LEAST_ELEMENTS <= workload.elements and workload.flops <= most_window_work
-    return LEAST_FLOPS <= workload.flops <= MOST_FLOPS
 
 
 def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:

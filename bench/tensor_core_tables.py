@@ -1,0 +1,192 @@
+"""Tables of the documentation about tensor cores of GPUs: each function returns rows of cells, the header first."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.cells import Rows, results_of
+from tilewright.hardware import identified_machine
+
+TENSOR_TYPES = ("float16", "tf32")
+TENSOR_BATCHES = (1, 8, 64)
+
+
+def means_and_least(ratios: Iterable[Sequence[float]]) -> list[str]:
+    """The last row of a table whose columns have these ratios."""
+    return ["**geometric mean** (least)", *(f"{statistics.geometric_mean(own):.2f} ({min(own):.2f})" for own in ratios)]
+
+
+def tensor_networks() -> Rows:
+    """Networks in 16 bits and TF32 on a GPU: ours, and the fastest peer's time over it, by type and batch."""
+    measured = [entry for dtype in TENSOR_TYPES for part in (1, 2) for entry in results_of(f"gpu_half_figure_{dtype}_h100_{part}")]
+    return tensor_rows(measured, [(dtype, batch) for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES])
+
+
+def tensor_heavy() -> Rows:
+    """As `tensor_networks`, those of most work, after the models were trained with layers of as much."""
+    measured = [entry for dtype in TENSOR_TYPES for entry in results_of(f"gpu_half_heavy_{dtype}_h100")]
+    return tensor_rows(measured, [(dtype, 64) for dtype in TENSOR_TYPES])
+
+
+def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, int]]) -> Rows:
+    """A row for each network of the comparisons, with a column for each type and batch."""
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
+    names = list(dict.fromkeys(entry["network"].split()[0] for entry in measured))
+    cells: dict[str, list[str]] = {name: [] for name in names}
+    ratios: list[list[float]] = []
+    for dtype, batch in columns:
+        ratios.append([])
+        for name in names:
+            network = f"{name} {dtype} x{batch}"
+            times = {peer: found.get((network, peer)) for peer in ("tilewright", "eager", "eager_cl", "inductor")}
+            own, peers = times.pop("tilewright"), [seconds for seconds in times.values() if seconds]
+            if own and peers:
+                ratios[-1].append(min(peers) / own)
+                cells[name].append(f"{1e6 * own:.0f}; {ratios[-1][-1]:.2f}")
+            else:
+                cells[name].append("")
+    head = ["network", *(f"{dtype}, batch {batch}: ours, us; fastest peer / ours" for dtype, batch in columns)]
+    return [head, *([name, *own] for name, own in cells.items()), means_and_least(ratios)]
+
+
+def tensor_layers() -> Rows:
+    """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
+    measured = [row for dtype in ("fp16", "tf32") for row in results_of(f"gpu_tensor_layers_{dtype}_h100")]
+    times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
+    columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
+    rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]
+    ratios: dict[tuple[str, int], list[float]] = {column: [] for column in columns}
+    for layer in dict.fromkeys(layer for layer, _, _ in times):
+        cells = []
+        for column in columns:
+            own = times.get((layer, *column))
+            if own is None:
+                cells.append("")
+                continue
+            ratios[column].append(min(seconds for name, seconds in own.items() if name.startswith("cudnn")) / own["ours"])
+            cells.append(f"{own['ours']:.1f}; {ratios[column][-1]:.2f}")
+        rows.append([layer, *cells])
+    rows.append(means_and_least(ratios.values()))
+    return rows
+
+
+def tensor_attention() -> Rows:
+    """Attention in float16 on a GPU: the first choice of the models, PyTorch's FlashAttention, and the fastest of PyTorch's, over it."""
+    rows = [["attention", "ours, us", "FlashAttention, us; / ours", "PyTorch's fastest, us; / ours"]]
+    found: dict[str, dict[str, float]] = {}
+    for entry in results_of("attention_fp16_h100"):
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
+    for name, times in found.items():
+        own = next(seconds for contender, seconds in times.items() if contender.startswith("tensor attention"))
+        flash, best = times.get("torch flash"), min(seconds for contender, seconds in times.items() if contender.startswith("torch"))
+        rows.append([name, f"{own:.1f}", *("–" if peer is None else f"{peer:.1f}; {peer / own:.2f}" for peer in (flash, best))])
+    return rows
+
+
+def precisions() -> Rows:
+    """Float32 modules with `precision="fp16"` against 16 bits in all regions, TF32, float32, and PyTorch's autocast."""
+    others = {"everywhere": "16 bits everywhere", "tf32": "TF32", "fp32": "float32", "autocast": "autocast"}
+    rows = [["module", "batch", "ours, us", *(f"{label} / ours" for label in others.values())]]
+    found: dict[str, dict[str, float]] = {}
+    for file in ("gpu_precision_h100", "gpu_precision_recurrent_h100"):  # the later file has recurrent layers of the first again
+        for entry in results_of(file):
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry["median_seconds"]
+    ratios = [[times[other] / times["tilewright"] for other in others] for times in found.values()]
+    for (label, times), row in zip(found.items(), ratios, strict=True):
+        name, _, batch = label.rsplit(" ", 2)
+        rows.append([name.removeprefix("torchvision:"), batch[1:], f"{1e6 * times['tilewright']:.1f}", *(f"{ratio:.2f}" for ratio in row)])
+    means = (f"{statistics.geometric_mean(column):.2f}" for column in zip(*ratios, strict=True))
+    return [*rows, ["**geometric mean**", "", "", *means]]
+
+
+def half_fusion() -> Rows:
+    """Networks in float16 by what is fused: nothing, in registers, and in shared memory too as far as that is predicted to gain."""
+    rows = [["network", "batch", "nothing fused, us", "in registers, us", "chains too, us", "nothing / registers", "registers / chains"]]
+    found = {(entry["network"], entry["contender"]): 1e6 * entry["median_seconds"] for entry in results_of("gpu_half_fusion_h100")}
+    for label, _ in sorted((key for key in found if key[1] == "tilewright"), key=lambda key: (key[0].split()[0], int(key[0].split("x")[-1]))):
+        name, _, batch = label.split()
+        none, own, chains = (found[label, way] for way in ("none", "tilewright", "chains"))
+        rows.append([name, batch[1:], f"{none:.0f}", f"{own:.0f}", f"{chains:.0f}", f"{none / own:.2f}", f"{own / chains:.2f}"])
+    return rows
+
+
+def half_recurrent() -> Rows:
+    """Recurrent networks in float16 against eager PyTorch, whose layers are cuDNN's."""
+    rows = [["network", "batch", "ours, ms", "eager, ms", "eager / ours"]]
+    for name, batch, own, eager in both("gpu_half_recurrent_h100", "eager"):
+        rows.append([name, batch, f"{1e3 * own:.2f}", f"{1e3 * eager:.2f}", f"{eager / own:.2f}"])
+    return rows
+
+
+def pooled_convolutions() -> Rows:
+    """What convolutions that pool their results in registers gain on tensor cores."""
+    rows = [["network", "batch", "pooled by kernels of their own, us", "in the convolution's, us", "ratio"]]
+    for name, batch, own, apart in both("gpu_half_pooled_h100", "unpooled"):
+        rows.append([name, batch, f"{1e6 * apart:.0f}", f"{1e6 * own:.0f}", f"{apart / own:.2f}"])
+    return rows
+
+
+def tensor_vectors() -> Rows:
+    """Products of a vector and a matrix that comes from memory, while level 2 holds other data that were only read."""
+    rows = [["matrix", "type", "ours, us", "cuBLAS, us", "cuBLAS / ours", "bytes of the matrix / time, TB/s", "% of the data sheet's"]]
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_vectors_h100")}
+    most = identified_machine("h100").memory_bandwidth
+    for network in dict.fromkeys(network for network, _ in found):
+        name, dtype, _ = network.split()
+        own, peer = found[network, "tilewright"], found[network, "eager"]
+        outputs = int(name.removeprefix("vector_"))
+        rate = 4096 * outputs * (4 if dtype == "tf32" else 2) / own
+        cells = f"{1e6 * own:.1f}", f"{1e6 * peer:.1f}", f"{peer / own:.2f}", f"{rate / 1e12:.2f}", f"{100 * rate / most:.0f}"
+        rows.append([f"4096 x {outputs}", dtype, *cells])
+    return rows
+
+
+def computed_maps() -> Rows:
+    """What contractions that compute maps gain on tensor cores, against plans that store all maps."""
+    rows = [["network", "batch", "all maps stored, us", "ours, us", "stored / ours"]]
+    for name, batch, own, stored in both("gpu_prologues_h100", "stored"):
+        rows.append([name, batch, f"{1e6 * stored:.0f}", f"{1e6 * own:.0f}", f"{stored / own:.2f}"])
+    return rows
+
+
+def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
+    """Network and batch of each comparison of `bench.gpu_half`, with the seconds of ours and of another contender."""
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of(file)}
+    for label, own in [(label, seconds) for (label, name), seconds in found.items() if name == "tilewright"]:
+        network, _, batch = label.split()
+        yield network, batch[1:], own, found[label, contender]
+
+
+def tensor_products() -> Rows:
+    """Matrix products on tensor cores of a GPU: ours, and cuBLAS's time over it, by type and batch."""
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h100")}
+    columns = [(dtype, batch) for dtype in ("float16", "bfloat16", "tf32") for batch in (1, 64)]
+    rows = [["product", *(f"{dtype}, batch {batch}: ours, us; cuBLAS / ours" for dtype, batch in columns)]]
+    ratios: list[list[float]] = [[] for _ in columns]
+    for name in dict.fromkeys(network.split()[0] for network, _ in found):
+        cells = []
+        for own_ratios, (dtype, batch) in zip(ratios, columns, strict=True):
+            own, peer = (found[f"{name} {dtype} x{batch}", contender] for contender in ("tilewright", "eager"))
+            own_ratios.append(peer / own)
+            cells.append(f"{1e6 * own:.1f}; {peer / own:.2f}")
+        rows.append([name, *cells])
+    rows.append(means_and_least(ratios))
+    return rows
+
+
+TENSOR_CORE_TABLES = (
+    tensor_networks,
+    tensor_heavy,
+    tensor_layers,
+    tensor_attention,
+    computed_maps,
+    pooled_convolutions,
+    precisions,
+    half_fusion,
+    half_recurrent,
+    tensor_products,
+    tensor_vectors,
+)

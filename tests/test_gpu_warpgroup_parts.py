@@ -1,0 +1,198 @@
+"""Parts of a sum whose blocks are a cluster and meet in it, of products by warpgroups: variants in the interpreter, against PyTorch in float64, and
+which of them are ranked where."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, replace
+from itertools import islice, pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.draws import draws
+from tests.statements import without
+from tests.test_gpu_half import check
+from tests.test_gpu_warpgroup import LAYERS, TF32, as_interpreted, check_tf32, compiles, made_of, program_of
+from tests.test_half_modules import EACH_TYPE, TYPES, in_type
+from tilewright.codegen.interpreter import run
+from tilewright.hardware import machine
+from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, GpuVariants
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.kernel import Invoke, Kernel, statements
+from tilewright.ir.region import Program, Unsuitable
+from tilewright.kernels.columns import length, take
+from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_of
+from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
+from tilewright.kernels.schema import USUAL, Options, form_of
+from tilewright.selection.choice import rank
+from tilewright.selection.variants import VARIED, with_variants
+from tilewright.tuning import serialisation
+from tilewright.tuning.problems import convolution_problem
+
+H200 = machine("h200")
+
+MEETING = (
+    WarpgroupSchedule(32, 1, 2, split=2, meeting=1),
+    WarpgroupSchedule(96, 2, 3, split=4, meeting=1),
+    WarpgroupSchedule(16, 1, 4, swapped=1, split=2, meeting=1),
+    WarpgroupSchedule(48, 2, 2, swapped=1, split=8, meeting=1),
+)
+"""Blocks of a split that are a cluster: each size, both orders of the factors, one consumer and two, equal shares and others."""
+
+
+def deep(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution with 15 steps of 128 bytes."""
+    torch.manual_seed(0)
+    channels = 320 * 2 // dtype.itemsize
+    layers = nn.Sequential(nn.Conv2d(16, channels, 1), nn.Conv2d(channels, 72, (1, 3), padding=1), nn.Hardswish()).to(dtype)
+    return layers, (torch.randn(2, 16, 3, 7).to(dtype),)
+
+
+def meeting(program: Program, split: int) -> Kernel:
+    """The last region's only kernel, whose clusters are the blocks of a split."""
+    (kernel,) = program.regions[-1].kernels
+    assert kernel.cluster == split
+    return kernel
+
+
+@pytest.mark.in_turns
+@EACH_TYPE
+@pytest.mark.parametrize("schedule", MEETING, ids=str)
+def test_parts_that_meet(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
+    module, inputs = deep(dtype)
+    program = program_of(module, inputs, schedule, [])
+    meeting(program, schedule.split)
+    check(module, inputs, program)
+    compiles(program)
+
+
+@pytest.mark.parametrize("schedule", MEETING[1:3], ids=str)
+def test_parts_that_meet_in_tf32(schedule: WarpgroupSchedule) -> None:
+    module, inputs = deep(torch.float32)
+    program = program_of(module, inputs, schedule, [], TF32)
+    meeting(program, schedule.split)
+    check_tf32(module, inputs, program)
+    compiles(program)
+
+
+@EACH_TYPE
+def test_parts_of_groups_that_meet(dtype: torch.dtype) -> None:
+    module, inputs = made_of(LAYERS["groups"], dtype)
+    program = program_of(module, inputs, MEETING[0], [])
+    meeting(program, MEETING[0].split)
+    check(module, inputs, program)
+
+
+@pytest.mark.parametrize(
+    "left_out, position, found", [("cluster barrier", 0, "race"), ("cluster barrier", -1, "may have ended"), ("wait of a warpgroup", 0, "race")]
+)
+def test_what_is_left_out_where_parts_meet_is_reported(left_out: str, position: int, found: str) -> None:
+    """The meetings before parts are added and at the end, and the wait for a tile."""
+    module, inputs = deep(torch.float16)
+    kernel = meeting(program_of(module, inputs, MEETING[0], []), 2)
+    of_it = [s for s in statements(kernel.body) if isinstance(s, Invoke) and left_out in s.intrinsic.name]
+    arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
+    assert not run(kernel, arrays).faults
+    faults = run(replace(kernel, body=without(kernel.body, lambda s: s is of_it[position])), arrays).faults
+    assert any(found in fault for fault in faults), faults
+
+
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
+def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    random = Random(seed)
+    channels, outputs, taps = random.choice((128, 200, 256)), random.choice((5, 24, 80)), random.choice((1, 2, 4))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last = nn.Conv2d(channels, outputs, (taps, 2), stride=random.choice((1, 2)), padding=random.choice((0, 1)))
+        module: nn.Module = nn.Sequential(nn.Conv2d(8, channels, 1), last, nn.SiLU())
+        inputs: tuple[torch.Tensor, ...] = (torch.randn(random.choice((1, 3)), 8, random.choice((6, 9)), random.choice((5, 8))),)
+        if random.random() < 0.4:
+            width = random.choice((320, 512, 640))
+            module, inputs = nn.Sequential(nn.Linear(width, outputs), nn.SiLU()), (torch.randn(random.choice((1, 17, 150)), width),)
+    module, inputs = module.to(dtype).eval(), in_type(inputs, dtype)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, random.randrange, used, axis="meeting")
+    assert used[-1].meeting
+    meeting(program, used[-1].split)
+    check(module, inputs, program)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+@pytest.mark.parametrize("target", ["h100", "h200"])
+def test_parts_meet_only_by_trials(target: str, precision: str) -> None:
+    """Directly behind what they vary, and first only where measurements confirmed their gain."""
+    on, seen, chosen = machine(target), 0, 0
+    for outputs, channels, size in ((256, 256, 14), (512, 512, 7), (320, 200, 9)):
+        problem = convolution_problem(outputs, channels, size, size, 3)
+        values = {name: replace(value, dtype="f16" if precision == "fp16" else "f32") for name, value in problem.values.items()}
+        numerics = USUAL.at(precision)
+        ranking = rank(replace(problem, values=values), on, numerics=numerics)
+        assert not getattr(ranking.first().schedule, "meeting", 0)
+        first = list(islice(ranking, 2 * VARIED))
+        for before, choice in pairwise(first):
+            if getattr(choice.schedule, "meeting", 0):
+                assert before.schedule == replace(choice.schedule, meeting=0) and before.seconds == choice.seconds
+                seen += 1
+        bare = replace(ranking, parts=tuple(part for part in ranking.parts if "meeting" not in part.candidates))
+        bare = replace(bare, predicted=ranking.seconds[: bare.candidates])
+        believed = with_variants(bare, GpuVariants(0.0, 0.0, 0.0, meeting=1.0)).first()
+        chosen += getattr(believed.schedule, "meeting", 0) and believed.seconds < ranking.first().seconds
+        assert [c.schedule for c in islice(with_variants(bare, UNCONFIRMED_VARIANTS), 16)] == [choice.schedule for choice in first]
+    assert seen >= 2 and chosen
+
+
+@pytest.mark.parametrize("kind", [WARPGROUP.schedule, WARPGROUP_PATCH.schedule])
+def test_texts_of_schedules_from_before_parts_met(kind: Any) -> None:
+    """Records of schedules that came before the axis are found again, and those with it are told apart."""
+    schedule = kind(**{entry.name: 2 if entry.default is MISSING else entry.default for entry in fields(kind)})
+    text = serialisation.schedule_text(schedule)
+    assert "meeting" not in text and serialisation.schedule_of(text) == schedule
+    meet = replace(schedule, split=2, meeting=1)
+    assert serialisation.schedule_of(serialisation.schedule_text(meet)) == meet and "meeting" in str(meet)
+
+
+def test_parts_that_meet_are_not_in_level_2() -> None:
+    """Beside the same tile and split with a second kernel: the same products, no traffic of parts, and for small tiles less time to add them."""
+    problem = convolution_problem(512, 512, 7, 7, 3)
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable), form
+    options = Options(numerics=TF32)
+    candidates, _ = WARPGROUP.space(form.facts, H200, options)
+    apart = take(candidates, blocks_of(form.facts, candidates) <= H200.processors // 2)
+    assert WARPGROUP.variants is not None
+    meet, origins = WARPGROUP.variants(form.facts, apart, H200)
+    apart = take(apart, origins)
+    both = [WARPGROUP.counts(form.facts, rows, H200) for rows in (meet, apart)]
+    assert length(meet) > 20 and (both[0].padded_flops == both[1].padded_flops).all()
+    # parts are written and read in float32
+    results = form.facts.product.batch * form.facts.product.m * form.facts.product.n
+    assert (both[1].level2_bytes - both[0].level2_bytes == 2 * 4 * meet["split"] * results).all()
+    adding = [WARPGROUP.estimate(form.facts, rows, counts, H200, options).terms["split"] for rows, counts in zip((meet, apart), both, strict=True)]
+    small = 64 * meet["consumers"] * meet["columns"] <= 64 * 64
+    assert (0 < adding[0]).all() and small.any() and (adding[0] < adding[1])[small].all()
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+def test_parts_that_meet_on_the_gpu(dtype: torch.dtype) -> None:
+    module, inputs = deep(dtype)
+    for schedule in MEETING:
+        as_interpreted(program_of(module, inputs, schedule, []))
+
+
+@pytest.mark.gpu
+def test_parts_that_meet_in_tf32_on_the_gpu() -> None:
+    module, inputs = deep(torch.float32)
+    for schedule in MEETING:
+        as_interpreted(program_of(module, inputs, schedule, [], TF32))
