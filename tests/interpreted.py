@@ -120,8 +120,8 @@ def returned(imported: Imported, results: Sequence[np.ndarray], inputs: Sequence
     return leaves
 
 
-def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1) -> None:
-    """Plans the cases as one program for the machine, interprets it on fresh inputs, and compares each."""
+def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1) -> Program:
+    """Plans the cases as one program for the machine, interprets it on fresh inputs, and compares each. Returns the program."""
     for case in cases:
         case.module.eval()
     bundle = Bundle(cases).eval()
@@ -145,3 +145,4 @@ def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1)
         except AssertionError as error:
             failures.append(str(error))
     assert not failures, "\n\n".join(failures)
+    return program

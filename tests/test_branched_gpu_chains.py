@@ -20,11 +20,11 @@ from tests.compiled import Case
 from tests.draws import draws
 from tests.emulated_gpu import EmulatedServer
 from tests.interpreted import check_interpreted, run_program
+from tests.on_device import cuda_binary
 from tests.test_branched_chains import CASES, Drawn, Fans, branched, depthwise, random_layers
 from tests.test_chains import graph_of
 from tests.test_gpu_chains import H200, any_tiles, on_the_gpu
 from tilewright.codegen.cuda import print_cuda
-from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.expr import Var, index_const, range_of, substitute
 from tilewright.ir.kernel import Kernel
@@ -38,8 +38,6 @@ from tilewright.partition.tile_judge import TileJudge, cut_along
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling, Window
 from tilewright.selection.choice import choose
-from tilewright.toolchain.binary import SourceFile
-from tilewright.toolchain.compilers import NvrtcCompiler
 
 
 @contextmanager
@@ -67,15 +65,20 @@ NO_TILES = ("a concatenation and its part", "a halo beside the padding of a maxi
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tiles_compute_what_separate_kernels_do(name: str) -> None:
+def test_tiles_compile_and_compute_what_separate_kernels_do(name: str) -> None:
     module, shape = CASES[name]
-    found = []
+    found, kernels = [], dict[str, Kernel]()
     for seed in range(draws(3)):
         torch.manual_seed(seed)
         with some_tiles(seed, 1.0 if seed else 0.7) as taken:
-            check_interpreted([Case(name, module, (torch.randn(shape),))], machine(H200))
+            program = check_interpreted([Case(name, module, (torch.randn(shape),))], machine(H200))
         found += taken
+        kernels |= {kernel.name: kernel for lowered in program.regions if branched(lowered.region) for kernel in lowered.kernels}
     assert bool(found) == (name not in NO_TILES), "a chain with branches was made or not against what is expected"
+    assert bool(kernels) == bool(found)
+    if kernels:
+        passed, log = cuda_binary(print_cuda([*kernels.values()]), machine(H200).architecture)
+        assert passed, log
 
 
 def test_values_of_16_bits_are_stored_as_they_are() -> None:
@@ -121,24 +124,6 @@ def test_windows_hold_all_rows_that_their_readers_read(size: int, tiles: int, st
             assert 0 <= skipped <= before + window.count + after - rows.needed(size)
             first = rows.stride * reader.first(number) + rows.first
             assert all(begin <= row < begin + window.count or not 0 <= row < extent for row in range(first, first + rows.needed(size)))
-
-
-def kernels_of(name: str, seed: int) -> list[Kernel]:
-    module, shape = CASES[name]
-    with some_tiles(seed, 1.0):
-        program = plan_program(graph_of(module, torch.randn(shape)), machine(H200), 1, chains=True)
-    return [kernel for lowered in program.regions if branched(lowered.region) for kernel in lowered.kernels]
-
-
-def test_kernels_compile(tmp_path: Path) -> None:
-    try:
-        compiler = NvrtcCompiler.find(machine(H200))
-    except CompilerMissing as error:
-        pytest.skip(str(error))
-    found = {kernel.name: kernel for seed, name in enumerate(CASES) for kernel in kernels_of(name, seed)}
-    assert len(found) >= 6
-    outcome = compiler.compile(SourceFile("kernel.cu", print_cuda([*found.values()]), "cuda", tuple(found)), tmp_path)
-    assert outcome.succeeded, outcome.log
 
 
 def test_shared_memory_of_branches_is_that_of_all_results_at_once() -> None:

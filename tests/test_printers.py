@@ -200,6 +200,17 @@ def test_instructions_for_vectors_give_the_numbers_of_scalars(low: float, high: 
     np.testing.assert_array_equal(scalars.view(np.int32), vectors.view(np.int32))
 
 
+def test_headers_are_there_where_they_are_needed(tmp_path: Path) -> None:
+    kernels = [operation_kernel(name, dtype, lanes) for name, dtype in cases() for lanes in (1, vector_lanes(dtype))]
+    bare = [kernel for kernel in kernels if "#include <math.h>" not in print_c([kernel])]
+    assert len(kernels) // 10 < len(bare) < len(kernels)
+    (tmp_path / "kernels.c").write_text(print_c(bare))
+    assert "#include <math.h>" not in (tmp_path / "kernels.c").read_text()
+    command = ["gcc", *FLAGS, "-march=native", "-Wall", "-Werror", "-Wno-psabi", "-Wno-unused-variable", "-fsyntax-only", "kernels.c"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+
+
 @pytest.mark.parametrize("form", ["scalar", "vector"])
 @pytest.mark.parametrize(("name", "dtype"), [case for case in cases() if case[0] not in NARROW])  # test_narrow_results.py has those
 def test_c_operation(name: str, dtype: str, form: str) -> None:

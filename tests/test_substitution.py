@@ -12,13 +12,61 @@ from tests.gpu_cases import Case, check
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
-from tilewright.ir.expr import Load, Var, binary, index_const, replace_loads, rewrite, substitute
+from tilewright.ir.expr import (
+    Expr,
+    Load,
+    Var,
+    binary,
+    checked,
+    checks,
+    index_const,
+    loads,
+    replace_loads,
+    rewrite,
+    select,
+    substitute,
+    variables,
+    walk,
+)
 from tilewright.kernels.registry import lower
 from tilewright.selection.choice import rank
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.tuning import distinct_problems
 
-Y = Var("y", 10)
+X, Y = Var("x", 7), Var("y", 10)
+
+
+def _larger(smaller: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+    return st.one_of(
+        st.tuples(smaller, smaller).map(lambda pair: pair[0] + pair[1]),
+        st.tuples(smaller, st.integers(1, 4)).map(lambda pair: pair[0] * pair[1]),
+        st.tuples(smaller, st.integers(2, 5)).map(lambda pair: pair[0] // pair[1]),
+        st.tuples(smaller, smaller).map(lambda pair: select(pair[0] < 3, pair[1], pair[0])),
+        st.tuples(st.sampled_from("ab"), smaller).map(lambda pair: Load(pair[0], (pair[1],), "i64")),
+        smaller.map(lambda index: checked(index, 4, True, 0)),
+    )
+
+
+expressions = st.recursive(st.one_of(st.sampled_from((X, Y)), st.integers(0, 5).map(index_const)), _larger, max_leaves=8)
+
+
+@given(expressions)
+def test_what_an_expression_has_is_what_its_nodes_are(expr: Expr) -> None:
+    nodes = [*walk(expr)]
+    assert variables(expr) == {node for node in nodes if isinstance(node, Var)}
+    assert loads(expr) == tuple(dict.fromkeys(node for node in nodes if isinstance(node, Load)))
+    assert checks(expr) == tuple(dict.fromkeys(node for node in nodes if getattr(node, "operation", "") == "checked"))
+
+
+@given(expressions)
+def test_parts_that_nothing_changes_are_kept(expr: Expr) -> None:
+    def renamed(node: Expr) -> Expr:
+        return Load("c", node.index, node.dtype) if isinstance(node, Load) else node
+
+    z = Var("z", 3)
+    assert rewrite(expr, renamed, plain=False) == rewrite(expr, renamed)
+    assert substitute(expr, {X: z + 1}) == rewrite(expr, lambda node: z + 1 if node == X else node)
+    assert X in variables(expr) or substitute(expr, {X: z + 1}) is expr
 
 
 @given(st.integers(1, 5))

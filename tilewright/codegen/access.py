@@ -56,13 +56,12 @@ def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
                     return guarded
         return node
 
-    bare = rewrite(expr, visit)
-    return rewrite(
-        bare,
-        lambda node: (
-            Load(node.buffer, (layouts[node.buffer].offset(node.index),), node.dtype) if isinstance(node, Load) and node.buffer in layouts else node
-        ),
-    )
+    def flat(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer in layouts:
+            return Load(node.buffer, (layouts[node.buffer].offset(node.index),), node.dtype)
+        return node
+
+    return rewrite(rewrite(expr, visit, plain=False), flat, plain=False)
 
 
 def margin(condition: Expr) -> Linear | None:

@@ -107,7 +107,7 @@ def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
 
     def renamed(expr: Expr) -> Expr:
         if id(expr) not in done:
-            fresh = rewrite(expr, lambda n: replace(n, buffer=names[n.buffer]) if isinstance(n, Load) and n.buffer in names else n)
+            fresh = rewrite(expr, lambda n: replace(n, buffer=names[n.buffer]) if isinstance(n, Load) and n.buffer in names else n, False)
             done[id(expr)] = (expr, fresh)
         return done[id(expr)][1]
 

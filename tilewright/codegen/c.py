@@ -12,6 +12,7 @@ evaluated, including guarded loads; a scalar condition guards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tilewright.codegen.conversions import c_conversion, c_joined, conversion_name
@@ -70,6 +71,12 @@ def _checking(name: str, inside: str) -> Helper:
 
 
 _CHECKS = {"tw_checked": _checking("tw_checked", "index"), "tw_counted": _checking("tw_counted", "index < 0 ? index + extent : index")}
+_MATH_CONSTANTS = re.compile(r"\b(?:NAN|INFINITY)\b")
+_CALLED = re.compile(r"(?<!void )\b(?!tw_|__|_mm)(\w+)\(")
+_NOT_MATH = frozenset(
+    "sizeof vector_size aligned _Static_assert _Alignas schedule if collapse num_threads reduction memcpy memset calloc aligned_alloc free".split()
+)
+"""What a file of ours calls, or seems to call, apart from our own functions and those of <math.h>."""
 _HELPERS = HelperTable({**SINGLE_PRECISION, **_CHECKS}, C_TYPES, "static inline")
 
 
@@ -469,7 +476,7 @@ class CPrinter(Printer):
         self.pop()
 
     def source(self) -> str:
-        parts = ["#include <math.h>\n#include <stdint.h>\n"]
+        parts: list[str] = []
         typedefs = []
         for element, lanes in self.vectors:
             size = size_of(element) * lanes
@@ -482,7 +489,15 @@ class CPrinter(Printer):
         texts = [*ordered(self.helpers, _HELPERS.with_own(self.functions)), *self.reductions.values(), *self.wrappers.values()]
         if texts:
             parts.append("\n".join(texts) + "\n")
-        return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
+        text = "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
+        return f"{includes_for(text)}\n{text}"
+
+
+def includes_for(text: str) -> str:
+    """The headers that a source file needs. A compiler takes as long to read <math.h> as to compile a small kernel, so that it is there only if the
+    file has one of its constants or calls a function that may be one of its own."""
+    needs = _MATH_CONSTANTS.search(text) or not _NOT_MATH.issuperset(_CALLED.findall(text))
+    return ("#include <math.h>\n" if needs else "") + "#include <stdint.h>\n"
 
 
 def identifier_of(kernel: Kernel) -> str:

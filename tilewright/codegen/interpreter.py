@@ -91,7 +91,9 @@ def _compiler() -> str:
 def _library(source: str) -> ctypes.CDLL:
     """The compiled source, with the runtime in it."""
     inputs = {"kernel.c": source.encode(), "runtime.o": _runtime(_compiler())}
-    return mapped(_compiled("interpreter", _compiler(), (*_FLAGS, "-O0", "-shared"), inputs, ("runtime.o", "-lm")), "interpreter")
+    # symbols of the C library are those of this process: a linker takes longer to read that library than to link a kernel
+    flags, libraries = (*_FLAGS, "-O0", "-shared", "-nostdlib"), ("runtime.o", "-lm", "-lgcc")
+    return mapped(_compiled("interpreter", _compiler(), flags, inputs, libraries), "interpreter")
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,8 @@
 /* Run-time checks of the interpreter, see interpreter.py; compiled once for all kernels, with optimisation. */
 #include "interpreter_runtime.h"
 
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
 
 enum { TW_STACK_BYTES = 16 << 20 };

@@ -247,7 +247,7 @@ def rename(computation: Computation, names: Mapping[str, str]) -> Computation:
     steps keep their own names through a copying step."""
 
     def fix(expr: Expr) -> Expr:
-        return rewrite(expr, lambda n: replace(n, buffer=names[n.buffer]) if isinstance(n, Load) and n.buffer in names else n)
+        return rewrite(expr, lambda n: replace(n, buffer=names[n.buffer]) if isinstance(n, Load) and n.buffer in names else n, plain=False)
 
     steps: list[Step] = []
     for step in computation.steps:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, Union
+from typing import ClassVar, TypeAlias, Union
 
 from tilewright.ir.dtypes import FLOAT32, is_float, within_float32
 from tilewright.ir.scalar import REAL
@@ -29,7 +29,8 @@ INDEX = "i64"
 
 
 class _Hashed:
-    """Caches the structural hash: expressions are dictionary keys everywhere, and deeply nested."""
+    """Caches what is asked of expressions again and again, as they are deeply nested: the structural hash (they are dictionary keys everywhere), the
+    variables, and whether they have neither loads nor checked indices (`_is_plain`)."""
 
     __slots__ = ()
 
@@ -99,6 +100,9 @@ class Const(_Hashed):
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
 
+    _variables: ClassVar[frozenset[Var]] = frozenset()
+    _is_plain: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if self.dtype == FLOAT32:
             object.__setattr__(self, "value", within_float32(self.value))
@@ -121,8 +125,14 @@ class Var(_Hashed):
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
 
+    _is_plain: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(("var", self.name, self.extent, self.dtype, self.lanes)))
+
+    @property
+    def _variables(self) -> frozenset[Var]:
+        return frozenset((self,))  # not kept, which would be a cycle of references
 
     __hash__ = _Hashed.__hash__
 
@@ -134,9 +144,13 @@ class Load(_Hashed):
     dtype: str
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
+    _variables: frozenset[Var] = field(init=False, repr=False, compare=False)
+
+    _is_plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(("load", self.buffer, self.index, self.dtype, self.lanes)))
+        object.__setattr__(self, "_variables", _variables_of(self.index))
 
     __hash__ = _Hashed.__hash__
 
@@ -148,11 +162,19 @@ class Apply(_Hashed):
     dtype: str
     lanes: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
+    _variables: frozenset[Var] = field(init=False, repr=False, compare=False)
+    _is_plain: bool = field(init=False, repr=False, compare=False)
     _contents: Contents | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_contents", None)
-        object.__setattr__(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
+        put = object.__setattr__
+        put(self, "_contents", None)
+        put(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
+        put(self, "_variables", _variables_of(self.args))
+        plain = self.operation != "checked"
+        for arg in self.args:
+            plain = plain and arg._is_plain
+        put(self, "_is_plain", plain)
 
     def __eq__(self, other: object) -> bool:
         """Structural equality that compares shared operands once: written out, an expression of n operations may have 2^n nodes."""
@@ -177,6 +199,16 @@ class Apply(_Hashed):
 
 Expr: TypeAlias = Const | Var | Load | Apply
 Operand: TypeAlias = Union[Const, Var, Load, Apply, int, float, bool, "_Hashed"]
+
+
+def _variables_of(exprs: Sequence[Expr]) -> frozenset[Var]:
+    """Those of any of the expressions; the set of one of them if that has all."""
+    found: frozenset[Var] = frozenset()
+    for expr in exprs:
+        own = expr._variables
+        if own is not found and not own <= found:
+            found = own if found <= own else found | own
+    return found
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -588,40 +620,44 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The distinct loads of an expression, those in an index before the load that they index, its variables, and its checked indices."""
+    """The distinct loads of an expression, those in an index before the load that they index, and its checked indices."""
 
     loads: tuple[Load, ...]
-    variables: frozenset[Var]
     checks: tuple[Apply, ...]
 
 
-NOTHING = Contents((), frozenset(), ())
+NOTHING = Contents((), ())
 
 
 def contents(root: Expr) -> Contents:
     """What an expression contains; kept with operations, since planning asks for it again and again."""
-    if isinstance(root, Apply):
-        if root._contents is None:
-            object.__setattr__(root, "_contents", _gathered(root))
-        assert root._contents is not None
-        return root._contents
-    if isinstance(root, Var):
-        return Contents((), frozenset((root,)), ())
-    return _gathered(root) if isinstance(root, Load) else NOTHING
+    if root._is_plain:
+        return NOTHING
+    if not isinstance(root, Apply):
+        return _gathered(root)
+    if root._contents is None:
+        object.__setattr__(root, "_contents", _gathered(root))
+    assert root._contents is not None
+    return root._contents
 
 
-def _gathered(root: Apply | Load) -> Contents:
+def _gathered(root: Expr) -> Contents:
     loads: dict[Load, None] = {}
-    variables: set[Var] = set()
     checks: dict[Apply, None] = {}
-    for node in walk(root):
-        if isinstance(node, Var):
-            variables.add(node)
-        elif isinstance(node, Load):
-            loads[node] = None
-        elif isinstance(node, Apply) and node.operation == "checked":
-            checks[node] = None
-    return Contents(tuple(loads), frozenset(variables), tuple(checks))
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:  # as `walk`, but for what is plain
+        node, expanded = stack.pop()
+        if expanded:
+            if isinstance(node, Load):
+                loads[node] = None
+            elif isinstance(node, Apply) and node.operation == "checked":
+                checks[node] = None
+        elif not node._is_plain and id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((kid, False) for kid in reversed(children(node)))
+    return Contents(tuple(loads), tuple(checks))
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
@@ -632,9 +668,7 @@ def loads(*roots: Expr) -> tuple[Load, ...]:
 
 
 def variables(*roots: Expr) -> frozenset[Var]:
-    if len(roots) == 1:
-        return contents(roots[0]).variables
-    return frozenset(variable for root in roots for variable in contents(root).variables)
+    return roots[0]._variables if len(roots) == 1 else _variables_of(roots)
 
 
 def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
@@ -658,48 +692,62 @@ def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
     return Apply(node.operation, tuple(args), node.dtype, node.lanes)
 
 
-def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
+def rewrite(root: Expr, visit: Callable[[Expr], Expr], plain: bool = True) -> Expr:
     """Bottom-up rewrite: children first, then `visit` on the node, which is rebuilt if a child changed. Shared nodes are visited once. A node that
-    simplifies to one of its new children is not visited again."""
-    return _bottom_up(root, visit, visit)
-
-
-def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr]) -> Expr:
+    simplifies to one of its new children is not visited again. `plain`: whether parts without loads and checked indices are visited too."""
     done: dict[int, Expr] = {}
     try:
-        return _changed(root, leaf, inner, done)
+        return _changed(root, visit, plain, done)
     except RecursionError:  # an expression deeper than Python's stack
         for node in walk(root):
-            kids = children(node)
-            done[id(node)] = _result_of(node, [done[id(kid)] for kid in kids], inner) if kids else leaf(node)
+            done[id(node)] = _changed(node, visit, plain, done)
         return done[id(root)]
 
 
-def _changed(node: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr], done: dict[int, Expr]) -> Expr:
+def _changed(node: Expr, visit: Callable[[Expr], Expr], plain: bool, done: dict[int, Expr]) -> Expr:
     """Not inside of its caller: functions there that call themselves are cycles of references, and keep what they saw until the collector comes."""
+    if not plain and node._is_plain:
+        return node
     known = done.get(id(node))
     if known is not None:
         return known
     kids = children(node)
-    result = _result_of(node, [_changed(kid, leaf, inner, done) for kid in kids], inner) if kids else leaf(node)
+    fresh = [_changed(kid, visit, plain, done) for kid in kids]
+    if all(map(operator.is_, kids, fresh)):
+        result = visit(node)
+    else:
+        rebuilt = rebuild(node, fresh)
+        result = rebuilt if any(rebuilt is kid for kid in fresh) else visit(rebuilt)
     done[id(node)] = result
     return result
 
 
-def _result_of(node: Expr, fresh: Sequence[Expr], inner: Callable[[Expr], Expr]) -> Expr:
-    if all(map(operator.is_, children(node), fresh)):
-        return inner(node)
-    rebuilt = rebuild(node, fresh)
-    return rebuilt if any(rebuilt is kid for kid in fresh) else inner(rebuilt)
-
-
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     """The expression with variables replaced, all at once, and simplified: replacing y by y + 1 turns y - 1 into y."""
-    return _bottom_up(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node, lambda node: node)
+    replaced = frozenset(mapping)
+    done: dict[int, Expr] = {}
+    try:
+        return _substituted(root, mapping, replaced, done)
+    except RecursionError:  # an expression deeper than Python's stack
+        for node in walk(root):
+            done[id(node)] = _substituted(node, mapping, replaced, done)
+        return done[id(root)]
+
+
+def _substituted(node: Expr, mapping: Mapping[Var, Expr], replaced: frozenset[Var], done: dict[int, Expr]) -> Expr:
+    if isinstance(node, Var):
+        return mapping.get(node, node)
+    if node._variables.isdisjoint(replaced):
+        return node
+    known = done.get(id(node))
+    if known is None:
+        fresh = [_substituted(kid, mapping, replaced, done) for kid in children(node)]
+        done[id(node)] = known = node if all(map(operator.is_, children(node), fresh)) else rebuild(node, fresh)
+    return known
 
 
 def replace_loads(root: Expr, mapping: Mapping[str, Expr]) -> Expr:
     """The expression with every load of a named buffer, whatever its index, replaced by that buffer's expression."""
     if not mapping:
         return root
-    return rewrite(root, lambda node: mapping.get(node.buffer, node) if isinstance(node, Load) else node)
+    return rewrite(root, lambda node: mapping.get(node.buffer, node) if isinstance(node, Load) else node, plain=False)

@@ -54,7 +54,7 @@ def _renamed(region: Region, names: Mapping[str, str]) -> Region:
         return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) else node
 
     def of(exprs: Sequence[Expr]) -> tuple[Expr, ...]:
-        return tuple(rewrite(expr, short) for expr in exprs)
+        return tuple(rewrite(expr, short, plain=False) for expr in exprs)
 
     steps = tuple(replace(step, name=names[step.name], bodies=of(step.bodies), index=of(step.index)) for step in region.steps)
     outputs = tuple(names[name] for name in region.outputs)

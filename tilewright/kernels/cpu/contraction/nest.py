@@ -81,7 +81,7 @@ def flat_nest(problem: Problem) -> Nest:
     held: dict[str, Expr] = {found.step.name: accumulated(found.dtype)}
     stages: list[Stage] = []
     for step in region.steps[1:]:
-        body = rewrite(flatten(step.bodies[0], layouts), lambda x: held.get(x.buffer, x) if isinstance(x, Load) else x)
+        body = rewrite(flatten(step.bodies[0], layouts), lambda x: held.get(x.buffer, x) if isinstance(x, Load) else x, plain=False)
         result = Var(f"total{len(stages)}", None, body.dtype) if step.combiner else None
         stages.append(Stage(body, step if step.combiner else None, result))
         held[step.name] = result if result is not None else accumulated(found.dtype)
@@ -106,7 +106,7 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
 
     def held(step: Step, variable: Var, body: Expr) -> Expr:
         flat = flatten(body, problem.layouts)
-        return rewrite(flat, lambda x: variable if isinstance(x, Load) and x.buffer == step.name else x)
+        return rewrite(flat, lambda x: variable if isinstance(x, Load) and x.buffer == step.name else x, plain=False)
 
     element = held(product, accumulated(found.dtype), total.bodies[0])
     final: Expr = held(total, summed_up(found.dtype), rest[0].bodies[0]) if rest else summed_up(found.dtype)
