@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -74,9 +74,74 @@ def plan_program(
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
     """
+    divided = _divided(
+        graph, machine, threads, chooser, precision, numerics, models, chains, recorded, stages, persistent, updates, memory, ready,
+        as_before, policy, sizes,
+    )  # fmt: skip
+    laid_out, context = divided.laid_out, divided.context
+    graph, stages = context.graph, context.stages
+    lowered: list[Lowered] = []
+    lost: dict[int, list[str]] = {}
+    with stages.stage("code generation"):
+        for region in laid_out.regions:
+            subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
+            notes = [decisions[node.name].text for node in region.nodes for decisions in divided.rewritten if node.name in decisions]
+            region = replace(region, reasons=(*region.reasons, *notes))
+            made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
+            if isinstance(made, str):
+                lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
+                made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
+            for one in made:
+                context.ready(one.kernels)
+            lowered += made
+    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages if stage.outputs[0] not in region.outputs}
+    storage = {
+        name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
+        for name, layout in laid_out.layouts.items()
+        if name not in within
+    }
+    aliases = {name: place.buffer for name, place in laid_out.slices.items()}
+    search = (*divided.search, *context.considered)
+    program = Program(graph, context.machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
+    return through_torch(program, lost) if lost else program
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """A graph divided into regions, none of which but chains is lowered: the regions, the context to lower them in, what was decided about rewriting
+    the graph, by node, and all decisions."""
+
+    laid_out: LaidOut
+    context: Context
+    rewritten: tuple[Mapping[str, MergeDecision], ...]
+    search: tuple[MergeDecision, ...]
+
+
+def _divided(
+    graph: Graph,
+    machine: Machine,
+    threads: int,
+    chooser: Chooser = choose,
+    precision: str | Precision = "fp32",
+    numerics: Numerics = USUAL,
+    models: Chooser | None = None,
+    chains: bool | None = None,
+    recorded: Recorded | None = None,
+    stages: Stages | None = None,
+    persistent: bool | None = None,
+    updates: Sequence[tuple[int, int]] = (),
+    memory: Memory | None = None,
+    ready: Ready = lambda kernels: None,
+    as_before: bool = False,
+    policy: Policy = BY_MERGES,
+    sizes: bool = False,
+) -> _Divided:
+    """The first part of `plan_program`: what runs together."""
     if isinstance(precision, str):
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
+    if models is None and chooser is choose and numerics == USUAL:  # which then choose alike
+        models = chooser = deciding_once(choose)
     measured = deciding_once(chooser) if recorded is not None else None
     memory = memory or Memory()
     by_prediction = chains or (chains is None and not machine.is_gpu)
@@ -119,30 +184,7 @@ def plan_program(
             chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
             search += tuple(MergeDecision(merge.results, merge.taken, str(merge), merge.ways) for merge in considered)
-    lowered: list[Lowered] = []
-    lost: dict[int, list[str]] = {}
-    with stages.stage("code generation"):
-        for region in laid_out.regions:
-            subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
-            notes = [decisions[node.name].text for node in region.nodes for decisions in rewritten if node.name in decisions]
-            region = replace(region, reasons=(*region.reasons, *notes))
-            made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
-            if isinstance(made, str):
-                lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
-                made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
-            for one in made:
-                ready(one.kernels)
-            lowered += made
-    within = {stage.outputs[0] for region in laid_out.regions for stage in region.stages if stage.outputs[0] not in region.outputs}
-    storage = {
-        name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
-        for name, layout in laid_out.layouts.items()
-        if name not in within
-    }
-    aliases = {name: place.buffer for name, place in laid_out.slices.items()}
-    search = (*search, *context.considered)
-    program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases), search)
-    return through_torch(program, lost) if lost else program
+    return _Divided(laid_out, context, rewritten, search)
 
 
 def chains_by_prediction(
@@ -151,8 +193,8 @@ def chains_by_prediction(
     """The chains of a program for a GPU, with what predictions would decide about them, as far as they are not in its own `search`. `graph`: the
     program's."""
     measured = {decision.results for decision in search if decision.ways is not None and decision.ways.kind == CHAIN}
-    known = {str(decision) for decision in search}  # such as a loop that is no kernel
-    considered = plan_program(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
+    known = {str(decision) for decision in search}  # such as regions that are not joined
+    considered = _divided(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
     merges = (decision for decision in considered if len(decision.results) > 1 and (decision.ways is None or decision.ways.kind == CHAIN))
     return tuple(decision for decision in merges if decision.results not in measured and str(decision) not in known)
 

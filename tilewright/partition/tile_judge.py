@@ -472,14 +472,17 @@ def cut_along(problem: Problem) -> tuple[Cut, ...]:
     """
     for name, whole in problem.region.wholes:
         raise Unsuitable(f"{name} is read as a part of {whole}, in memory")
-    dims: tuple[int, ...] = ()
+    every, dims = dims_of(problem), tuple[int, ...]()
     cuts: tuple[Cut, ...] = ()
     refusals: list[str] = []
-    for dim in dims_of(problem):
+    # what can be cut along several dimensions can be along fewer: all of them together are tried first, then one after another
+    for more in (every, *((dim,) for dim in every if len(every) > 1)):
         try:
-            cuts, dims = cuts_of(problem, tuple(sorted((*dims, dim)))), tuple(sorted((*dims, dim)))
+            cuts, dims = cuts_of(problem, tuple(sorted((*dims, *more)))), tuple(sorted((*dims, *more)))
         except Unsuitable as reason:
             refusals.append(str(reason))
+        if len(dims) == len(every):
+            break
     if not dims:
         raise Unsuitable("; ".join(dict.fromkeys(refusals)) or "its result has one element")
     for part in cuts:
