@@ -143,8 +143,8 @@ class Search:
             way = contained(_described(segment), "is not merged", judged, _fault)
             problems[place] = problem
             if isinstance(way, (str, float)):
-                reason, least = (way, None) if isinstance(way, str) else ("", way)
-                merges[place] = Merge(results, apart, None, reason, stored=stored, least=least)
+                said, beaten = (way, None) if isinstance(way, str) else ("", way)
+                merges[place] = Merge(results, apart, None, said, stored=stored, least=beaten)
                 continue
             known = measure(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
             found = [by_library[number] for number in place]

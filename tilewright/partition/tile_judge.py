@@ -141,19 +141,19 @@ class TileJudge:
 
     def best(self, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Tiles | float | str:
         """The best tiles of a canonical chain; the seconds `most` if it is certain that all take longer; or why there are none."""
-        found = self._known(problem, most)
+        found = self._known(problem, most, LOWERED)
         return found if isinstance(found, str) else found[0] if found else most
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Tiles] | str:
         """Tiles of a canonical chain, fastest first, also of one that is slower than its regions alone; see `best`."""
         return self._known(problem, inf)
 
-    def _known(self, problem: Problem, limit: float) -> list[Tiles] | str:
+    def _known(self, problem: Problem, limit: float, count: int | None = None) -> list[Tiles] | str:
         key = key_of(problem)
         known, found = self.tiles.get(key, (-inf, []))
-        if known < limit and found == []:
+        if known < limit and (found == [] or limit == inf):
             try:
-                found = self.predicted(problem, limit)
+                found = self.predicted(problem, limit, count)
             except Unsuitable as reason:
                 found = str(reason)
             self.tiles[key] = limit, found
@@ -211,26 +211,27 @@ class TileJudge:
         bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
         return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 
-    def predicted(self, problem: Problem, limit: float = inf) -> list[Tiles]:
-        """Tiles of a canonical chain by predicted time, without those that are certain to take longer than `limit` seconds.
+    def predicted(self, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
+        """Tiles of a canonical chain by predicted time, without those certain to take longer than `limit` seconds, or than the first `count`.
 
         Raises:
             Unsuitable: if it cannot be cut, or nothing fits into shared memory.
         """
         found: list[Tiles] = []
         refusals: list[str] = []
-        slow = False
+        slow, most = False, limit
         for tiling, products in self.tilings(problem):
             try:
-                ranked = self._ranked(tiling, products, limit)
+                ranked = self._ranked(tiling, products, most)
             except Unsuitable as reason:  # such as a part that is no sum of products any more
                 refusals.append(str(reason))
             else:
-                found += ranked
+                found = sorted([*found, *ranked], key=lambda tiles: tiles.seconds)
                 slow |= not ranked
+                most = min(limit, found[count - 1].seconds) if count is not None and len(found) >= count else limit
         if not found and not slow:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)) or NO_ROOM)
-        return sorted(found, key=lambda tiles: tiles.seconds)
+        return found
 
     def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[float]]]:
         """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that the parts of its regions take at
