@@ -243,3 +243,26 @@ def test_the_bound_changes_no_plan() -> None:
         judged = [total + count for total, (_, count) in zip(judged, ways, strict=True)]
         concatenated += sum(bool(part.region.wholes) for part in ways[0][0].regions)
     assert judged[0] < judged[1] and concatenated
+
+
+@pytest.mark.parametrize(
+    "module, shape, said",
+    [
+        (nn.Sequential(conv(16, 96), conv(96, 96, 3, 1, 1, 96), conv(96, 24), conv(24, 144), conv(144, 24)), (1, 16, 28, 28), "in tiles of"),
+        (nn.Sequential(conv(64, 64, 3, 1, 1), conv(64, 256), conv(256, 64), conv(64, 64, 3, 1, 1)), (1, 64, 14, 14), "too little: at least"),
+    ],
+    ids=["inverted", "bottleneck"],
+)
+def test_the_bounds_of_tiles_change_no_plan(module: nn.Module, shape: tuple[int, ...], said: str) -> None:
+    def unbounded(judge: TileJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Tiles | str:
+        ranked = judge.ranked(problem, alone)
+        return ranked if isinstance(ranked, str) else ranked[0]
+
+    graph = graph_of(module, torch.randn(shape))
+    bounded = plan_program(graph, machine("h200"), 1, chains=True)
+    with mock.patch.multiple(TileJudge, best=unbounded, least=no_bound):
+        expected = plan_program(graph, machine("h200"), 1, chains=True)
+    for own, other in zip(bounded.regions, expected.regions, strict=True):
+        assert (own.region.outputs, own.schedule, own.predicted_seconds) == (other.region.outputs, other.schedule, other.predicted_seconds)
+    assert [decision.taken for decision in bounded.search] == [decision.taken for decision in expected.search]
+    assert any(said in decision.text for decision in bounded.search)
