@@ -12,7 +12,22 @@ from tests.gpu_cases import Case, check
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
-from tilewright.ir.expr import Load, Var, binary, index_const, replace_loads, rewrite, substitute
+from tilewright.ir.expr import (
+    Apply,
+    Expr,
+    Load,
+    Var,
+    binary,
+    checked,
+    checks,
+    index_const,
+    loads,
+    replace_loads,
+    rewrite,
+    substitute,
+    variables,
+    walk,
+)
 from tilewright.kernels.registry import lower
 from tilewright.selection.choice import rank
 from tilewright.tuning.trial_reference import reference_results
@@ -37,6 +52,43 @@ def test_a_load_that_simplification_leaves_is_not_replaced_again() -> None:
     moved = rewrite(load + zero * Y, lambda node: Load("a", (node.index[0] + 1,), "i64") if isinstance(node, Load) else node)
     assert moved == Load("a", (Y + 1,), "i64")
     assert replace_loads(load * 1, {"a": load + 1}) == load + 1
+
+
+VARIABLES = (Y, Var("x", 7), Var("z", 3))
+leaves = st.one_of(st.sampled_from(VARIABLES), st.integers(-3, 9).map(index_const))
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["add", "sub", "min"]), inner, inner).map(lambda drawn: binary(*drawn)),
+        st.tuples(st.sampled_from("ab"), st.lists(inner, min_size=1, max_size=2)).map(lambda drawn: Load(drawn[0], tuple(drawn[1]), "i64")),
+        inner.map(lambda index: checked(Load("rows", (index,), "i64"), 5, True)),
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees, st.dictionaries(st.sampled_from(VARIABLES), trees, max_size=2))
+def test_parts_without_the_variables_stay(tree: Expr, mapping: dict[Var, Expr]) -> None:
+    assert substitute(tree, mapping) == rewrite(tree, lambda node: mapping.get(node, node) if isinstance(node, Var) else node)
+    for part in walk(tree):
+        if isinstance(part, Apply) and not variables(part) & {*mapping}:
+            assert substitute(part, mapping) is part
+
+
+@given(trees)
+def test_contents_are_those_of_all_nodes(tree: Expr) -> None:
+    nodes = [*walk(tree)]
+    assert loads(tree) == tuple(dict.fromkeys(node for node in nodes if isinstance(node, Load)))
+    assert variables(tree) == {node for node in nodes if isinstance(node, Var)}
+    assert checks(tree) == tuple(dict.fromkeys(node for node in nodes if isinstance(node, Apply) and node.operation == "checked"))
+
+
+def test_contents_of_expressions_deeper_than_the_stack() -> None:
+    tree: Expr = Load("a", (Y,), "f32")
+    for number in range(20_000):
+        tree = binary("add", tree, Load("a", (VARIABLES[number % 3],), "f32"))
+    assert len(loads(tree)) == 3 and variables(tree) == {*VARIABLES}
+    assert substitute(tree, {Var("absent"): Y}) is tree
 
 
 def test_windows_that_count_what_is_not_padding() -> None:

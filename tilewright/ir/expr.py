@@ -601,16 +601,36 @@ NOTHING = Contents((), frozenset(), ())
 def contents(root: Expr) -> Contents:
     """What an expression contains; kept with operations, since planning asks for it again and again."""
     if isinstance(root, Apply):
-        if root._contents is None:
-            object.__setattr__(root, "_contents", _gathered(root))
-        assert root._contents is not None
-        return root._contents
+        known = root._contents
+        if known is None:
+            try:
+                known = _merged(root)
+            except RecursionError:  # an expression deeper than Python's stack
+                known = _gathered(root)
+            object.__setattr__(root, "_contents", known)
+        return known
     if isinstance(root, Var):
         return Contents((), frozenset((root,)), ())
-    return _gathered(root) if isinstance(root, Load) else NOTHING
+    return _merged(root) if isinstance(root, Load) else NOTHING
+
+
+def _merged(root: Apply | Load) -> Contents:
+    """What an expression contains, from what its children do."""
+    parts = [part for part in map(contents, children(root)) if part is not NOTHING]
+    own: tuple[Load, ...] = (root,) if isinstance(root, Load) else ()
+    check: tuple[Apply, ...] = (root,) if isinstance(root, Apply) and root.operation == "checked" else ()
+    if not own and not check:
+        if not parts:
+            return NOTHING
+        if len(parts) == 1:
+            return parts[0]
+    loads = dict.fromkeys([*(load for part in parts for load in part.loads), *own])
+    checks = dict.fromkeys([*(other for part in parts for other in part.checks), *check])
+    return Contents(tuple(loads), frozenset().union(*(part.variables for part in parts)), tuple(checks))
 
 
 def _gathered(root: Apply | Load) -> Contents:
+    """What an expression contains, without recursion."""
     loads: dict[Load, None] = {}
     variables: set[Var] = set()
     checks: dict[Apply, None] = {}
@@ -664,10 +684,11 @@ def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
     return _bottom_up(root, visit, visit)
 
 
-def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr]) -> Expr:
+def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr], stays: Callable[[Expr], bool] | None = None) -> Expr:
+    """`stays`: whether an operation or load is certain to stay as it is."""
     done: dict[int, Expr] = {}
     try:
-        return _changed(root, leaf, inner, done)
+        return _changed(root, leaf, inner, done, stays)
     except RecursionError:  # an expression deeper than Python's stack
         for node in walk(root):
             kids = children(node)
@@ -675,13 +696,20 @@ def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr],
         return done[id(root)]
 
 
-def _changed(node: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr], done: dict[int, Expr]) -> Expr:
+def _changed(
+    node: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr], done: dict[int, Expr], stays: Callable[[Expr], bool] | None
+) -> Expr:
     """Not inside of its caller: functions there that call themselves are cycles of references, and keep what they saw until the collector comes."""
     known = done.get(id(node))
     if known is not None:
         return known
     kids = children(node)
-    result = _result_of(node, [_changed(kid, leaf, inner, done) for kid in kids], inner) if kids else leaf(node)
+    if not kids:
+        result = leaf(node)
+    elif stays is not None and stays(node):
+        result = node
+    else:
+        result = _result_of(node, [_changed(kid, leaf, inner, done, stays) for kid in kids], inner)
     done[id(node)] = result
     return result
 
@@ -695,7 +723,12 @@ def _result_of(node: Expr, fresh: Sequence[Expr], inner: Callable[[Expr], Expr])
 
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     """The expression with variables replaced, all at once, and simplified: replacing y by y + 1 turns y - 1 into y."""
-    return _bottom_up(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node, lambda node: node)
+    return _bottom_up(
+        root,
+        lambda node: mapping.get(node, node) if isinstance(node, Var) else node,
+        lambda node: node,
+        lambda node: isinstance(node, Apply) and contents(node).variables.isdisjoint(mapping),
+    )
 
 
 def replace_loads(root: Expr, mapping: Mapping[str, Expr]) -> Expr:
