@@ -180,7 +180,7 @@ def merging(
         paths = (section.regions for section in sections(*given) if len(section.regions) == count + 2)
         return [Section(path[1 : 1 + count], (whole,), tuple((1 << number) - 1 for number in whole)) for path in paths]
 
-    def best(judge: Any, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | Tiles | str:
+    def best(judge: Any, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Strips | Tiles | str:
         ranked = judge.ranked(problem, alone)
         found = ranked if isinstance(ranked, str) else next((way for way in ranked if not rows or way.schedule.rows == rows), "no such strips")
         if not isinstance(found, str):

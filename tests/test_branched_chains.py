@@ -62,7 +62,7 @@ def some(seed: int, share: float = 0.7) -> Iterator[list[Problem]]:
     taken: list[Problem] = []
     lower = StripJudge.lower
 
-    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Strips | str:
         if source.random() > share:
             return "it is not drawn"
         refusals = []

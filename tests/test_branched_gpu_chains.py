@@ -48,8 +48,8 @@ def some_tiles(seed: int, share: float = 0.7) -> Iterator[list[Problem]]:
     taken: list[Problem] = []
     best, lower = TileJudge.best, TileJudge.lower
 
-    def drawn(judge: TileJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Any:
-        return best(judge, problem, alone, before) if source.random() <= share else "it is not drawn"
+    def drawn(judge: TileJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Any:
+        return best(judge, problem, alone, most, before) if source.random() <= share else "it is not drawn"
 
     def lowered(judge: TileJudge, problem: Problem, schedule: Any) -> Any:
         made = lower(judge, problem, schedule)

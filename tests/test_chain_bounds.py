@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -13,19 +16,23 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.draws import draws
 from tests.test_branched_chains import Basic, Dense, Inception
 from tests.test_chains import X86, chain_problem, conv, graph_of, no_bound
 from tests.test_concatenated_chains import Fire, Ghost, Mixed, Normalised
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Program
-from tilewright.kernels.schema import USUAL
+from tilewright.ir.region import Program, Unsuitable
+from tilewright.kernels.gpu.rates import bandwidth
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.apart import parts_of
+from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import CHAIN, MEASURED_LOSS, Measured, Memory, Policy
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strip_judge import StripJudge, Strips
 from tilewright.partition.strips import reads_all_rows
+from tilewright.partition.tile_judge import LOWERED, SHARES, TileJudge, Tiles
 from tilewright.selection.choice import choose
 
 
@@ -66,12 +73,57 @@ def test_no_strips_beat_the_bound(found: Any, channels: int, batch: int, extent:
         assert all(strips.seconds >= least * (1 - 1e-12) for strips in ranked)
 
 
+ROUNDED = {"float32": USUAL, "TF32": Numerics(tf32=True), "pairs of TF32": Numerics(tf32_pairs=True), "float16": USUAL.at("fp16")}
+
+
+@settings(max_examples=draws(8), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@given(
+    layers,
+    st.sampled_from([8, 16, 24]),
+    st.integers(1, 2),
+    st.sampled_from([7, 8, 14]),
+    st.sampled_from([*ROUNDED]),
+    st.sampled_from(["h200", "a100"]),
+)
+def test_no_tiles_beat_the_bounds(found: Any, channels: int, batch: int, extent: int, rounding: str, target: str) -> None:
+    """Neither that of all of a chain's tiles, nor those of the parts of a tile's regions."""
+    module, x = drawn(found, channels), torch.randn(batch, channels, extent, extent)
+    narrow = rounding == "float16"
+    problem, gpu = chain_problem(module.half() if narrow else module, x.half() if narrow else x), machine(target)
+    judge = TileJudge(gpu, ROUNDED[rounding])
+    ranked = judge.ranked(problem, [])
+    if isinstance(ranked, str):
+        return
+    seconds, least = ranked[0].seconds, judge.least(problem, [])
+    assert 0 < least <= seconds * (1 + 1e-12)
+    for tiling, products in judge.tilings(problem):
+        for share, number in product(SHARES, range(len(products))):
+            with suppress(Unsuitable):
+                part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
+                assert part >= share * products[number] * (1 - 1e-12), (tiling.sizes, number, share)
+    for most in (0.5 * seconds, 0.99 * seconds, seconds, 1.01 * seconds, ranked[-1].seconds):
+        other = replace(judge, tiles={})
+        best = other.best(problem, [], most)
+        if most >= ranked[-1].seconds:  # those whose kernels may be tried are the same
+            assert other.tiles[key_of(problem)][1][:LOWERED] == ranked[:LOWERED]
+        assert best == (ranked[0] if most >= seconds else best if isinstance(best, Tiles) and best.seconds >= seconds else most)
+
+
+def test_tiles_that_leave_out_rows_are_bounded_by_their_memory() -> None:
+    """A pointwise layer of stride 2 reads every other row, and tiles of one row compute no others."""
+    gpu = machine("h200")
+    whole, half = (chain_problem(nn.Sequential(conv(256, 256), conv(256, 256, 1, stride)), torch.randn(8, 256, 32, 32)) for stride in (1, 2))
+    bounds = [TileJudge(gpu, USUAL).least(problem, []) for problem in (whole, half)]
+    moved = sum(half.values[name].bytes for name in (*half.region.inputs, *half.region.outputs))
+    assert bounds[1] == pytest.approx(gpu.launch_seconds + moved / bandwidth(gpu)) and bounds[0] > 2 * bounds[1]
+
+
 def test_chains_that_leave_out_rows_have_no_bound() -> None:
     """A pointwise layer of stride 2 reads every other row; strips compute no others, and gain more than all that separate kernels cost."""
     target = machine(X86)
     problem = chain_problem(nn.Sequential(conv(64, 64), conv(64, 64, 1, 2)), torch.randn(1, 64, 32, 32))
     judge, seconds = StripJudge(target, 1, USUAL), alone(problem, target, 1)
-    found = judge.best(problem, seconds)
+    found = judge.best(problem, seconds, sum(seconds))
     assert isinstance(found, Strips) and judge.least(problem, seconds) == 0 < found.seconds < 0.9 * sum(seconds)
 
 
@@ -191,3 +243,26 @@ def test_the_bound_changes_no_plan() -> None:
         judged = [total + count for total, (_, count) in zip(judged, ways, strict=True)]
         concatenated += sum(bool(part.region.wholes) for part in ways[0][0].regions)
     assert judged[0] < judged[1] and concatenated
+
+
+@pytest.mark.parametrize(
+    "module, shape, said",
+    [
+        (nn.Sequential(conv(16, 96), conv(96, 96, 3, 1, 1, 96), conv(96, 24), conv(24, 144), conv(144, 24)), (1, 16, 28, 28), "in tiles of"),
+        (nn.Sequential(conv(64, 64, 3, 1, 1), conv(64, 256), conv(256, 64), conv(64, 64, 3, 1, 1)), (1, 64, 14, 14), "too little: at least"),
+    ],
+    ids=["inverted", "bottleneck"],
+)
+def test_the_bounds_of_tiles_change_no_plan(module: nn.Module, shape: tuple[int, ...], said: str) -> None:
+    def unbounded(judge: TileJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Tiles | str:
+        ranked = judge.ranked(problem, alone)
+        return ranked if isinstance(ranked, str) else ranked[0]
+
+    graph = graph_of(module, torch.randn(shape))
+    bounded = plan_program(graph, machine("h200"), 1, chains=True)
+    with mock.patch.multiple(TileJudge, best=unbounded, least=no_bound):
+        expected = plan_program(graph, machine("h200"), 1, chains=True)
+    for own, other in zip(bounded.regions, expected.regions, strict=True):
+        assert (own.region.outputs, own.schedule, own.predicted_seconds) == (other.region.outputs, other.schedule, other.predicted_seconds)
+    assert [decision.taken for decision in bounded.search] == [decision.taken for decision in expected.search]
+    assert any(said in decision.text for decision in bounded.search)

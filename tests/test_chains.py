@@ -71,7 +71,7 @@ def always(rows: int) -> Iterator[list[tuple[str, ...]]]:
     """Inside the context every chain that is possible is taken, with strips of at most that many rows. Yields the kinds of the taken ones."""
     taken: list[tuple[str, ...]] = []
 
-    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Strips | str:
         for dim in dims_of(problem):
             try:
                 chain = chain_of(problem, dim)
@@ -273,7 +273,7 @@ def test_the_partition_is_that_of_least_predicted_time() -> None:
     module = nn.Sequential(conv(16, 32), conv(32, 32, 3, 1, 1, 32), conv(32, 16), conv(16, 32, 3, 1, 1))
     gains = {3: 0.5}
 
-    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Strips | str:
         kinds = [stage.kind for stage in problem.region.stages]
         seconds = sum(alone) * (gains.get(len(kinds), 1.1) if kinds[1] == "window" else 1.1)
         judge.strips[key_of(problem)] = Strips(StripSchedule(2, 1, 2), seconds, Parts(0.0))
@@ -298,7 +298,7 @@ def test_the_partition_is_that_of_least_predicted_time() -> None:
 def test_merges_that_are_not_taken_although_they_gain_say_why(pairs: float, said: str | None) -> None:
     module = nn.Sequential(conv(16, 32), conv(32, 32, 3, 1, 1, 32), conv(32, 16))
 
-    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], before: object = None) -> Strips | str:
+    def best(judge: StripJudge, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Strips | str:
         share = 0.5 if len(problem.region.stages) == 3 else pairs
         judge.strips[key_of(problem)] = Strips(StripSchedule(2, 1, 2), share * sum(alone), Parts(0.0))
         return judge.strips[key_of(problem)]

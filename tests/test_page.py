@@ -20,9 +20,10 @@ from tests.browser import CHROMIUM, Browser
 from tests.runtime_programs import ProgramBuilder
 from tilewright.cli import main
 from tilewright.hardware import machine
-from tilewright.report.explanation import stage_lines
+from tilewright.ir.region import MergeDecision
+from tilewright.report.explanation import stage_lines, unmeasured_chains
 from tilewright.report.page.connections import connections, matched
-from tilewright.report.page.data import Subject
+from tilewright.report.page.data import Subject, subject_data
 from tilewright.report.page.drawing import HEIGHT, RISE, WIDTH, drawn
 from tilewright.report.page.html import embedded, page
 from tilewright.report.tables import comparison_lines
@@ -93,6 +94,22 @@ def test_everything_is_in_the_page(subject: Subject) -> None:
     assert shown["search"] == [str(decision) for decision in program.search] and any("softmax" in text for text in shown["search"])
     stages = [list(stage_lines(row)) for row in subject.plan.rows]
     assert any(stages) and [dict(row["entries"]).get("stages", []) for row in shown["rows"]] == stages
+
+
+def test_chains_that_no_trial_measured_are_listed_as_in_the_explanation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """For a GPU, of a model and not of an artifact, in the page and beside its search."""
+    file = tmp_path / "page.html"
+    assert main(["explain", "zoo:lenet5", "--target", "h200", "--fusion", "--html", str(file)]) == 0
+    said, chains = data_of(file.read_text())["subjects"][0]["unmeasured"]
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index(f"{said}:")
+    assert chains and said.startswith(f"{len(chains)} chain") and "no trial measured" in said
+    assert [line.partition(". ")[2] for line in lines[first + 1 : first + 1 + len(chains)]] == chains
+    assert all(chain.startswith(("would be taken: ", "refused: ")) for chain in chains)
+
+
+def test_programs_for_cpus_have_no_unmeasured_chains(subject: Subject) -> None:
+    assert subject_data(subject, silent)["unmeasured"] == ["", []]
 
 
 def test_nothing_in_the_page_comes_from_elsewhere(subject: Subject) -> None:
@@ -365,12 +382,16 @@ def test_two_programs_are_compared(browser: Browser, subject: Subject, artifact:
     from tilewright.runtime.artifact import read
 
     file = tmp_path / "comparison.html"
-    file.write_text(page([subject, Subject("on a GPU", read(artifact), 1)], silent))
+    chain = MergeDecision(("a", "b"), True, "a -> b predicted 3 us <b>")
+    file.write_text(page([subject, Subject("on a GPU", read(artifact), 1, unmeasured=(chain,))], silent))
     browser.open(file)
     assert browser.value("document.querySelector('section').id") == "comparison"
     assert browser.value("document.querySelectorAll('#comparison tbody tr').length") >= 3
     browser.value("(() => { const s = document.querySelector('select'); s.value = '1'; s.dispatchEvent(new Event('change')); })()")
     assert browser.value("document.querySelector('h1').textContent").startswith("on a GPU for h200")
+    said, chains = unmeasured_chains((chain,))
+    assert said in browser.value("[...document.querySelectorAll('summary')].map((item) => item.textContent)")
+    assert set(chains) <= set(browser.value("[...document.querySelectorAll('li')].map((item) => item.textContent)"))
     assert browser.value("document.querySelector('#kernels thead').textContent").count("registers") == 1
     browser.value("document.querySelector('#comparison td:nth-child(3) button').click()")
     assert "occupancy" in browser.value("document.querySelector('dialog').textContent")

@@ -69,6 +69,15 @@ def test_parts_that_nothing_changes_are_kept(expr: Expr) -> None:
     assert X in variables(expr) or substitute(expr, {X: z + 1}) is expr
 
 
+def test_expressions_deeper_than_the_stack() -> None:
+    deep: Expr = Load("a", (X,), "f32")
+    for number in range(20_000):
+        deep = binary("add", deep, Load("a", ((X, Y)[number % 2],), "f32"))
+    assert len(loads(deep)) == 2 and variables(deep) == {X, Y}
+    assert substitute(deep, {Var("z", 3): X}) is deep
+    assert variables(substitute(deep, {X: Y})) == {Y}
+
+
 @given(st.integers(1, 5))
 def test_what_is_put_in_is_not_replaced_again(step: int) -> None:
     assert substitute(Y - step, {Y: Y + step}) == Y

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewright.cli_model import MODEL_HELP, check_subjects, image_of, runnable
@@ -16,7 +17,6 @@ from tilewright.files import check_output, written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewright.ir.region import MergeDecision
     from tilewright.report.page.data import Subject
 
 DESCRIPTION = "explain region by region what a compiled model does, and why"
@@ -51,19 +51,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     width = console.width if console.is_terminal else None
     if options.fusion:
-        from tilewright.partition.plan import chains_by_prediction
         from tilewright.partition.predictions import operators_apart
 
         image, apart = subject.image, None
-        unmeasured: Sequence[MergeDecision] = ()
         if image.kernels:  # an artifact, which has none, does not know for which precision it was planned
             numerics = numerics_of(options).at(options.precision)
             with progress_bar("ranking operators by themselves"), quiet(options.debug):
                 apart = operators_apart(image.program.graph, image.machine, subject.threads, options.precision, numerics)
-            if image.machine.is_gpu:
-                with progress_bar("predicting chains"), quiet(options.debug):
-                    unmeasured = chains_by_prediction(image.program.graph, image.machine, image.program.search, options.precision, numerics)
-        text = "\n".join(search_lines(image, options.model, apart, width, unmeasured))
+        text = "\n".join(search_lines(image, options.model, apart, width, subject.unmeasured))
     elif options.code is None:
         text = explanation(subject.image, options.model, subject.plan, width)
     else:
@@ -84,6 +79,21 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _subject(options: argparse.Namespace) -> Subject:
+    """The program that the options name, measured if they say so, with the chains that no trial measured if these are shown."""
+    subject = _measured(options)
+    image = subject.image
+    shown = options.fusion or options.html is not None
+    if not shown or not image.machine.is_gpu or not image.kernels:  # an artifact does not know for which precision it was planned
+        return subject
+    from tilewright.partition.plan import chains_by_prediction
+
+    numerics = numerics_of(options).at(options.precision)
+    with progress_bar("predicting chains"), quiet(options.debug):
+        unmeasured = chains_by_prediction(image.program.graph, image.machine, image.program.search, options.precision, numerics)
+    return replace(subject, unmeasured=unmeasured)
+
+
+def _measured(options: argparse.Namespace) -> Subject:
     """The program that the options name, measured if they say so."""
     if not options.profile:
         image = image_of(options)  # imports PyTorch, and shows it

@@ -131,19 +131,20 @@ class Search:
             segment, its = section.of(place), [scaled[number] for number in place]
             results, stored, apart = _results(segment), self.uses.stored(segment), sum(alone[number] for number in place)
             chain, measure = self._chain(segment), self.measured or (lambda problem: None)
-            most = (1 - LEAST_GAIN if self.measured is None else 1 + MEASURED_LOSS) * apart
             asked = results in self.memory.schedules or self.policy.about(CHAIN, results)
+            most = (1 - LEAST_GAIN if self.measured is None and not asked else 1 + MEASURED_LOSS) * apart
             if not asked and (least := self.judge.least(chain, its)) >= most:
                 merges[place] = Merge(results, apart, None, stored=stored, least=least)
                 continue
             problem = canonical(chain).problem
             if self.only_measured and measure(problem) is None:
                 continue
-            judged = partial(self.judge.best, problem, its, self.memory.schedules.get(results))
+            judged = partial(self.judge.best, problem, its, most, self.memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)
             problems[place] = problem
-            if isinstance(way, str):
-                merges[place] = Merge(results, apart, None, way, stored=stored)
+            if isinstance(way, (str, float)):
+                said, beaten = (way, None) if isinstance(way, str) else ("", way)
+                merges[place] = Merge(results, apart, None, said, stored=stored, least=beaten)
                 continue
             known = measure(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
             found = [by_library[number] for number in place]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -76,9 +76,55 @@ def plan_program(
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
     """
+    divided = _divided(
+        graph, machine, threads, chooser, precision, numerics, models, chains, recorded, stages, persistent, updates, memory, ready,
+        as_before, policy, sizes,
+    )  # fmt: skip
+    laid_out, context = divided.laid_out, divided.context
+    with context.stages.stage("code generation"):
+        lowered, lost = _lowered(laid_out, divided.changed, context)
+    storage = MappingProxyType(_storage(laid_out, context.graph))
+    aliases = MappingProxyType({name: place.buffer for name, place in laid_out.slices.items()})
+    program = Program(context.graph, context.machine.name, lowered, storage, aliases, (*divided.search, *context.considered))
+    return through_torch(program, lost) if lost else program
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """A graph divided into regions, none of which but chains is lowered: the regions, the context to lower them in, what was decided before, and all
+    decisions."""
+
+    laid_out: LaidOut
+    context: Context
+    changed: Rewritten
+    search: tuple[MergeDecision, ...]
+
+
+def _divided(
+    graph: Graph,
+    machine: Machine,
+    threads: int,
+    chooser: Chooser = choose,
+    precision: str | Precision = "fp32",
+    numerics: Numerics = USUAL,
+    models: Chooser | None = None,
+    chains: bool | None = None,
+    recorded: Recorded | None = None,
+    stages: Stages | None = None,
+    persistent: bool | None = None,
+    updates: Sequence[tuple[int, int]] = (),
+    memory: Memory | None = None,
+    ready: Ready = lambda kernels: None,
+    as_before: bool = False,
+    policy: Policy = BY_MERGES,
+    sizes: bool = False,
+) -> _Divided:
+    """The first part of `plan_program`: what runs together."""
     if isinstance(precision, str):
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
+    if models is None and chooser is choose and numerics == USUAL:  # which then choose alike
+        models = chooser = deciding_once(choose)
     measured = deciding_once(chooser) if recorded is not None else None
     memory = memory or Memory()
     by_prediction = chains or (chains is None and not machine.is_gpu)
@@ -111,12 +157,7 @@ def plan_program(
             chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
             search += tuple(MergeDecision(merge.results, merge.taken, str(merge), CHAIN, merge.ways) for merge in considered)
-    with stages.stage("code generation"):
-        lowered, lost = _lowered(laid_out, changed, context)
-    aliases = {name: place.buffer for name, place in laid_out.slices.items()}
-    search = (*search, *context.considered)
-    program = Program(graph, machine.name, lowered, MappingProxyType(_storage(laid_out, graph)), MappingProxyType(aliases), search)
-    return through_torch(program, lost) if lost else program
+    return _Divided(laid_out, context, changed, search)
 
 
 def chains_by_prediction(
@@ -125,7 +166,7 @@ def chains_by_prediction(
     """The chains of a program for a GPU, with what predictions would decide about them, as far as they are not in its own `search`. `graph`: the
     program's."""
     known = {decision.key for decision in search}
-    considered = plan_program(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
+    considered = _divided(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
     return tuple(decision for decision in considered if decision.kind == CHAIN and decision.key not in known)
 
 

@@ -26,7 +26,7 @@ from tilewright.partition.canonical import canonical, key_of, named
 from tilewright.partition.chain_kernel import Chain, Frame, StripSchedule, chain_of, lower_chain, strip
 from tilewright.partition.merges import KEPT, Memory, Merge
 from tilewright.partition.reuse import lowered_once
-from tilewright.partition.strips import Cut, dims_of, reads_all_rows
+from tilewright.partition.strips import Cut, computes_all_rows, dims_of
 from tilewright.selection.bounds import ARITHMETIC, NO_BOUNDS, arithmetic_seconds
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -93,9 +93,9 @@ class StripJudge:
         """Without Winograd's algorithm."""
         return replace(self.numerics, winograd=False)
 
-    def best(self, problem: Problem, alone: Sequence[float], before: Any = None) -> Strips | str:
+    def best(self, problem: Problem, alone: Sequence[float], most: float, before: Any = None) -> Strips | str:
         """The best strips of a canonical chain, whose regions take the seconds `alone` as separate kernels without Winograd's algorithm, or those
-        `before` if they are predicted nearly as fast; or why there are none."""
+        `before` if they are predicted nearly as fast; or why there are none. That they take at most so many seconds is not required."""
         key = key_of(problem)
         if key not in self.strips:
             found = self.ranked(problem, alone)
@@ -106,13 +106,8 @@ class StripJudge:
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
         """Seconds that no strips of a chain, canonical or not, are predicted to beat: those of its regions without all that only separate kernels
         cost. Strips add work, except where they leave out rows that no region reads; of such chains nothing is known, and this is 0."""
-        region = problem.region
-        for stage in region.stages[:-1]:
-            name = stage.outputs[0]
-            whole, readers = region.memory_of(name), [region.stages[at] for at in region.readers_of(name)]
-            shape = problem.values[whole].shape
-            if name not in region.outputs and not any(reads_all_rows(reader, whole, shape) for reader in readers):
-                return 0.0
+        if not computes_all_rows(problem):
+            return 0.0
         return replace(self._saved(problem), work=sum(alone)).seconds(cpu_calibration(self.machine).chains)
 
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:

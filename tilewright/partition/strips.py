@@ -384,6 +384,18 @@ def reads_all_rows(region: Region, name: str, shape: Sequence[int]) -> bool:
     )
 
 
+def computes_all_rows(problem: Problem) -> bool:
+    """Whether the tiles of a chain, canonical or not, together compute all rows of every result. False also where that is not seen."""
+    region = problem.region
+    for stage in region.stages[:-1]:
+        name = stage.outputs[0]
+        whole, readers = region.memory_of(name), [region.stages[at] for at in region.readers_of(name)]
+        shape = problem.values[whole].shape
+        if name not in region.outputs and not any(reads_all_rows(reader, whole, shape) for reader in readers):
+            return False
+    return True
+
+
 def fill_of(cuts: Sequence[Cut], number: int) -> Const | None:
     """What readers of a region's result take instead of rows that do not exist; None if these are needed only for rows that do not exist either.
 

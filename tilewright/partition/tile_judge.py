@@ -37,17 +37,16 @@ from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
-from tilewright.partition.merges import MEASURED_LOSS, Merge
-from tilewright.partition.strips import Cut, cuts_of, dims_of, is_path
+from tilewright.partition.merges import Merge
+from tilewright.partition.strips import Cut, computes_all_rows, cuts_of, dims_of, is_path
 from tilewright.partition.tile_bounds import tile_bounds
 from tilewright.partition.tile_exchange import EXCHANGEABLE
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
-from tilewright.partition.tile_work import tile_work
+from tilewright.partition.tile_work import product_seconds, tile_work
 from tilewright.partition.tiles import Tiling, windows_along
 from tilewright.selection.bounds import NO_BOUNDS
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice, Ranking
-from tilewright.text import seconds_text
 
 THREADS = (64, 128, 256, 512)
 """Threads per block that are considered."""
@@ -123,7 +122,7 @@ class TileJudge:
     numerics: Numerics
     counted: Callable[[int], object] = lambda count: None
     rankings: dict[object, Ranking | str] = field(default_factory=dict)
-    tiles: dict[object, list[Tiles] | str] = field(default_factory=dict)
+    tiles: dict[object, tuple[float, list[Tiles] | str]] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
 
     scales: ClassVar[bool] = False
@@ -134,34 +133,39 @@ class TileJudge:
         return gpu_chains(self.machine) or UNFITTED_CHAINS
 
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
-        """Seconds that no tiles of a chain beat: tilings are compared by bounds of their own (`_known`)."""
-        return 0.0
+        """Seconds that no tiles of a chain, canonical or not, are predicted to beat: those of its products divided among all processors, or of its
+        memory. Tiles add work, except where they leave out rows that no region reads; then only the memory counts."""
+        products = sum(product_seconds(stage, problem, self.machine, self.numerics) for stage in problem.region.stages)
+        whole = products if computes_all_rows(problem) else 0.0
+        return TileParts(self.machine.launch_seconds, self._memory(problem), whole, 0).seconds(self.constants, self.machine.clock_hz)
 
-    def best(self, problem: Problem, alone: Sequence[float], before: object = None) -> Tiles | str:
-        """The best tiles of a canonical chain, or why there are none that could be about as fast as its regions alone."""
-        found = self._known(problem, (1 + MEASURED_LOSS) * sum(alone))
-        return found if isinstance(found, str) else found[0]
+    def best(self, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Tiles | float | str:
+        """The best tiles of a canonical chain; the seconds `most` if it is certain that all take longer; or why there are none."""
+        found = self._known(problem, most, LOWERED)
+        return found if isinstance(found, str) else found[0] if found else most
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Tiles] | str:
         """Tiles of a canonical chain, fastest first, also of one that is slower than its regions alone; see `best`."""
         return self._known(problem, inf)
 
-    def _known(self, problem: Problem, limit: float) -> list[Tiles] | str:
+    def _known(self, problem: Problem, limit: float, count: int | None = None) -> list[Tiles] | str:
         key = key_of(problem)
-        if key not in self.tiles:
+        known, found = self.tiles.get(key, (-inf, []))
+        if known < limit and (found == [] or limit == inf):
             try:
-                self.tiles[key] = self.predicted(problem, limit)
+                found = self.predicted(problem, limit, count)
             except Unsuitable as reason:
-                self.tiles[key] = str(reason)
-        return self.tiles[key]
+                found = str(reason)
+            self.tiles[key] = limit, found
+        return found
 
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str:
         """The kernel of a canonical chain with the tiles that were measured fastest, or else with those predicted best, or with the next best if
         these turn out to be impossible; or why there is none."""
         key = key_of(problem)
         if key not in self.kernels:
-            ranked = self.tiles[key]
-            assert not isinstance(ranked, str)
+            _, ranked = self.tiles[key]
+            assert ranked and not isinstance(ranked, str)
             ways = [merge] if merge.measured is not None else [replace(merge, way=way) for way in ranked[:LOWERED]]
             refusals: list[str] = []
             for way in ways:
@@ -207,28 +211,31 @@ class TileJudge:
         bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
         return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 
-    def predicted(self, problem: Problem, limit: float = inf) -> list[Tiles]:
-        """Tiles of a canonical chain by predicted time, without those of which parts alone take longer than `limit` seconds.
+    def predicted(self, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
+        """Tiles of a canonical chain by predicted time, without those certain to take longer than `limit` seconds, or than the first `count`.
 
         Raises:
-            Unsuitable: if it cannot be cut, nothing fits into shared memory, or nothing is left.
+            Unsuitable: if it cannot be cut, or nothing fits into shared memory.
         """
         found: list[Tiles] = []
         refusals: list[str] = []
-        for tiling, least in self.tilings(problem):
+        slow, most = False, limit
+        for tiling, products in self.tilings(problem):
             try:
-                ranked = self._ranked(tiling, limit) if least < limit else []
+                ranked = self._ranked(tiling, products, most)
             except Unsuitable as reason:  # such as a part that is no sum of products any more
                 refusals.append(str(reason))
             else:
-                found += ranked
-                refusals += [] if ranked else [f"its tiles take longer than {seconds_text(limit)}, {1 + MEASURED_LOSS:g} times what its regions do"]
-        if not found:
+                found = sorted([*found, *ranked], key=lambda tiles: tiles.seconds)
+                slow |= not ranked
+                most = min(limit, found[count - 1].seconds) if count is not None and len(found) >= count else limit
+        if not found and not slow:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)) or NO_ROOM)
-        return sorted(found, key=lambda tiles: tiles.seconds)
+        return found
 
-    def tilings(self, problem: Problem) -> list[tuple[Tiling, float]]:
-        """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that it takes at least.
+    def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[float]]]:
+        """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that the parts of its regions take at
+        least (`TileWork.products`).
 
         Raises:
             Unsuitable: if the chain cannot be cut.
@@ -250,19 +257,21 @@ class TileJudge:
 
     def _with_least_work(
         self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool, exchanged: int | None = None
-    ) -> list[tuple[Tiling, float]]:
+    ) -> list[tuple[Tiling, Sequence[float]]]:
         """The tilings of these sizes along each axis with the least work that fit into shared memory, and whose sums a block can keep."""
-        work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged, self.numerics.tf32)
+        work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged, self.numerics)
         fits = work.shared_bytes < self.machine.shared_bytes_per_block
         if chunked:
             fits &= work.results <= MOST_SUMS
         fit = np.flatnonzero(fits)
         _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
         chosen = fit[first[:RANKED]]
-        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged), float(work.least[row])) for row in chosen]
+        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged), work.products[row].tolist()) for row in chosen]
 
-    def _ranked(self, tiling: Tiling, limit: float) -> list[Tiles]:
-        """The tiles with each number of threads and of resident blocks that is possible, if they may take less than `limit` seconds.
+    def _ranked(self, tiling: Tiling, products: Sequence[float], limit: float) -> list[Tiles]:
+        """The tiles with each number of threads and of resident blocks that is possible, if they may take at most `limit` seconds. `products`: what
+        the parts of each region take at least, in seconds; the fastest schedules of one region after another take the place of these, until the limit
+        is exceeded.
 
         Raises:
             Unsuitable: if some might, and no schedules of the regions fit.
@@ -271,12 +280,12 @@ class TileJudge:
         for share in SHARES:
             if share > 1 and tiling.blocks <= (share - 1) * self.machine.processors:
                 break
-            least = list[float]()
-            for number in sorted(range(len(tiling.cuts)), key=lambda number: -tiling.cuts[number].region.flops()):
-                least.append(tiling.repeats[number] * float(self._ranking(tiling, number, share).seconds.min(initial=inf)))
-                if self._parts(tiling, sum(least), share).seconds(self.constants, self.machine.clock_hz) > limit:
-                    break
-            if len(least) < len(tiling.cuts):
+            least = [share * seconds for seconds in products]
+            left = sorted(range(len(least)), key=lambda number: tiling.cuts[number].region.flops())
+            while not (exceeded := self._parts(tiling, sum(least), share).seconds(self.constants, self.machine.clock_hz) > limit) and left:
+                number = left.pop()
+                least[number] = tiling.repeats[number] * float(self._ranking(tiling, number, share).seconds.min(initial=inf))
+            if exceeded:
                 slow = True
                 continue
             for threads in THREADS:
@@ -311,13 +320,16 @@ class TileJudge:
     def _parts(self, tiling: Tiling, seconds: float, share: int) -> TileParts:
         machine, problem = self.machine, tiling.problem
         rounds = ceil(tiling.blocks / (machine.processors * self._reached(tiling.cluster) * share))
-        moved = sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs))
         exchange = rounds * self._exchange(tiling, share) if tiling.exchanges else 0.0
         level_2 = machine.cache(2)
         assert level_2 is not None
         copied = sum(tiling.storage[name].size * size_of(problem.values[name].dtype) for name in problem.region.outputs if name in tiling.storage)
         stored = rounds * share * copied / (level_2.bandwidth * machine.clock_hz)
-        return TileParts(machine.launch_seconds, moved / bandwidth(machine), rounds * seconds, rounds * sum(tiling.repeats), exchange, stored)
+        return TileParts(machine.launch_seconds, self._memory(problem), rounds * seconds, rounds * sum(tiling.repeats), exchange, stored)
+
+    def _memory(self, problem: Problem) -> float:
+        """Seconds of what a chain reads and stores at least once."""
+        return sum(problem.values[name].bytes for name in (*problem.region.inputs, *problem.region.outputs)) / bandwidth(self.machine)
 
     def _reached(self, cluster: int) -> float:
         """The share of the processors that clusters of that many blocks reach."""
@@ -461,14 +473,17 @@ def cut_along(problem: Problem) -> tuple[Cut, ...]:
     """
     for name, whole in problem.region.wholes:
         raise Unsuitable(f"{name} is read as a part of {whole}, in memory")
-    dims: tuple[int, ...] = ()
+    every, dims = dims_of(problem), tuple[int, ...]()
     cuts: tuple[Cut, ...] = ()
     refusals: list[str] = []
-    for dim in dims_of(problem):
+    # what can be cut along several dimensions can be along fewer: all of them together are tried first, then one after another
+    for more in (every, *((dim,) for dim in every if len(every) > 1)):
         try:
-            cuts, dims = cuts_of(problem, tuple(sorted((*dims, dim)))), tuple(sorted((*dims, dim)))
+            cuts, dims = cuts_of(problem, tuple(sorted((*dims, *more)))), tuple(sorted((*dims, *more)))
         except Unsuitable as reason:
             refusals.append(str(reason))
+        if len(dims) == len(every):
+            break
     if not dims:
         raise Unsuitable("; ".join(dict.fromkeys(refusals)) or "its result has one element")
     for part in cuts:

@@ -25,8 +25,10 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.tensor_cores import PEAKS, TENSOR_CORES, mma_flops
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.problem import Problem
+from tilewright.ir.region import Region
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD
 from tilewright.kernels.gpu.window.space import BANKS, WARP
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.strips import Cut, readers_in
 from tilewright.partition.tiles import in_use, windows_along
 
@@ -36,12 +38,13 @@ MOST_RESIDENT = 4
 
 @dataclass(frozen=True)
 class TileWork:
-    """Tilings in columns. sizes: [tilings, axes]. seconds: by the closed form. least: those that no schedule of the regions takes less than.
-    shared_bytes: of the storage of inner results. results: elements of the last result."""
+    """Tilings in columns. sizes: [tilings, axes]. seconds: by the closed form. products: [tilings, regions], seconds that the parts of each region in
+    a tile are predicted to take at least on a processor, whatever their schedules (`product_seconds`). shared_bytes: of the storage of inner results.
+    results: elements of the last result."""
 
     sizes: np.ndarray
     seconds: np.ndarray
-    least: np.ndarray
+    products: np.ndarray
     shared_bytes: np.ndarray
     results: np.ndarray
 
@@ -53,10 +56,10 @@ def tile_work(
     machine: Machine,
     chunked: bool = False,
     exchanged: int | None = None,
-    tf32: bool = False,
+    numerics: Numerics = USUAL,
 ) -> TileWork:
-    """The work of all combinations of the sizes along each axis. `chunked`, `exchanged`: see `Tiling`. `tf32`: whether float32 factors may be rounded
-    to TF32."""
+    """The work of all combinations of the sizes along each axis. `chunked`, `exchanged`: see `Tiling`. `numerics`: the kinds of rounding that are
+    allowed."""
     places = [place.reshape(-1) for place in np.indices([len(along) for along in sizes])]
     along = [[windows_along(cuts, axis, size, problem, axis == exchanged) for size in each] for axis, each in enumerate(sizes)]
 
@@ -93,14 +96,15 @@ def tile_work(
     shared = np.max([np.sum([held[at] for at in live], axis=0) + 0 * one for live in in_use(readers, inside)], axis=0)
     clock, level_2 = machine.clock_hz, machine.cache(2)
     assert level_2 is not None
-    work, least, turns = np.zeros(len(one)), np.zeros(len(one)), np.zeros(len(one))
+    work, turns = np.zeros(len(one)), np.zeros(len(one))
+    products: list[np.ndarray] = []
     for number, part in enumerate(cuts):
         whole = problem.values[part.result].shape
         mine = extents(number, part.result, False)
         share = np.prod([one, *(count / whole[dim] for dim, count in mine.items())], axis=0)
         repeats = chunks if number >= inside else one
         share = share * (repeats if number < len(cuts) - 1 else 1)  # the last region's are those of all chunks
-        operations = part.region.flops() * share * machine.processors / _rate(part, problem, machine, tf32)
+        operations = part.region.flops() * share * machine.processors / _rate(part, problem, machine, numerics.tf32)
         outputs = words(part.result, mine)
         wavefronts, sectors = np.zeros(len(one)), np.zeros(len(one))
         if part.result in problem.region.outputs and number < len(cuts) - 1:
@@ -124,7 +128,7 @@ def tile_work(
                 wavefronts += times * outputs / WARP * prod(rows.span for rows in spans.values()) * conflicts
         traffic = sectors * SECTOR_WORDS * WORD / (level_2.bandwidth * clock)
         work += operations + wavefronts / clock + traffic
-        least += operations
+        products.append(product_seconds(part.region, problem, machine, numerics) * machine.processors * share)
         turns += repeats
     last = cuts[-1].result
     blocks = np.prod([(problem.values[last].shape[dim] // count) for dim, count in extents(len(cuts) - 1, last, False).items()], axis=0)
@@ -132,7 +136,19 @@ def tile_work(
     rounds, waves = np.ceil(blocks / machine.processors), np.ceil(blocks / (machine.processors * resident))
     latencies = waves * turns * 2 * level_2.latency_cycles / clock
     grid = np.stack([np.array(each)[place] for each, place in zip(sizes, places, strict=True)], axis=1)
-    return TileWork(grid, rounds * work + latencies, machine.launch_seconds + rounds * least, shared, outputs)
+    return TileWork(grid, rounds * work + latencies, np.stack(products, axis=1), shared, outputs)
+
+
+def product_seconds(region: Region, problem: Problem, machine: Machine, numerics: Numerics) -> float:
+    """Seconds that kernels of a region, or of its parts together, are predicted to take at least: those of the multiply-adds of a sum of products at
+    the rate that schemas assume of CUDA cores, or, with factors that tensor cores take, at the peak of these. `problem` is that of the chain. 0 for
+    other regions, of which estimates let other work hide the arithmetic."""
+    if region.kind != "contraction":
+        return 0.0
+    (first, *_), kinds = region.steps, {problem.values[name].dtype for name in (*region.inputs, *region.outputs)}
+    kinds |= {"tf32"} if numerics.tf32 or numerics.tf32_pairs else set()
+    rate = max([_cuda_rate(machine), *(machine.peak_flops.get(PEAKS[kind], 0.0) for kind in kinds if kind in PEAKS)])
+    return 2 * prod(axis.extent or 0 for axis in (*first.axes, *first.reduction)) / rate
 
 
 def _rate(part: Cut, problem: Problem, machine: Machine, tf32: bool) -> float:
@@ -141,4 +157,9 @@ def _rate(part: Cut, problem: Problem, machine: Machine, tf32: bool) -> float:
     kind = "tf32" if kind == FLOAT32 and tf32 else kind
     if part.region.kind == "contraction" and machine.compute_capability in TENSOR_CORES and kind in PEAKS:
         return mma_flops(machine, kind)
+    return _cuda_rate(machine)
+
+
+def _cuda_rate(machine: Machine) -> float:
+    """flop/s that large products reach on CUDA cores."""
     return machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"])

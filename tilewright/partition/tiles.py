@@ -234,6 +234,16 @@ class Tiling:
     def part(self, number: int) -> Problem:
         """The problem of a tile of a region. Its layouts are those of a tile that begins as close to the start of the storage as keeps the alignment
         of all tiles."""
+        if number not in self._parts:
+            self._parts[number] = self._part(number)
+        return self._parts[number]
+
+    @cached_property
+    def _parts(self) -> dict[int, Problem]:
+        """The problems that were asked for, by region: their forms are kept with them (`Problem.found`)."""
+        return {}
+
+    def _part(self, number: int) -> Problem:
         part = self.cuts[number]
         counts = [window.count if window is not None else 1 for window in self.windows[number]]
         problem = part.tile(counts, self.problem, {**self.problem.layouts, **self.storage})

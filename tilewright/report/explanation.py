@@ -51,6 +51,13 @@ def search_lines(
         yield from folded(line, width, 9)
 
 
+def unmeasured_chains(unmeasured: Sequence[MergeDecision]) -> tuple[str, list[str]]:
+    """What is said of the chains that no trial measured (`partition.plan.chains_by_prediction`): of all, and of each."""
+    gaining = sum(decision.taken for decision in unmeasured)
+    said = f"{number_of(len(unmeasured), 'chain')} that no trial measured, without which a GPU takes none; predictions would take {gaining}"
+    return said, [f"{'would be taken' if decision.taken else 'refused'}: {decision.text}" for decision in unmeasured]
+
+
 def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None, unmeasured: Sequence[MergeDecision]) -> Iterator[str]:
     search = image.program.search
     taken = sum(decision.taken for decision in search)
@@ -62,11 +69,9 @@ def _search_lines(image: Image, name: str, apart: Mapping[str, float] | None, un
         yield f"{number_of(len(partitions), 'partition')} of the whole network measured in turns:"
         yield from (f"{number:>5}. {partition}" for number, partition in enumerate(partitions, 1))
     if unmeasured:
-        gaining = sum(decision.taken for decision in unmeasured)
-        yield f"{number_of(len(unmeasured), 'chain')} that no trial measured, without which a GPU takes none; predictions would take {gaining}:"
-        yield from (
-            f"{number:>5}. {'would be taken' if decision.taken else 'refused'}: {decision.text}" for number, decision in enumerate(unmeasured, 1)
-        )
+        said, chains = unmeasured_chains(unmeasured)
+        yield f"{said}:"
+        yield from (f"{number:>5}. {text}" for number, text in enumerate(chains, 1))
     if apart is None:
         yield "what the operators of a region would take by themselves is predicted for models, not for artifacts"
         return

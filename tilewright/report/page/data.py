@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.ir.region import MergeDecision
 from tilewright.report.code import ARTIFACT, Progress, calling, kernels_read
-from tilewright.report.explanation import chosen, loss_text, memory_lines, region_entries, through_torch_lines
+from tilewright.report.explanation import chosen, loss_text, memory_lines, region_entries, through_torch_lines, unmeasured_chains
 from tilewright.report.page.connections import Connections, connections
 from tilewright.report.page.drawing import HEIGHT, WIDTH, drawn
 from tilewright.runtime.executable import Image
@@ -21,12 +22,14 @@ APART = frozenset(("space", "time", "against", "terms", "kernels"))
 
 @dataclass(frozen=True)
 class Subject:
-    """One program of a page. `threads`: of its CPU code. `profile`: what was measured, for an executable of this image."""
+    """One program of a page. `threads`: of its CPU code. `profile`: what was measured, for an executable of this image. `unmeasured`: the chains of a
+    GPU that no trial measured (`partition.plan.chains_by_prediction`)."""
 
     name: str
     image: Image
     threads: int
     profile: Profile | None = None
+    unmeasured: tuple[MergeDecision, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -58,6 +61,7 @@ def subject_data(subject: Subject, progress: Progress) -> dict[str, Any]:
         "measured": bool(plan.measured),
         "rows": rows,
         "search": [str(decision) for decision in plan.search],
+        "unmeasured": unmeasured_chains(subject.unmeasured) if subject.unmeasured else ["", []],
         "partitions": [str(partition) for partition in plan.partitions],
         "graph": graph_data(connections(image.program, plan), image),
         "timeline": [] if profile is None else [[span.region + 1, span.start, span.end] for span in profile.timeline],

@@ -32,7 +32,7 @@ function sections(subject) {
 }
 
 function choices(subject) {
-  const rejected = {};
+  const rejected = {}, [unmeasured, chains] = subject.unmeasured;
   let feasible = 0;
   for (const { space } of subject.rows) {
     feasible += space.feasible;
@@ -42,6 +42,7 @@ function choices(subject) {
     ...pruning("Schedules of all regions", { feasible, rejected }),
     subject.search.length ? el("details", {}, el("summary", {}, `${subject.search.length} merges of operators and regions were considered`),
       el("ol", {}, subject.search.map((text) => el("li", {}, text)))) : null,
+    chains.length ? el("details", {}, el("summary", {}, unmeasured), el("ol", {}, chains.map((text) => el("li", {}, text)))) : null,
     subject.partitions.length ? el("details", {}, el("summary", {}, `${subject.partitions.length} partitions of the whole network were measured`),
       el("ol", {}, subject.partitions.map((text) => el("li", {}, text)))) : null,
     el("details", {}, el("summary", {}, "PyTorch and memory"), el("pre", { tabindex: "0" }, subject.notes.join("\n"))),

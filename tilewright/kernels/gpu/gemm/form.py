@@ -72,19 +72,28 @@ class ProductForm:
 
 
 def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: frozenset[Var] = frozenset()) -> ProductForm:
-    """The form of a region. `order`: the reduction axes in the order in which they are summed and packed, if not their own order. `apart`: axes that
-    are never merged with others.
+    """The form of a region, made once for each order. `order`: the reduction axes in the order in which they are summed and packed, if not their own
+    order. `apart`: axes that are never merged with others.
 
     Raises:
         Unsuitable: if the region is not one sum of products followed by at most one map.
     """
-    region = problem.region
-    step, element, index, row_stages = _chain(region)
-    found = anchor(region.steps, problem.constants)
+    found = anchor(problem.region.steps, problem.constants)
     if found is None:
-        raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
+        _chain(problem.region)  # says more of a region of another form
+        raise Unsuitable(f"the sum of region {problem.region.name} is not a matrix product")
     if order is not None:
         found = replace(found, r=tuple(order))
+    key = (product_form, tuple(axis for axis in found.r if axis.extent != 1), apart)
+    if key not in problem.found:
+        problem.found[key] = _product_form(problem, found, apart)
+    known: ProductForm = problem.found[key]
+    return known
+
+
+def _product_form(problem: Problem, found: Contraction, apart: frozenset[Var]) -> ProductForm:
+    region = problem.region
+    step, element, index, row_stages = _chain(region)
     output = region.outputs[0]
     b, storage = _packed(problem, found)
     packed = problem.with_storage(storage)
