@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collect", type=path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
     parser.add_argument("--layers", type=whole(), default=1000, help="random layers that FILE is to hold in the end (default %(default)s)")
     parser.add_argument("--each", type=whole(), default=30, help="schedules measured of each layer (default %(default)s)")
-    parser.add_argument("--classes", help="of the random layers, drawn in turn, such as 3x3,batch,groups (default: all, see docs/models.md)")
+    parser.add_argument("--classes", help="of the random layers, drawn in turn, such as 3x3,batch,groups (default: all, see docs/learned.md)")
     parser.add_argument("--precisions", default="fp32", help="of the random layers, such as fp16,bf16,tf32 (default %(default)s)")
     parser.add_argument("--favourites", type=path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
     parser.add_argument("--seconds", type=amount, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")

@@ -57,7 +57,7 @@ def plan_program(
     numerics: allowed rounding when it is decided what runs together; the chooser observes it separately.
     models: chooses by predictions alone when it is decided what runs together (`selection.choice.choose`, or what remembers its choices).
     chains: whether successive regions may become one kernel (`partition.chains`); by default on a GPU only those that were measured, since networks
-        were slower with those predicted faster for an H200 (docs/models.md).
+        were slower with those predicted faster for an H200 (docs/partitions.md).
     recorded: what was measured of chains, which decides about them; if it is given, the chooser's measured seconds decide about all other merges of
         which the predictions are close, where it has them.
     stages: learns what took how long.

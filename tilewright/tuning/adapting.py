@@ -31,7 +31,7 @@ MOST_LAYERS = 1000
 EACH = 12
 """Candidates measured of each layer."""
 LEAST_LAYERS = 48
-"""Cross-validation within fewer decides little better than chance (docs/models.md)."""
+"""Cross-validation within fewer decides little better than chance (docs/learned.md)."""
 FOLDS = 3
 PRIOR, EVALUATIONS = 0.01, 6
 """Weight of the present constants, and evaluations of the fit."""
