@@ -11,14 +11,12 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length, product_of, reject, take, times
-from tilewright.kernels.gpu.direct.patch_layout import distinct_orders, innermost, lines_read_of
+from tilewright.kernels.gpu.direct.patch_layout import distinct_orders
 from tilewright.kernels.gpu.direct.resources import registers_of, shared_bytes_of
-from tilewright.kernels.gpu.direct.schedule import ORDERS, REGISTERS, RS, DirectFacts, slice_of, steps_of, threads_of
+from tilewright.kernels.gpu.direct.schedule import ORDERS, DirectFacts, steps_of, threads_of
 from tilewright.kernels.gpu.gemm.space import AHEAD, PLAIN
 
 ORIGIN = "origin"
-HELD_SLICES = 64
-"""Maximum registers for the slices of several channels: of 13 kernels with more 12 spilled, of 11 with at most as many none (NVRTC, sm_90a)."""
 
 
 def direct_variants(facts: DirectFacts, candidates: Columns, machine: Machine) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -35,14 +33,10 @@ def direct_variants(facts: DirectFacts, candidates: Columns, machine: Machine) -
 def variant_rules(facts: DirectFacts, candidates: Columns) -> list[tuple[str, np.ndarray]]:
     """Reasons for which variants do not differ from another candidate, and a mask of the rows that each rejects."""
     plain = candidates["loop"] == PLAIN
-    rows, columns = slice_of(facts, candidates)
-    held = rows * columns * lines_read_of(facts, candidates)[2]
-    spilling = innermost(candidates, "c") & ((candidates["filters"] == REGISTERS) | ((candidates["slice"] == RS) & (held > HELD_SLICES)))
     return [
         ("a loop with one buffer has no stages", plain & (candidates["stages"] > 2)),
         ("a single step has one buffer anyway", plain & (steps_of(facts, candidates) == 1)),
         ("an earlier order differs only in dimensions of one element", ~distinct_orders(facts, candidates)),
-        ("registers would hold the slices of several channels beside the filters of two, or too large ones", spilling),
     ]
 
 
