@@ -23,7 +23,6 @@ from tilewright.kernels.gpu.direct.form import direct_form
 from tilewright.kernels.gpu.direct.patch_layout import distinct_orders, lanes_of, patch_layout_of, pitches_of, read_vector_of
 from tilewright.kernels.gpu.direct.resources import registers_of, shared_bytes_of
 from tilewright.kernels.gpu.direct.schedule import (
-    AXES,
     CACHED,
     ORDERS,
     REGISTERS,
