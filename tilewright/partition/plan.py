@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import ParamSpec
 
 from tilewright.errors import contained
 from tilewright.hardware.calibration import gpu_recurrence
@@ -30,7 +31,28 @@ from tilewright.selection.choice import choose
 from tilewright.stages import Stages
 
 
-def plan_program(
+@dataclass(frozen=True)
+class Divided:
+    """A graph divided into regions, none of which but chains is lowered: the regions, the context to lower them in, what was decided before, and all
+    decisions."""
+
+    laid_out: LaidOut
+    context: Context
+    changed: Rewritten
+    search: tuple[MergeDecision, ...]
+
+    def program(self) -> Program:
+        """The program with the kernels of all regions."""
+        laid_out, context = self.laid_out, self.context
+        with context.stages.stage("code generation"):
+            lowered, lost = _lowered(laid_out, self.changed, context)
+        storage = MappingProxyType(_storage(laid_out, context.graph))
+        aliases = MappingProxyType({name: place.buffer for name, place in laid_out.slices.items()})
+        program = Program(context.graph, context.machine.name, lowered, storage, aliases, (*self.search, *context.considered))
+        return through_torch(program, lost) if lost else program
+
+
+def divide(
     graph: Graph,
     machine: Machine,
     threads: int,
@@ -48,8 +70,8 @@ def plan_program(
     as_before: bool = False,
     policy: Policy = BY_MERGES,
     sizes: bool = False,
-) -> Program:
-    """Plans how the graph runs on the machine.
+) -> Divided:
+    """Decides what of the graph runs together on the machine.
 
     threads: for CPUs.
     chooser: selects the schedules of regions.
@@ -76,50 +98,6 @@ def plan_program(
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
     """
-    divided = _divided(
-        graph, machine, threads, chooser, precision, numerics, models, chains, recorded, stages, persistent, updates, memory, ready,
-        as_before, policy, sizes,
-    )  # fmt: skip
-    laid_out, context = divided.laid_out, divided.context
-    with context.stages.stage("code generation"):
-        lowered, lost = _lowered(laid_out, divided.changed, context)
-    storage = MappingProxyType(_storage(laid_out, context.graph))
-    aliases = MappingProxyType({name: place.buffer for name, place in laid_out.slices.items()})
-    program = Program(context.graph, context.machine.name, lowered, storage, aliases, (*divided.search, *context.considered))
-    return through_torch(program, lost) if lost else program
-
-
-@dataclass(frozen=True)
-class _Divided:
-    """A graph divided into regions, none of which but chains is lowered: the regions, the context to lower them in, what was decided before, and all
-    decisions."""
-
-    laid_out: LaidOut
-    context: Context
-    changed: Rewritten
-    search: tuple[MergeDecision, ...]
-
-
-def _divided(
-    graph: Graph,
-    machine: Machine,
-    threads: int,
-    chooser: Chooser = choose,
-    precision: str | Precision = "fp32",
-    numerics: Numerics = USUAL,
-    models: Chooser | None = None,
-    chains: bool | None = None,
-    recorded: Recorded | None = None,
-    stages: Stages | None = None,
-    persistent: bool | None = None,
-    updates: Sequence[tuple[int, int]] = (),
-    memory: Memory | None = None,
-    ready: Ready = lambda kernels: None,
-    as_before: bool = False,
-    policy: Policy = BY_MERGES,
-    sizes: bool = False,
-) -> _Divided:
-    """The first part of `plan_program`: what runs together."""
     if isinstance(precision, str):
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
@@ -157,7 +135,21 @@ def _divided(
             chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
             search += tuple(MergeDecision(merge.results, merge.taken, str(merge), CHAIN, merge.ways) for merge in considered)
-    return _Divided(laid_out, context, changed, search)
+    return Divided(laid_out, context, changed, search)
+
+
+P = ParamSpec("P")
+
+
+def _with_kernels(division: Callable[P, Divided]) -> Callable[P, Program]:
+    def planned(*args: P.args, **options: P.kwargs) -> Program:
+        return division(*args, **options).program()
+
+    return planned
+
+
+plan_program = _with_kernels(divide)
+"""Plans how a graph runs on a machine: `divide`, with the same arguments, and the kernels of all regions."""
 
 
 def chains_by_prediction(
@@ -166,7 +158,7 @@ def chains_by_prediction(
     """The chains of a program for a GPU, with what predictions would decide about them, as far as they are not in its own `search`. `graph`: the
     program's."""
     known = {decision.key for decision in search}
-    considered = _divided(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
+    considered = divide(graph, machine, 1, precision=precision, numerics=numerics, chains=True).search
     return tuple(decision for decision in considered if decision.kind == CHAIN and decision.key not in known)
 
 
