@@ -167,8 +167,8 @@ def test_trials_artifacts_and_explanations(tmp_path: Path) -> None:
     with Records(tmp_path / "trials") as records:
         outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
         assert outcome.failed == 0
-        (entry,) = (entry for entry in records.all() if "library attention" in entry.description)
-        assert entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-4
+        entries = [entry for entry in records.all() if "library attention" in entry.description]  # several, if a first time was in doubt
+        assert entries and all(entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-4 for entry in entries)
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {

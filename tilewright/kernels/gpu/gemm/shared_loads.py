@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import Const, Expr, Var, index_const
 from tilewright.ir.kernel import Let
 from tilewright.kernels.gpu.gemm.lower import DEEP, WARP, fetched, thread_grid
@@ -23,7 +24,7 @@ def shared_loads(facts: ContractionFacts, schedule: ContractionSchedule) -> tupl
 @lru_cache(maxsize=1024)
 def _of_tile(schedule: ContractionSchedule, operand: Operand, number: int, element_bytes: int) -> SharedLoads:
     size, count = ((schedule.block_m, schedule.thread_m), (schedule.block_n, schedule.thread_n))[number]
-    tile = Tile("", Const(0.0, "f32"), (), operand, size, schedule.block_k, schedule.threads, schedule.copies, "f32", schedule.layout)
+    tile = Tile("", Const(0.0, FLOAT32), (), operand, size, schedule.block_k, schedule.threads, schedule.copies, FLOAT32, schedule.layout)
     lane = Var("lane", WARP)
     *_, lets = thread_grid(lane, schedule.block_m // schedule.thread_m, schedule.block_n // schedule.thread_n)
     thread = lets[number]
