@@ -21,6 +21,8 @@ def registered() -> Iterator[None]:
     with torch.library._scoped_library("tilewright_tests", "FRAGMENT") as library, torch.library._scoped_library("sort", "FRAGMENT") as evil:
         library.define("halves(Tensor x, int at, float scale) -> (Tensor, Tensor)")
         library.define("negate_(Tensor(a!) x) -> Tensor(a!)")
+        library.define("store(Tensor(a!) x, Tensor y) -> ()")
+        library.define("stored(Tensor(a!) x, Tensor y) -> Tensor")
         evil.define("sort(Tensor x) -> Tensor")
 
         def halves(x: Tensor, at: int, scale: float) -> tuple[Tensor, Tensor]:
@@ -31,6 +33,10 @@ def registered() -> Iterator[None]:
         torch.library.register_fake(
             "tilewright_tests::halves", lambda x, at, scale: (torch.empty_like(x[:, :at]), torch.empty_like(x[:, at:])), lib=library
         )
+        library.impl("store", lambda x, y: [x.copy_(y)] and None, "CPU")
+        library.impl("stored", lambda x, y: x.copy_(y) + 1, "CPU")
+        torch.library.register_fake("tilewright_tests::store", lambda x, y: None, lib=library)
+        torch.library.register_fake("tilewright_tests::stored", lambda x, y: torch.empty_like(x), lib=library)
         evil.impl("sort", torch.neg, "CPU")
         yield
 
@@ -114,3 +120,29 @@ def test_operators_that_change_arguments_or_do_not_exist() -> None:
     for target in ("tilewright_tests.negate_.default", "tilewright_tests.halves.out", "tilewright_tests.nothing.default", "nowhere.halves.default"):
         with pytest.raises(InvalidArtifact):
             resolve_operator(target)
+
+
+class Changing(nn.Module):
+    """A map, and an operator that changes its result or, of `inputs`, the model's input."""
+
+    def __init__(self, name: str, inputs: bool) -> None:
+        super().__init__()
+        self.name, self.inputs = name, inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.inputs else x * 2
+        getattr(torch.ops.tilewright_tests, self.name)(y, x + 3)
+        return y * 5
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize("name", ["store", "stored"])
+def test_operators_that_change_arguments_are_refused_by_name(name: str, inputs: bool) -> None:
+    """Also those without a result; torch.compile runs them eagerly."""
+    module, x = Changing(name, inputs), torch.randn(3, 4)
+    with pytest.raises(UnsupportedOperator, match=rf"^tilewright_tests\.{name}\.default at .+ changes its arguments"):
+        tilewright.compile(module, (x,), target="native", threads=1)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.warns(tilewright.NotCompiled, match="changes its arguments"):
+        found = torch.compile(module, backend="tilewright", options={"wait": True})(y := x.clone())
+    assert torch.equal(found, (x + 3) * 5) and torch.equal(y, x + 3 if inputs else x)

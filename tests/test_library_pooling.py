@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,37 @@ def test_pooling_of_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
         assert len(libraries(executable)) == 1 and executable(x).dtype == dtype
         torch.testing.assert_close(executable(x).double(), module(x.double()), rtol=1e-2, atol=1e-2)
         assert executable.verify(x).passed
+
+
+def test_sums_beyond_the_range_of_float16(tmp_path: Path) -> None:
+    """A sum in float32 of which the model stores the root in float16."""
+
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.float().sum((2, 3)).sqrt().to(x.dtype)
+
+    x = (torch.rand(2, 4, 64, 64) * 100).half()
+    executable = compiled(Norm(), (x,), tmp_path / "records")
+    torch.testing.assert_close(executable(x), Norm()(x), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_results_of_32_bits_are_not_rounded_to_16(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Operators store results in the type of what they read."""
+
+    class Wide(nn.Module):
+        def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(x.float()) + 1
+
+    x = torch.rand(2, 4, 6, 6).to(dtype)
+    for number, function in enumerate((lambda x: x.mean((2, 3)), lambda x: torch.softmax(x, -1), lambda x: x @ x.transpose(2, 3))):
+        module = Wide(function)
+        executable = compiled(module, (x,), tmp_path / str(number))
+        torch.testing.assert_close(executable(x), module(x), rtol=1e-5, atol=1e-5)
 
 
 def test_nan_and_infinities(tmp_path: Path) -> None:

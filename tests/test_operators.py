@@ -92,6 +92,11 @@ def test_integers(dtype: torch.dtype) -> None:
     check(lambda a, b: [f(a, b) for f in INTEGER], a, b, tolerance=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
+def test_integers_and_booleans_are_finite(dtype: torch.dtype) -> None:
+    check(lambda x: [x.isfinite(), x.isinf(), x.isnan()], torch.tensor([0, 1, 1], dtype=dtype), tolerance=0)
+
+
 def test_special_values() -> None:
     """NaN and infinities propagate as in PyTorch."""
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0], dtype=torch.float64)

@@ -85,8 +85,8 @@ def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
 def check_writes(program: ExportedProgram) -> None:
     """Raises InvalidModel for writes in place of which PyTorch's functional program would make something else: to a tensor of which several elements
     lie in the same memory (one that was expanded), where it would add up what is written to one place, and to one that `as_strided` reads, of which
-    it keeps the elements but not the strides."""
-    writes = [(node, node.meta["val"]) for node in program.graph.nodes if written(node) is not None]
+    it keeps the elements but not the strides. Operators of others that change an argument, and may return nothing, are refused later."""
+    writes = [(node, value) for node in program.graph.nodes if written(node) is not None and isinstance(value := node.meta["val"], torch.Tensor)]
     strided = [node.meta["val"] for node in program.graph.nodes if node.target is torch.ops.aten.as_strided.default]
     read = {storage_of(value) for value in strided}
     from_file = bool(strided) and not program.graph_module.meta.get(TRACED)  # whose tensors do not say what shares memory

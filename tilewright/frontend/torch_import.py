@@ -38,6 +38,10 @@ from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
 
+FUNCTIONALIZED = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
+"""What PyTorch makes of operators of packages and users that change an argument: functions of such an operator, their first argument."""
+CHANGES = "replace it by operations that do not"
+
 
 def import_module(
     module: torch.nn.Module,
@@ -190,11 +194,14 @@ class _Importer:
             return self.environment[source][index]  # type: ignore[index]
         if is_symbolic(node.meta.get("val")):
             return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
+        where = place_of(node) or "an unknown place"
+        if node.target in FUNCTIONALIZED:
+            raise UnsupportedOperator(f"{node.args[0]} at {where} changes its arguments", CHANGES)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise UnsupportedOperator(f"{node.target} at {place_of(node)} is no operator of PyTorch", "replace it by tensor operations")
+            raise UnsupportedOperator(f"{node.target} at {where} is no operator of PyTorch", "replace it by tensor operations")
         called = out_of_place(node.target)
         if called is None:
-            raise UnsupportedOperator(f"{node.target} at {place_of(node)} changes its arguments", "replace it by operations that do not")
+            raise UnsupportedOperator(f"{node.target} at {where} changes its arguments", CHANGES)
         target = str(called).removeprefix("aten.")
         if target.startswith(STATEMENTS):
             return None

@@ -50,7 +50,7 @@ def lower_apart(problem: Problem, schedule: Apart, machine: Machine) -> Lowered:
     within: list[str] = []
     for stage, own in zip(stages, schedule.schedules, strict=True):
         same = canonical(Problem(stage, problem.layouts, problem.values, problem.constants))
-        part = named(registry.lower_for_images(same.problem, own, machine), stage, {short: name for name, short in same.names.items()})
+        part = named(registry.lower_for_images(same.problem, own, machine), stage, same.actual)
         if part.library is not None:
             raise Unsuitable(f"{stage.outputs[0]} is computed by a library, whose operators run before all kernels")
         kernels += part.kernels

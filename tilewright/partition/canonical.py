@@ -23,6 +23,11 @@ class Canonical:
     problem: Problem
     names: Mapping[str, str]
 
+    @property
+    def actual(self) -> dict[str, str]:
+        """Actual names by canonical ones."""
+        return {short: name for name, short in self.names.items()}
+
 
 def canonical(problem: Problem) -> Canonical:
     """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses. Slices lose
@@ -47,6 +52,11 @@ def canonical(problem: Problem) -> Canonical:
         frozenset(short for name, short in stored.items() if name in problem.constants),
     )
     return Canonical(same, MappingProxyType(names))
+
+
+def with_names(text: str, actual: Mapping[str, str]) -> str:
+    """A text about a canonical problem, such as why there is no kernel for it, with actual names (`actual`, by canonical ones)."""
+    return _SHORT.sub(lambda match: actual.get(match[0], match[0]), text)
 
 
 def _renamed(region: Region, names: Mapping[str, str]) -> Region:
@@ -97,7 +107,7 @@ def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowere
     calls = tuple(replace(call, arguments=tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
     checks = MappingProxyType({faults: region.checks} if faults in storage else {})
     library = lowered.library.renamed(name) if lowered.library is not None else None
-    unsuitable = {schema: _SHORT.sub(lambda match: actual.get(match[0], match[0]), why) for schema, why in lowered.comparison.unsuitable.items()}
+    unsuitable = {schema: with_names(why, actual) for schema, why in lowered.comparison.unsuitable.items()}
     comparison = replace(lowered.comparison, unsuitable=MappingProxyType(unsuitable))
     stored = MappingProxyType(storage)
     return replace(lowered, region=region, calls=calls, storage=stored, checks=checks, library=library, comparison=comparison)

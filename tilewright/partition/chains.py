@@ -18,7 +18,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.partition.canonical import canonical, key_of
+from tilewright.partition.canonical import canonical, key_of, with_names
 from tilewright.partition.divisions import Place, Worth, best_division, can_run
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.merges import BY_MERGES, CHAIN, KEPT, LEAST_GAIN, MEASURED_LOSS, Judging, Measured, Memory, Merge, Policy
@@ -136,14 +136,15 @@ class Search:
             if not asked and (least := self.judge.least(chain, its)) >= most:
                 merges[place] = Merge(results, apart, None, stored=stored, least=least)
                 continue
-            problem = canonical(chain).problem
+            same = canonical(chain)
+            problem = same.problem
             if self.only_measured and measure(problem) is None:
                 continue
             judged = partial(self.judge.best, problem, its, most, self.memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)
             problems[place] = problem
             if isinstance(way, (str, float)):
-                said, beaten = (way, None) if isinstance(way, str) else ("", way)
+                said, beaten = (with_names(way, same.actual), None) if isinstance(way, str) else ("", way)
                 merges[place] = Merge(results, apart, None, said, stored=stored, least=beaten)
                 continue
             known = measure(problem) if way.seconds < (1 + MEASURED_LOSS) * apart else None
@@ -164,7 +165,7 @@ class Search:
             made = partial(self.judge.lowered, problems[place], merges[place])
             lowered = contained(_described(section.of(place)), "is not merged", made, _fault)
             if isinstance(lowered, str):
-                return (place, lowered), kernels
+                return (place, with_names(lowered, canonical(self._chain(section.of(place))).actual)), kernels
             kernels += lowered.kernels
         return None, kernels
 

@@ -78,4 +78,4 @@ def deciding_once(chooser: Chooser) -> Chooser:
 def canonical_problem(region: Region, context: Context) -> tuple[Problem, object, dict[str, str]]:
     """The region's problem with canonical names, what equal problems have in common, and the region's names by canonical ones."""
     same = canonical(Problem(region, context.layouts, context.values, frozenset(context.graph.constants)))
-    return same.problem, key_of(same.problem), {short: name for name, short in same.names.items()}
+    return same.problem, key_of(same.problem), same.actual

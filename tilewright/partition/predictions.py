@@ -16,6 +16,7 @@ from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
+from tilewright.partition.canonical import with_names
 from tilewright.partition.chains import Search, with_sections
 from tilewright.partition.context import Chooser, Context, canonical_problem
 from tilewright.partition.joining import RowJudge
@@ -203,13 +204,16 @@ class Predictions:
         return self.measured(problem, self.machine, self.threads).measured_seconds if self.measured is not None else None
 
     def seconds(self, region: Region, context: Context, winograd: bool = True) -> float:
-        """Predicted seconds of the region by itself, with or without Winograd's algorithm."""
-        problem, key, _ = canonical_problem(region, context)
+        """Predicted seconds of the region by itself, with or without Winograd's algorithm. Raises Unsuitable if there is no kernel for it."""
+        problem, key, names = canonical_problem(region, context)
         transforms = self.numerics.winograd and any(schema.transforms for schema in schemas(self.machine, region.kind))
         winograd = winograd or not transforms  # the same ranking where no schema transforms
         if (key, winograd) not in self.known:
             chosen = self.models if winograd else partial(choose, numerics=replace(self.numerics, winograd=False))
-            choice = chosen(problem, self.machine, self.threads)
+            try:
+                choice = chosen(problem, self.machine, self.threads)
+            except Unsuitable as reason:
+                raise Unsuitable(with_names(str(reason), names)) from None
             self.stages.ranked(choice.space.generated)
             self.known[key, winograd] = choice.seconds
         return self.known[key, winograd]

@@ -148,7 +148,7 @@ class StripJudge:
         if key not in self.memory.strips:
             choice = choose(same.problem, self.machine, 1, self._direct) if whole else self.near(same.problem)
             self.memory.strips[key] = registry.lower(same.problem, choice.schedule, self.machine)
-        return named(self.memory.strips[key], strip.region, {short: name for name, short in same.names.items()})
+        return named(self.memory.strips[key], strip.region, same.actual)
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Strips] | str:
         """All strips of a canonical chain, fastest first; see `best`."""

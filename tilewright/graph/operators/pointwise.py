@@ -76,6 +76,10 @@ def _lerp(a: Expr, b: Expr, weight: Expr) -> Expr:
     return select(compare("lt", unary("abs", weight), 0.5), a + weight * (b - a), b - (b - a) * (1.0 - weight))
 
 
+def _is_finite(x: Expr) -> Expr:
+    return compare("lt", unary("abs", x), float("inf")) if is_float(x.dtype) else const(True, "bool")
+
+
 def _nan_to_num(x: Expr, nan: Expr, above: Expr, below: Expr) -> Expr:
     finite = select(unary("isinf", x, "bool"), select(compare("gt", x, 0.0), above, below), x)
     return select(unary("isnan", x, "bool"), nan, finite)
@@ -125,7 +129,7 @@ OPERATORS: tuple[Operator, ...] = (
     pointwise("frac", lambda x: x - unary("trunc", x)),
     pointwise("isnan", lambda x: unary("isnan", x, "bool")),
     pointwise("isinf", lambda x: unary("isinf", x, "bool")),
-    pointwise("isfinite", lambda x: compare("lt", unary("abs", x), float("inf"))),
+    pointwise("isfinite", _is_finite),
     pointwise("nan_to_num", _nan_to_num),
     # arithmetic of two operands
     pointwise("add", add),

@@ -90,7 +90,10 @@ def _average(problem: Problem, found: Windows) -> Operation:
     for padded in (False, True):
         if count is not None and count == _count(found, padded):
             return _operation(problem, found, averaged, "average_pooling", None, padded)
-    return _operation(problem, found, following, "average_pooling", 1, False)
+    total = _operation(problem, found, following, "average_pooling", 1, False)
+    if total.epilogue is not None and problem.values[found.input.buffer].dtype == "f16":
+        raise Unsuitable("sums that what follows reads may exceed the range of f16")
+    return total
 
 
 def _divided(step: Step, following: Sequence[Step]) -> tuple[Sequence[Step], Expr | None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.graph.inline import inline_step
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var, linear, loads, rewrite, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import permuted
@@ -97,6 +98,8 @@ def target_of(problem: Problem, step: Step, following: Sequence[Step], dtype: st
         raise Unsuitable("the result is stored in another type")
     if index is not None and is_stored_so:
         return Target(linear_address(region.outputs[0], problem.layouts[region.outputs[0]].offset(index)))
+    if size_of(problem.values[region.outputs[0]].dtype) > size_of(dtype):
+        raise Unsuitable(f"what follows, whose result has more bits, would read a result rounded to {dtype}")
     if region.outputs[0] == step.name:
         raise Unsuitable("steps follow whose results are not stored")
     name = f"{step.name}.product"
