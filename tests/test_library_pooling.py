@@ -161,8 +161,10 @@ def test_trials_artifacts_and_explanations(tmp_path: Path) -> None:
     with Records(tmp_path / "trials") as records:
         outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
         assert outcome.failed == 0
-        (entry,) = (entry for entry in records.all() if "library" in entry.description)
-        assert entry.status == "measured" and entry.description.startswith("library average_pooling, then loops")
+        entries = [entry for entry in records.all() if "library" in entry.description]  # several, if a first time was in doubt
+        assert entries and all(
+            entry.status == "measured" and entry.description.startswith("library average_pooling, then loops") for entry in entries
+        )
     files = {str(path.relative_to(tmp_path / "artifact")): path.read_bytes() for path in (tmp_path / "artifact").rglob("*") if path.is_file()}
     changes = (
         {"window": [3]}, {"window": [0, 3]}, {"padding": [2, 2]}, {"padding": [-1, 1]}, {"stride": [2, 3]}, {"dilation": [2, 2]},

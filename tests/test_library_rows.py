@@ -119,5 +119,5 @@ def test_trials_and_artifacts(tmp_path: Path) -> None:
     with Records(tmp_path / "trials") as records:
         outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
         assert outcome.failed == 0
-        (entry,) = (entry for entry in records.all() if "library softmax" in entry.description)
-        assert entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-5
+        entries = [entry for entry in records.all() if "library softmax" in entry.description]  # several, if a first time was in doubt
+        assert entries and all(entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-5 for entry in entries)
