@@ -298,6 +298,14 @@ def test_random_branches(layers: Any, results: Any, batch: int, height: int, wid
         check_interpreted([Case("drawn", Drawn(layers, results), (torch.randn(batch, 8, height, width),))], machine(X86), 1 + seed % 3)
 
 
+def test_rows_that_do_not_exist_are_not_moved() -> None:
+    """Nothing was stored in the rows beside an image that nobody fills."""
+    layers = [("square", 5, 3, 0), ("square", 3, 1, 4), ("square", 3, 0, 4), ("square", 5, 0, 0)]
+    layers += [("pointwise", 3, 0, 1), ("depthwise", 5, 0, 1), ("pointwise", 5, 3, 3), ("pool", 5, 2, 2)]
+    with some(392718981):
+        check_interpreted([Case("drawn", Drawn(layers, []), (torch.randn(1, 8, 8, 6),))], machine("x86-avx2"))
+
+
 def ordered(module: nn.Module, *inputs: torch.Tensor) -> tuple[Uses, list[Section]]:
     graph = graph_of(module, *inputs)
     uses = Uses(graph, lay_out(graph))

@@ -301,7 +301,7 @@ class _Emitter:
         frames = self.chain.frames(rows)
         self._require_tiles(rows)
         parts: list[Statement] = []
-        moves = [self._moved(number, frame, full) for number, (frame, full) in enumerate(zip(frames, self.full, strict=True)) if frame.kept]
+        moves = [self._moved(number, frame, full, start) for number, (frame, full) in enumerate(zip(frames, self.full, strict=True)) if frame.kept]
         if begins is not None and moves:
             parts.append(If(Apply("not", (begins.tiles,), "bool"), block(moves)))
         for number, frame in enumerate(frames):
@@ -437,14 +437,18 @@ class _Emitter:
         element = Var("element", size)
         return For(element, index_const(size), Store(name, row + element, value), "simd")
 
-    def _moved(self, number: int, frame: Frame, before: Frame) -> Statement:
-        """Moves the rows that the strip before computed and this one needs too to the front."""
+    def _moved(self, number: int, frame: Frame, before: Frame, start: Expr) -> Statement:
+        """Moves the rows that the strip before computed and this one needs too to the front; not those that do not exist and were not filled."""
         name, size, base = self._row_of(number)
         slot, element = Var(SLOT, frame.kept), Var("element", size)
         to = base + slot * size + element
         dtype = self.storage[name].value.dtype
         copy = Store(name, to, Load(name, (to + before.advance * size,), dtype))
-        return For(slot, index_const(frame.kept), For(element, index_const(size), copy, "simd"))
+        move: Statement = For(element, index_const(size), copy, "simd")
+        if frame.outside and fill_of(self.chain.cuts, number) is None:
+            row = frame.first(start) + slot
+            move = If(logical_and(compare("ge", row, ZERO), compare("lt", row, index_const(self.chain.extent(number)))), move)
+        return For(slot, index_const(frame.kept), move)
 
     def _copied(self, number: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Begins | None) -> Statement:
         """Copies a strip's own rows of a region's result, those that no strip of the image before it computes, from the tile to memory."""
