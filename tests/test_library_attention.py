@@ -168,7 +168,8 @@ def test_trials_artifacts_and_explanations(tmp_path: Path) -> None:
         outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
         assert outcome.failed == 0
         entries = [entry for entry in records.all() if "library attention" in entry.description]  # several, if a first time was in doubt
-        assert entries and all(entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-4 for entry in entries)
+        errors = [entry.relative_error for entry in entries if entry.relative_error is not None]  # that of the first time
+        assert errors and max(errors) < 1e-4 and all(entry.status == "measured" for entry in entries)
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {

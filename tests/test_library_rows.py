@@ -120,4 +120,5 @@ def test_trials_and_artifacts(tmp_path: Path) -> None:
         outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
         assert outcome.failed == 0
         entries = [entry for entry in records.all() if "library softmax" in entry.description]  # several, if a first time was in doubt
-        assert entries and all(entry.status == "measured" and entry.relative_error is not None and entry.relative_error < 1e-5 for entry in entries)
+        errors = [entry.relative_error for entry in entries if entry.relative_error is not None]  # that of the first time
+        assert errors and max(errors) < 1e-5 and all(entry.status == "measured" for entry in entries)
