@@ -180,6 +180,9 @@ def test_operators_take_weights_of_16_bits(name: str, dtype: torch.dtype, tmp_pa
     module, x = copy.deepcopy(module).to(dtype), torch.randn(shape).to(dtype)
     with torch.no_grad():
         expected = copy.deepcopy(module).double()(x.double())
+    if name == "means" and dtype == torch.float16:  # the operator would store sums, which the kernel behind it divides
+        assert not any(rank(problem, NATIVE, THREADS, VENDOR).library for problem in problems_of(module, (x,)) if problem.region.kind != "map")
+        return
     narrow = name == "large depthwise" or dtype == torch.bfloat16 and set(BFLOAT16_ISA) <= set(host_cpu().isa)
     for operator in operators - {"matmul", "fft_convolution" if narrow else ""}:
         executable = compiled(module, (x,), tmp_path / operator, operator)
