@@ -324,10 +324,10 @@ class _Emitter:
 
     def _fresh(self, number: int, rows: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Expr) -> Statement:
         """The rows that are not there yet: together if all exist, otherwise one after another."""
-        slot, row, extent = Var(SLOT, frame.rows), Var(ROW, None), index_const(self.chain.extent(number))
+        slot, row = Var(SLOT, frame.rows), Var(ROW, None)
         inside: Statement = self._code(number, rows, 1)(row, slot, images)
         if frame.outside:
-            inside = If(logical_and(compare("ge", row, ZERO), compare("lt", row, extent)), inside, self._filled(number, slot))
+            inside = If(self._exists(number, row), inside, self._filled(number, slot))
         inside = block(Let(row, frame.first(start) + slot), inside)
         if frame.kept:
             inside = If(_or(begins, compare("ge", slot, index_const(frame.kept))), inside)
@@ -335,7 +335,7 @@ class _Emitter:
         if frame.fresh == 1:
             return one_by_one
         first = frame.first(start) + frame.kept
-        exist = logical_and(compare("ge", first, ZERO), compare("le", first + frame.fresh, extent))
+        exist = logical_and(compare("ge", first, ZERO), compare("le", first + frame.fresh, index_const(self.chain.extent(number))))
         if frame.kept:
             exist = logical_and(Apply("not", (begins,), "bool"), exist)
         return If(exist, self._code(number, rows, frame.fresh)(first, index_const(frame.kept), images), one_by_one)
@@ -419,6 +419,10 @@ class _Emitter:
         strides = self.storage[name].layout.dense_strides() or ()
         return name, strides[1 + rows_of(part, part.result).dim], Var(WORKER, self.workers) * strides[0]
 
+    def _exists(self, number: int, row: Expr) -> Expr:
+        """Whether a row of a region's result is in the image."""
+        return logical_and(compare("ge", row, ZERO), compare("lt", row, index_const(self.chain.extent(number))))
+
     def _filled(self, number: int, slot: Expr) -> Statement | None:
         """Fills a row that does not exist with what its reader takes instead; None if only rows of the reader need it that do not exist either."""
         name, size, base = self._row_of(number)
@@ -446,8 +450,7 @@ class _Emitter:
         copy = Store(name, to, Load(name, (to + before.advance * size,), dtype))
         move: Statement = For(element, index_const(size), copy, "simd")
         if frame.outside and fill_of(self.chain.cuts, number) is None:
-            row = frame.first(start) + slot
-            move = If(logical_and(compare("ge", row, ZERO), compare("lt", row, index_const(self.chain.extent(number)))), move)
+            move = If(self._exists(number, frame.first(start) + slot), move)
         return For(slot, index_const(frame.kept), move)
 
     def _copied(self, number: int, frame: Frame, start: Expr, images: Sequence[Expr], begins: Begins | None) -> Statement:
@@ -467,9 +470,8 @@ class _Emitter:
             at = at + ((ZERO if dim in cut else place) + tile.layout.halo[dim + 1][0]) * source[dim + 1]
         copy: Statement = Store(part.result, to, Load(tile_of(part.result), (at,), tile.value.dtype))
         copy = _over(inner, target, copy)
-        extent = index_const(self.chain.extent(number))
         if frame.outside or begins is None:
-            copy = If(logical_and(compare("ge", row, ZERO), compare("lt", row, extent)), copy)
+            copy = If(self._exists(number, row), copy)
         if begins is not None and frame.kept:
             copy = If(_or(begins.image, compare("ge", slot, index_const(frame.kept))), copy)
         return For(slot, index_const(frame.rows), block(Let(row, frame.first(start) + slot), copy))
