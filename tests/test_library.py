@@ -53,6 +53,15 @@ def problems_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Problem]:
     return distinct_problems(simplify(read(module, inputs).graph)[0], NATIVE, THREADS)
 
 
+def trials_of(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path, operator: str) -> list[Measurement]:
+    """What trials record of a library's operator, all of which succeed; several times if the first was in doubt."""
+    with Records(folder / "trials") as records:
+        assert tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR).failed == 0
+        found = [entry for entry in records.all() if operator in entry.description]
+    assert found and all(entry.status == "measured" for entry in found)
+    return found
+
+
 def record(problem: Problem, operator: str, seconds: float = 1e-9, **changes: Any) -> Measurement:
     """A record of a library's operator on this machine."""
     return library_record(problem, operator, NATIVE, THREADS, seconds, **changes)

@@ -18,7 +18,7 @@ import tilewright
 from tests.attention_cases import Function, attention_case
 from tests.draws import draws
 from tests.sample_artifacts import manifest_of, put, signed
-from tests.test_library import NATIVE, THREADS, VENDOR, check, compiled, libraries, library_of, problems_of
+from tests.test_library import NATIVE, THREADS, VENDOR, check, compiled, libraries, library_of, trials_of
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import host_cpu
 from tilewright.ir.library import Attention, LibraryCall, View
@@ -28,8 +28,6 @@ from tilewright.partition.precision import BFLOAT16_ISA
 from tilewright.report.explanation import explanation
 from tilewright.runtime.library import prepared
 from tilewright.selection.choice import rank
-from tilewright.tuning.records import Records
-from tilewright.tuning.tuning import tune
 
 
 class Heads(nn.Module):
@@ -164,12 +162,9 @@ def test_trials_artifacts_and_explanations(tmp_path: Path) -> None:
     loaded = tilewright.load(artifact)
     check(loaded, module, inputs)
     assert "attention of 2 x 2 x 24 x 16 and 2 x 2 x 20 x 16 and 2 x 2 x 20 x 8 and 2 x 1 x 24 x 20, through PyTorch" in explanation(loaded.image)
-    with Records(tmp_path / "trials") as records:
-        outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
-        assert outcome.failed == 0
-        entries = [entry for entry in records.all() if "library attention" in entry.description]  # several, if a first time was in doubt
-        errors = [entry.relative_error for entry in entries if entry.relative_error is not None]  # that of the first time
-        assert errors and max(errors) < 1e-4 and all(entry.status == "measured" for entry in entries)
+    entries = trials_of(module, inputs, tmp_path, "library attention")
+    errors = [entry.relative_error for entry in entries if entry.relative_error is not None]  # that of the first time
+    assert errors and max(errors) < 1e-4
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {

@@ -15,12 +15,10 @@ import tilewright
 from tests.attention_cases import Function
 from tests.draws import draws
 from tests.sample_artifacts import manifest_of, put, signed
-from tests.test_library import NATIVE, THREADS, VENDOR, check, compiled, libraries, library_of, problems_of
+from tests.test_library import NATIVE, THREADS, VENDOR, check, compiled, libraries, library_of, problems_of, trials_of
 from tilewright.errors import InvalidArtifact
 from tilewright.ir.library import Pooling, Softmax
 from tilewright.selection.choice import rank
-from tilewright.tuning.records import Records
-from tilewright.tuning.tuning import tune
 
 
 @st.composite
@@ -116,9 +114,6 @@ def test_trials_and_artifacts(tmp_path: Path) -> None:
         library_of(manifest)["operator"].update(change)
         with pytest.raises(InvalidArtifact):
             tilewright.load(put(signed(files, manifest), tmp_path / str(number)))
-    with Records(tmp_path / "trials") as records:
-        outcome = tune(problems_of(module, inputs), NATIVE, 1, records, threads=THREADS, numerics=VENDOR)
-        assert outcome.failed == 0
-        entries = [entry for entry in records.all() if "library softmax" in entry.description]  # several, if a first time was in doubt
-        errors = [entry.relative_error for entry in entries if entry.relative_error is not None]  # that of the first time
-        assert errors and max(errors) < 1e-5 and all(entry.status == "measured" for entry in entries)
+    entries = trials_of(module, inputs, tmp_path, "library softmax")
+    errors = [entry.relative_error for entry in entries if entry.relative_error is not None]  # that of the first time
+    assert errors and max(errors) < 1e-5
