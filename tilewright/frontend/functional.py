@@ -48,6 +48,7 @@ def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 def is_readable(program: ExportedProgram, handled: Collection[str]) -> bool:
     """Whether a program traced in this process needs no decomposition: every operator, or the one that does the same out of place, is in `handled`;
     what is written in place is a result that no tensor shares memory with yet; and no output shares memory with an input or another output."""
+    # first, since what vmap batches, whose operators have no handlers, has no storage to ask for
     if not all(_has_handler(node, handled) for node in program.graph.nodes if node.op not in ("placeholder", "output")):
         return False
     makers: dict[int, list[torch.fx.Node]] = {}
