@@ -4,7 +4,8 @@
     python -m bench.gpu_half operators --batches 1,64 --name gpu_half_operators
     python -m bench.gpu_half resnet18 bert_base --types float16,tf32 --batches 1 --against inductor --name gpu_half_inductor
     python -m bench.gpu_half products --types float16,bfloat16,tf32 --batches 1 --against eager --name gpu_half_products
-    python -m bench.gpu_half vector_4096 vector_11008 --types float16,tf32 --batches 1 --against eager --clean --name gpu_half_vectors
+    python -m bench.gpu_half vectors --types float16,tf32 --batches 1 --against eager --clean --name gpu_half_vectors
+    python -m bench.gpu_half listed --types float32 --batches 1 --against eager,eager_cl --name gpu_listed      operators that were slow in float32
     python -m bench.gpu_half --batches 1 --against formulas --name gpu_half_formulas
     python -m bench.gpu_half densenet121 mobilenet_v2 --types float16 --against stored,none,chains --name gpu_half_fusion      by what is fused
     python -m bench.gpu_half vgg16 --types float16 --batches 1,64 --against unpooled --name gpu_half_pooled      convolutions that pool, and poolings
@@ -62,13 +63,42 @@ PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     }.items()
 })  # fmt: skip
 """Matrix products: large ones, those of one row and of few, and the shapes of BERT-base at 128 words and of ResNet-50's 1x1 convolutions."""
+VECTORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType(
+    {f"vector_{outputs}": (nn.Linear(4096, outputs, bias=False), (1, 4096)) for outputs in (4096, 11008, 32000, 128256)}
+)
+"""Products of one row: projections of Llama, and its classifiers of 32,000 and 128,256 words."""
+
+
+class CumulativeSum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(-1)
+
+
+LISTED: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType(
+    {
+        "depthwise_7x7": (nn.Conv2d(192, 192, 7, padding=3, groups=192), (1, 192, 56, 56)),
+        "depthwise_64": (nn.Conv2d(192, 192, 3, padding=1, groups=192), (64, 192, 28, 28)),
+        "softmax_4096": (nn.Softmax(-1), (4096, 4096)),
+        "cumsum_8192": (CumulativeSum(), (1024, 8192)),
+        "convolution_64": (nn.Conv2d(128, 128, 3, padding=1), (64, 128, 28, 28)),
+    }
+)
+"""Operators that once took 1.1 to 2.1 times as long as PyTorch's in float32; `product_4096` was another."""
 FIGURE = (
     "resnet18", "resnet50", "vgg16", "mobilenet_v2", "densenet121", "inception_v3", "darknet53", "bert_base", "torchvision:googlenet",
     "torchvision:resnext50_32x4d", "torchvision:efficientnet_b0", "timm:mobilenetv3_large_100", "timm:vit_small_patch16_224",
 )  # fmt: skip
 """Networks of the zoo, and five that it does not define."""
-GROUPS: Mapping[str, Iterable[str]] = MappingProxyType({"operators": OPERATORS, "products": PRODUCTS, "figure": FIGURE})
-SINGLE = MappingProxyType({**OPERATORS, **PRODUCTS})
+GROUPS: Mapping[str, Iterable[str]] = MappingProxyType(
+    {
+        "operators": OPERATORS,
+        "products": PRODUCTS,
+        "vectors": VECTORS,
+        "listed": (*LISTED, "product_4096"),
+        "figure": FIGURE,
+    }
+)
+SINGLE = MappingProxyType({**OPERATORS, **PRODUCTS, **VECTORS, **LISTED})
 TF32 = "tf32"
 TOLERANCES = {"operator": 2e-2, "network": half.TOLERANCE}
 """Largest errors relative to the largest output."""
@@ -121,9 +151,9 @@ def is_done(rows: Sequence[Mapping[str, Any]], label: str, contenders: Iterable[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    told = "networks, operators, products, figure, or single operators"
+    told = f"networks, {', '.join(GROUPS)}, or single operators"
     parser.add_argument("names", nargs="*", default=[*NETWORKS, *OPERATORS], metavar="NAME", help=told)
-    parser.add_argument("--types", default=",".join(half.TYPES), help=f"of {', '.join((*half.TYPES, TF32))}")
+    parser.add_argument("--types", default=",".join(half.TYPES), help=f"of {', '.join((*half.TYPES, TF32, 'float32'))}")
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--against", default="eager,eager_cl", help=f"of {','.join(CONTENDERS)}")
     parser.add_argument("--rounds", type=int, default=5)
