@@ -242,20 +242,20 @@ def test_argmax(threads_per_row: int) -> None:
     check(case, lower(case, RowReductionSchedule(4, threads_per_row, 1)))
 
 
-@settings(max_examples=draws(10), deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(25), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     shape=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 5)),
     axis=st.integers(0, 2),
     rows=st.sampled_from([1, 4]),
-    threads_per_row=st.sampled_from([1, 2, 8]),
+    shared=st.sampled_from([(1, 1), (2, 1), (2, 4), (4, 2), (8, 1), (8, 4), (32, 1)]),
 )
-def test_cumulative_sum(shape: tuple[int, int, int], axis: int, rows: int, threads_per_row: int) -> None:
+def test_cumulative_sum(shape: tuple[int, int, int], axis: int, rows: int, shared: tuple[int, int]) -> None:
     x = random(1, *shape)
     b = StepBuilder("cumsum")
     (total,) = b.scan("sum", shape, axis, lambda *i: tensor("x", x)(*i))
     out = b.map(shape, lambda *i: total(*i) * 2.0)
     case = make_case("scan", b, out, {"x": x}, 2 * double(x).cumsum(axis).numpy())
-    check(case, lower(case, ScanSchedule(rows, threads_per_row)))
+    check(case, lower(case, ScanSchedule(rows, *shared)))
 
 
 SCHEDULES = (

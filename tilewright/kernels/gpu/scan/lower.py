@@ -1,22 +1,22 @@
-"""Lowering of the `scan` schema (cumulative sums and the like): serial along a row, or in chunks divided among several threads.
+"""Lowering of the `scan` schema (cumulative sums and the like): serial along a row, or in turns by several threads that share it.
 
-With several threads per row, each thread reduces its own chunk, exchanges totals through shared memory, and scans its chunk again, starting from the
-totals of the previous chunks, combined in order.
+In a turn each thread scans a few successive elements in registers. The threads' totals are scanned in shared memory (Hillis and Steele, Data parallel
+algorithms, 1986), and combined with those of earlier threads and turns the elements are stored. So data are read once, by adjacent threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.common import below, bytes_touched, decode, named, reduce_and_final
+from tilewright.codegen.common import below, bytes_touched, combine, decode, named, reduce_and_final
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, compare, index_const, replace_loads, substitute
+from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, coefficient, compare, index_const, replace_loads, substitute
 from tilewright.ir.kernel import (
     Allocate,
     Buffer,
@@ -33,6 +33,11 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels.gpu.scan.space import ScanFacts, ScanSchedule
 from tilewright.kernels.gpu.window.lower import accumulator
+
+Read = Callable[[Var], list[Expr]]
+"""The elements to combine at a position of the row, one for each component."""
+Stored = Callable[[Var, Mapping[str, Expr]], list[Statement]]
+"""Statements that store the element at a position from the results there, by name."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,14 @@ def scan_form(problem: Problem) -> ScanForm:
     offset = layouts[output].offset(index)
     rows = storage_order([axis for axis in step.axes if axis != along], offset)
     merged, found = merge_axes(rows, [offset, *bodies, flatten(element, layouts)])
+    contiguous = bool(merged) and coefficient(found[0], merged[-1]) == 1 and (merged[-1].extent or 0) > 1
     facts = ScanFacts(
         rows=prod(axis.extent or 0 for axis in merged),
         columns=along.extent or 0,
         bytes_read=bytes_touched(bodies, step.axes, values),
         bytes_written=values[output].bytes,
         accumulator_bytes=sum(size_of(dtype) for dtype in step.dtypes),
+        row_contiguous=contiguous,
     )
     return ScanForm(output, step, merged, along, tuple(found[1:-1]), found[0], found[-1], facts)
 
@@ -76,48 +83,102 @@ def lower_scan(problem: Problem, form: ScanForm, schedule: ScanSchedule) -> Lowe
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
     local, lane = Var("local_row", schedule.rows), Var("lane", threads_per_row)
-    # adjacent threads have adjacent rows, or adjacent chunks if there is one row per block
-    root: list[Statement] = [Let(local, thread % schedule.rows), Let(lane, thread // schedule.rows)]
+    if form.facts.row_contiguous:
+        root: list[Statement] = [Let(local, thread % schedule.rows), Let(lane, thread // schedule.rows)]
+    else:
+        root = [Let(local, thread // threads_per_row), Let(lane, thread % threads_per_row)]
     raw = block_variable(launch) * schedule.rows + local
     row = Var("row", total)
+    # threads past the last row repeat it, so that every thread reaches the barriers; they store nothing
     root.append(Let(row, binary("min", raw, index_const(total - 1)) if total % schedule.rows else raw))
     lets, mapping = named(decode(row, form.rows))
-    root += lets
-    bodies = [substitute(body, mapping) for body in form.bodies]
-    length = form.along.extent or 0
-    chunk = -(-length // threads_per_row)
-    turn = Var("turn", chunk)
-    start, held, update = accumulator(form.step, 1, "total")
-    root += start
+    bodies, offset, element = _of_row(form, mapping)
     valid = compare("lt", raw, index_const(total))
 
-    def over_chunk(body: Callable[[Var], Sequence[Statement]]) -> Statement:
-        return For(turn, index_const(chunk), block(below(lane * chunk + turn, length, form.along.name, body)))
+    def read(position: Var) -> list[Expr]:
+        return [substitute(body, {form.along: position}) for body in bodies]
 
-    def at(position: Var) -> dict[Var, Expr]:
-        return {form.along: position}
+    def stored(position: Var, results: Mapping[str, Expr]) -> list[Statement]:
+        value = replace_loads(substitute(element, {form.along: position}), results)
+        shared, (where, what) = bind_shared([substitute(offset, {form.along: position}), value])
+        stores: list[Statement] = [*shared, Store(form.output, where, what)]
+        return stores if valid == TRUE else [If(valid, block(stores))]
 
-    if threads_per_row > 1:
-        root.append(over_chunk(lambda v: update([substitute(b, at(v)) for b in bodies])))
-        names = [f"chunks{i}" for i in range(len(form.step.dtypes))]
-        dtypes = form.step.dtypes
-        root += [Allocate(Buffer(n, d, schedule.threads, "shared")) for n, d in zip(names, dtypes, strict=True)]
-        root += [Store(n, thread, h) for n, h in zip(names, held.values(), strict=True)]
-        root.append(block_barrier())
-        assert form.step.combiner is not None
-        root += [s for s in start if isinstance(s, Store)]
-        before = Var("before", threads_per_row)
-        others = [Load(n, (before * schedule.rows + local,), d) for n, d in zip(names, dtypes, strict=True)]
-        root.append(For(before, lane, block(update(others))))
+    scan = _serial(form, read, stored) if threads_per_row == 1 else _in_turns(form, schedule, thread, lane, read, stored)
+    return single(problem, schedule, block([*root, *lets, *scan]), launch)
 
-    def emit(position: Var) -> list[Statement]:
-        here = {**mapping, **at(position)}
-        value = replace_loads(substitute(form.element, here), held)
-        shared, (where, what) = bind_shared([substitute(form.offset, here), value])
-        store: Statement = Store(form.output, where, what)
-        stores = [*shared, store]
-        step_in = update([substitute(b, at(position)) for b in bodies])
-        return [*step_in, *(stores if valid == TRUE else [If(valid, block(stores))])]
 
-    root.append(over_chunk(emit))
-    return single(problem, schedule, block(root), launch)
+def _of_row(form: ScanForm, mapping: Mapping[Var, Expr]) -> tuple[list[Expr], Expr, Expr]:
+    """Bodies, offset and element of one row."""
+    return [substitute(body, mapping) for body in form.bodies], substitute(form.offset, mapping), substitute(form.element, mapping)
+
+
+def _serial(form: ScanForm, read: Read, stored: Stored) -> list[Statement]:
+    """A thread that scans its row alone."""
+    position = Var(form.along.name, form.facts.columns)
+    start, held, update = accumulator(form.step, 1, "total")
+    return [*start, For(position, index_const(form.facts.columns), block([*update(read(position)), *stored(position, held)]))]
+
+
+def _in_turns(form: ScanForm, schedule: ScanSchedule, thread: Var, lane: Var, read: Read, stored: Stored) -> list[Statement]:
+    """Threads that share a row. `total` is a thread's of its elements, then of all up to it in this turn; `kept` are the partial ones of its
+    elements, `before` is what comes before them, and `carry` the total of earlier turns."""
+    step, dtypes, items, shared_by = form.step, form.step.dtypes, schedule.items, schedule.threads_per_row
+    assert step.combiner is not None
+    zero, length = index_const(0), form.facts.columns
+    turns = -(-length // (shared_by * items))
+    turn, item = Var("turn", turns), Var("item", items)
+    start, held, update = accumulator(step, 1, "total")
+    start_carry, carry, _ = accumulator(step, 1, "carry")
+    start_before, before, _ = accumulator(step, 1, "before")
+    kept = [Buffer(f"kept{i}", dtype, items, "register") for i, dtype in enumerate(dtypes)]
+    exchanged = [Buffer(f"exchanged{i}", dtype, 2 * schedule.threads, "shared") for i, dtype in enumerate(dtypes)]
+    distance = schedule.rows if form.facts.row_contiguous else 1
+    steps = shared_by.bit_length() - 1
+
+    def total_of(half: int, whose: Expr) -> list[Expr]:
+        return [Load(buffer.name, (whose + half * schedule.threads,), buffer.dtype) for buffer in exchanged]
+
+    def put(names: Iterable[str], where: Expr, values: Iterable[Expr]) -> list[Statement]:
+        return [Store(name, where, value) for name, value in zip(names, values, strict=True)]
+
+    def combined(left: Iterable[Expr], right: Iterable[Expr], target: Mapping[str, Load]) -> list[Statement]:
+        """Sets the target's registers, which may be among the operands."""
+        assert step.combiner is not None
+        lets, values = bind_shared(list(combine(step.combiner, tuple(left), tuple(right))), "w")
+        new = [Let(Var(f"new{i}", None, value.dtype), value) for i, value in enumerate(values)]
+        return [*lets, *new, *put((load.buffer for load in target.values()), zero, (let.variable for let in new))]
+
+    def over_items(body: Callable[[Var], Sequence[Statement]]) -> Statement:
+        inner = block(below((turn * shared_by + lane) * items + item, length, form.along.name, body))
+        return For(item, index_const(items), inner, "unroll")
+
+    def scan_item(position: Var) -> list[Statement]:
+        return [*update(read(position)), *put((buffer.name for buffer in kept), item, held.values())]
+
+    def store_item(position: Var) -> list[Statement]:
+        assert step.combiner is not None
+        own = tuple(Load(buffer.name, (item,), buffer.dtype) for buffer in kept)
+        lets, values = bind_shared(list(combine(step.combiner, tuple(before.values()), own)), "v")
+        results = {name: Var(f"result{i}", None, value.dtype) for i, (name, value) in enumerate(zip(step.names, values, strict=True))}
+        return [*lets, *(Let(result, value) for result, value in zip(results.values(), values, strict=True)), *stored(position, results)]
+
+    body: list[Statement] = [s for s in start if isinstance(s, Store)]
+    body += [over_items(scan_item), *put((buffer.name for buffer in exchanged), thread, held.values())]
+    for number in range(steps):
+        other = total_of(number % 2, thread - index_const(distance << number))
+        body += [
+            block_barrier(),
+            If(compare("ge", lane, index_const(1 << number)), block(combined(other, held.values(), held))),
+            *put((buffer.name for buffer in exchanged), thread + (number + 1) % 2 * schedule.threads, held.values()),
+        ]
+    last = steps % 2
+    body += [block_barrier(), *put((load.buffer for load in before.values()), zero, carry.values())]
+    body.append(If(compare("ge", lane, index_const(1)), block(combined(carry.values(), total_of(last, thread - distance), before))))
+    if turns > 1:
+        body += combined(carry.values(), total_of(last, thread + (index_const(shared_by - 1) - lane) * distance), carry)
+    body.append(over_items(store_item))
+    if turns > 1:
+        body.append(block_barrier())  # the next turn's totals take the place of these
+    allocated = [*start, *start_carry, *start_before, *map(Allocate, (*kept, *exchanged))]
+    return [*allocated, For(turn, index_const(turns), block(body))]
