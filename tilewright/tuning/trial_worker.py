@@ -97,7 +97,8 @@ class Loaded:
     kernels: Mapping[str, LoadableKernel]
     calls: Sequence[tuple[str, list[list[int]]]]
     """Kernel name and, for each set of buffers, the addresses of its arguments."""
-    kept: list[torch.Tensor]
+    kept: Sequence[object]
+    """Buffers, and the library's runs, whose reordered filters the captured graphs read."""
     operators: Sequence[torch.cuda.CUDAGraph] = ()
 
 
@@ -301,9 +302,10 @@ class Server:
             for name, kernel in kernels.items():
                 if kernel.shared_bytes:
                     self.driver.allow_shared_bytes(own[name], kernel.shared_bytes)
-        operators = captured(self.library(rows, program, mode), self.device) if program["library"] is not None else []
+        runs = self.library(rows, program, mode)
+        operators = captured(runs, self.device) if runs else []
         self.poison(rows, program)
-        return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()), operators)
+        return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), [*rows.values(), *runs], operators)
 
     def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The program with its storage, and the copies of every buffer."""
