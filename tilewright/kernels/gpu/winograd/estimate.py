@@ -18,7 +18,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.block_transforms import Transform, of_each, transforms_of, works
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.counts import taken
-from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.counts import SECTOR_WORDS, TileCounts
 from tilewright.kernels.gpu.gemm.estimate import contraction_estimate
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
 from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, OTHER_REGISTERS, WinogradFacts, held_registers, scratch_bytes
@@ -32,6 +32,8 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
 
     A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. The workspaces V and M are (m + 2)^2 / m^2 times as
     large as input and output; the fraction min(1, level 2 / (V + M + filters)) of them stays in level 2, and the rest goes to memory and back.
+    Adjacent threads have adjacent channels: where these are apart in memory, each element of the result is a sector of its own, of which level 2
+    takes half as many in a second as it delivers.
 
     Worked example: 64 channels in and out, 56 x 56, m = 4: 196 tiles, V and M 36 * 196 * 64 * 4 = 1.8 MB each, 6.2 MB through level 2 in
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
@@ -78,13 +80,18 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
             held=min(held_registers(transform), transform.span[1] * transform.tile[0]),
             accesses=points + results + of_sums.scratch,
             arithmetic=of_sums.fused + results * facts.epilogue_flops,
-            through=sums + facts.epilogue_bytes + facts.bytes_written,
+            through=sums + facts.epilogue_bytes + facts.bytes_written * _sectors_stored(facts.store_stride),
             memory=facts.bytes_written + facts.epilogue_bytes + missing * sums,
             element_bytes=facts.element_bytes,
         )
         for name, seconds in found.items():
             terms.setdefault(name, np.zeros(length(candidates)))[which] = seconds
     return Estimate(terms, overlapped)
+
+
+def _sectors_stored(stride: int) -> int:
+    """Bytes that level 2 could deliver in the time of storing one, by threads whose elements are `stride` apart."""
+    return 1 if stride <= 1 else 2 * min(stride, SECTOR_WORDS)
 
 
 def _transform(

@@ -17,7 +17,7 @@ from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Expr, Load, Var, as_lanes, index_const
+from tilewright.ir.expr import ZERO, Expr, Load, Var, as_lanes, coefficient, index_const
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
@@ -42,6 +42,7 @@ def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
         outputs=form.outputs,
         input_vector=input_vector(form, problem.layouts),
         store_vector=store_vector(form, problem.layouts),
+        store_stride=abs(coefficient(form.offset, form.k) or 0),
         bytes_read=problem.values[form.source.buffer].bytes,
         bytes_written=problem.values[form.output].bytes,
         products=tuple(product_form(_product(form.output, form, transform)).facts for transform in transforms_of(form.filter_shape)),

@@ -39,8 +39,9 @@ class WinogradFacts:
     """A convolution as the schema sees it: extents of the output, channels of the input, taps of the filters,
     and the batched product of each of `transforms_of`.
 
-    `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in
-    memory. `element_bytes`: of a transformed element; `stored_bytes`: of one of the input in memory."""
+    `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result; `store_stride`: elements between
+    adjacent output channels. Bytes are distinct bytes in memory. `element_bytes`: of a transformed element; `stored_bytes`: of one of the input in
+    memory."""
 
     images: int
     height: int
@@ -49,6 +50,7 @@ class WinogradFacts:
     outputs: int
     input_vector: int
     store_vector: int
+    store_stride: int
     bytes_read: int
     bytes_written: int
     products: tuple[ContractionFacts, ...]
