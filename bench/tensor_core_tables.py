@@ -30,6 +30,25 @@ def tensor_heavy() -> Rows:
     return tensor_rows(measured, [(dtype, 64) for dtype in TENSOR_TYPES])
 
 
+def tensor_single() -> Rows:
+    """As `tensor_networks`, at batch 1, after the models were trained with more narrow, shallow and first layers."""
+    measured = [entry for dtype in TENSOR_TYPES for part in (1, 2) for entry in results_of(f"gpu_half_single_{dtype}_h100_{part}")]
+    return tensor_rows(measured, [(dtype, 1) for dtype in TENSOR_TYPES])
+
+
+def listed_operators() -> Rows:
+    """Operators that were once slower than PyTorch's in float32 on a GPU."""
+    rows = [["operator", "ours, us", "PyTorch's faster layout, us", "PyTorch / ours", "Inductor / ours"]]
+    found: dict[str, dict[str, float]] = {}
+    for entry in results_of("gpu_listed_h100"):
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"].split()[0], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
+    for name, times in found.items():
+        own, eager = times["tilewright"], min(times[peer] for peer in ("eager", "eager_cl") if peer in times)
+        rows.append([name, f"{own:.1f}", f"{eager:.1f}", f"{eager / own:.2f}", f"{times['inductor'] / own:.2f}" if "inductor" in times else "–"])
+    return rows
+
+
 def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, int]]) -> Rows:
     """A row for each network of the comparisons, with a column for each type and batch."""
     found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in measured}
@@ -180,6 +199,8 @@ def tensor_products() -> Rows:
 TENSOR_CORE_TABLES = (
     tensor_networks,
     tensor_heavy,
+    tensor_single,
+    listed_operators,
     tensor_layers,
     tensor_attention,
     computed_maps,
