@@ -1,17 +1,20 @@
-"""What storing values otherwise than by rule is predicted and measured to gain on this CPU: each alternative by itself.
+"""What storing values otherwise than by rule is predicted and measured to gain on this CPU, or on a GPU: each alternative by itself.
 
     python -m bench.layouts --threads 1 --name layouts_1
     python -m bench.layouts --threads 1 --windows 60 --name layouts_windows
+    python -m bench.layouts --target cuda --convolutions 60 --seconds 200 --name layouts_h100
 
-For each of a few modules, or of random windows (depthwise convolutions and poolings), and each alternative that `partition.layout_choice` finds where
-trials may measure, of windows those that change them and also copies of what they read in rows: predicted and measured seconds of the module with
-every value stored by rule, and with that alternative alone, in interleaved turns after both were checked against PyTorch in float64.
+For each of a few modules, of random windows (depthwise convolutions and poolings), or of random convolutions with what follows them, and each
+alternative that `partition.layout_choice` finds where trials may measure, of windows those that change them and also copies of what they read in
+rows: predicted and measured seconds of the module with every value stored by rule, and with that alternative alone, in interleaved turns after both
+were checked against PyTorch in float64. On a GPU each call finds level 2 full of other data.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +31,7 @@ from torch import Tensor, nn
 
 import tilewright
 from bench.common import Contender, compare, write_results
+from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
 from tilewright.ir.graph import Graph
 from tilewright.partition import predictions
 from tilewright.partition.layout_choice import Alternative, Chosen, Judge, Laid, find_alternatives, groups
@@ -99,6 +103,61 @@ def _window(kind: str, where: str, batch: int, channels: int, pixels: int, taps:
     return (nn.Sequential(window, nn.Conv2d(channels, 32, 1)) if where == "input" else window), x
 
 
+def convolutions(number: int, seed: int = SEED) -> dict[str, Maker]:
+    """Random convolutions whose result is the model's, or read by a softmax of channels, an instance normalisation, or both ways."""
+    drawn = random.Random(seed)
+    made: dict[str, Maker] = {}
+    while len(made) < number:
+        batch, pixels = drawn.choice([1, 1, 2, 4, 8, 16, 32, 64]), drawn.randint(7, 128)
+        channels, outputs = (drawn.choice([3, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]) for _ in range(2))
+        taps, stride, then = (
+            drawn.choice([1, 3, 3, 5]),
+            drawn.choice([1, 1, 2]),
+            drawn.choice(["nothing", "relu", "softmax", "normalised", "two results"]),
+        )
+        if not 2**14 <= batch * max(channels, outputs) * pixels**2 <= 2**25:
+            continue
+        name = f"{taps}x{taps}, stride {stride}, {batch} x {channels} x {pixels} x {pixels} to {outputs}, then {then}"
+        made[name] = partial(_convolution, batch, channels, outputs, pixels, taps, stride, then)
+    return made
+
+
+class TwoResults(nn.Module):
+    """A convolution whose result is one of the model's, and read by another."""
+
+    def __init__(self, first: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = first, nn.Conv2d(channels, 32, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.relu(self.first(x))
+        return y, self.second(y)
+
+
+def _convolution(batch: int, channels: int, outputs: int, pixels: int, taps: int, stride: int, then: str) -> tuple[nn.Module, Tensor]:
+    own, x = nn.Conv2d(channels, outputs, taps, stride, taps // 2), torch.randn(batch, channels, pixels, pixels)
+    if then == "two results":
+        return TwoResults(own, outputs), x
+    more = {
+        "nothing": (), "relu": (nn.ReLU(),), "softmax": (nn.Softmax(1),),
+        "normalised": (nn.InstanceNorm2d(outputs, affine=True), nn.ReLU(), nn.Conv2d(outputs, 16, 1)),
+    }[then]  # fmt: skip
+    return nn.Sequential(own, *more), x
+
+
+@dataclass(frozen=True)
+class On:
+    """Where modules run: a target, threads of a CPU, and, of a GPU, the memory that is overwritten before each call."""
+
+    target: str
+    threads: int
+    scratch: Tensor | None
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.scratch is None else "cuda"
+
+
 @dataclass(frozen=True)
 class Found:
     """An alternative of a module, whether its prediction decides, and predicted and measured seconds by rule and with it."""
@@ -125,7 +184,7 @@ def window_inputs(graph: Graph, plain: LaidOut) -> list[Alternative]:
     ]
 
 
-def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None, kinds: Sequence[str] = ()) -> tuple[Any, dict[Alternative, bool]]:
+def compiled(module: nn.Module, x: Tensor, on: On, number: int | None, kinds: Sequence[str] = ()) -> tuple[Any, dict[Alternative, bool]]:
     """The module with that one of its alternatives, or by rule, and all alternatives, or those that change regions of these kinds; with each whether
     its prediction decides."""
     known: dict[Alternative, bool] = {}
@@ -141,21 +200,22 @@ def compiled(module: nn.Module, x: Tensor, threads: int, number: int | None, kin
         return Chosen(plain if number is None else laid([*known][number].storing))
 
     with mock.patch.object(predictions, "choose_layouts", chosen):
-        return tilewright.compile(module, (x,), "native", threads=threads), known
+        return tilewright.compile(module, (x,), on.target, threads=None if on.scratch is not None else on.threads), known
 
 
-def measured(name: str, make: Maker, threads: int, kinds: Sequence[str] = ()) -> list[Found]:
+def measured(name: str, make: Maker, on: On, kinds: Sequence[str] = ()) -> list[Found]:
     """Each alternative of a module, or those that change regions of these kinds."""
     torch.manual_seed(0)
     module, x = make()
-    module.eval()
-    rule, alternatives = compiled(module, x, threads, None, kinds)
+    module, x = module.eval().to(on.device), x.to(on.device)
+    rule, alternatives = compiled(module, x, on, None, kinds)
+    timed = () if on.scratch is None else (partial(cold_seconds, scratch=on.scratch),)
     found = []
     for number, (one, decides) in enumerate(alternatives.items()):
-        other, _ = compiled(module, x, threads, number, kinds)
+        other, _ = compiled(module, x, on, number, kinds)
         predicted = [sum(part.predicted_seconds for part in each.image.program.regions) for each in (rule, other)]
         ways = [Contender("rule", lambda *_: rule), Contender("alternative", lambda *_, other=other: other)]
-        outcomes = compare(name, module, (x,), (torch.randn_like(x),), ways, TOLERANCE, ROUNDS, SECONDS)
+        outcomes = compare(name, module, (x,), (torch.randn_like(x),), ways, TOLERANCE, ROUNDS, SECONDS, *timed)
         seconds = [outcome.median_seconds or float("nan") for outcome in outcomes]
         found.append(Found(name, f"{one.value} {one.told}", decides, (predicted[0], predicted[1]), (seconds[0], seconds[1])))
     return found
@@ -173,16 +233,25 @@ def summary(found: Sequence[Found]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--target", default="native", help="native, or cuda for the GPU present")
     parser.add_argument("--windows", type=int, help="number of random windows, instead of the modules")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the random windows")
+    parser.add_argument("--convolutions", type=int, help="number of random convolutions, instead of the modules")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the random windows and convolutions")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no module is begun later")
     parser.add_argument("--name", help="writes bench/results/NAME.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     made, kinds = (windows(options.windows, options.seed), ("window",)) if options.windows else (MODULES, ())
+    if options.convolutions:
+        made = convolutions(options.convolutions, options.seed)
+    scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda") if options.target == "cuda" else None
+    on, begin = On(options.target, options.threads, scratch), time.monotonic()
     found: list[Found] = []
     for name, make in made.items():
-        found += measured(name, make, options.threads, kinds)
+        if time.monotonic() - begin > options.seconds:
+            break
+        found += measured(name, make, on, kinds)
         if options.name:  # also if it is interrupted
             write_results(options.name, {**vars(options), "last": name}, [asdict(one) for one in found])
     table = Table("module", "alternative", "predicted, us", "ratio", "measured, us", "ratio")

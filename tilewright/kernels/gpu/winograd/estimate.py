@@ -80,7 +80,7 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
             held=min(held_registers(transform), transform.span[1] * transform.tile[0]),
             accesses=points + results + of_sums.scratch,
             arithmetic=of_sums.fused + results * facts.epilogue_flops,
-            through=sums + facts.epilogue_bytes + facts.bytes_written * _sectors_stored(facts.store_stride),
+            through=sums + facts.epilogue_bytes + facts.bytes_written * sectors_stored(facts.store_stride),
             memory=facts.bytes_written + facts.epilogue_bytes + missing * sums,
             element_bytes=facts.element_bytes,
         )
@@ -89,7 +89,7 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
     return Estimate(terms, overlapped)
 
 
-def _sectors_stored(stride: int) -> int:
+def sectors_stored(stride: int) -> int:
     """Bytes that level 2 could deliver in the time of storing one, by threads whose elements are `stride` apart."""
     return 1 if stride <= 1 else 2 * min(stride, SECTOR_WORDS)
 

@@ -12,8 +12,9 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.block_transforms import elements_of, tile_of, works
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.rates import bandwidth
+from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
+from tilewright.kernels.gpu.winograd.estimate import sectors_stored
 from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import Winograd, output_tiles
 
@@ -27,8 +28,8 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     For one step of one block, in cycles of a processor: fma = points BT BK BC / lanes; issue = warps (products and their fragments, copies of
     filters, and loads, transform and stores for each tile and channel) / schedulers; shared = wavefronts of all of these; l2 = bytes of inputs and
     filters. A step takes at least the latency of its loads plus that of the transform that depends on them. The blocks of a processor, waves and the
-    tail are as in `contraction_estimate`; drain is the path of the sums through shared memory and the transform of the outputs; split is the exchange
-    of a cluster's partial outputs.
+    tail are as in `contraction_estimate`; drain is the path of the sums through shared memory and the transform of the outputs, and what their stores
+    take longer if output channels are apart in memory; split is the exchange of a cluster's partial outputs.
 
     Worked example: F(2x2), 16 x 32 x 8: 16 * 16 * 32 * 8 / 128 = 512 cycles of fma per step at peak on an h200."""
     fitted = gpu_calibration(machine)
@@ -66,11 +67,12 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     work = on_processors(step, counts, ends, split > 1, machine)
     meeting = 2 * cache2.latency_cycles + 2 * facts.element_bytes * results * bt * bk / cache2.bandwidth * together
+    apart = (sectors_stored(facts.store_stride) - 1) * facts.bytes_written / l2_bandwidth(machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,
         "memory": counts.memory_bytes / bandwidth(machine),
-        "drain": work.drain_seconds,
+        "drain": work.drain_seconds + apart,
         "split": np.where(split > 1, work.rounds * meeting / machine.clock_hz, 0.0),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
