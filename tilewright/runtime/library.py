@@ -192,7 +192,7 @@ def _recurrent(call: LibraryCall, operator: Recurrent, constants: Sequence[torch
         own = [weight.clone(memory_format=torch.contiguous_format) for weight in constants[direction * each : (direction + 1) * each]]
         weights += own if len(own) != 3 else [*own, torch.zeros_like(own[-1])]  # PyTorch adds a second bias
     stride, is_biased = len(weights) // directions, each > 2
-    if weights[0].is_cuda:
+    if torch.backends.cudnn.is_acceptable(weights[0]):
         mode = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}[operator.name]
         inputs = call.inputs[0].sizes[2]
         with torch.no_grad():
