@@ -94,10 +94,7 @@ def test_layers(case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
     module, inputs = case
     executable = compiled(module, inputs)
     layer: Any = module.layer
-    expected = [Recurrent(operator_of(layer), layer.bidirectional)] * layer.num_layers
-    if module.wanted == "states":  # nothing joins the results of the last layer's directions
-        expected[-1] = Recurrent(operator_of(layer), False)
-    assert [call.operator for call in libraries(executable)] == expected
+    assert [call.operator for call in libraries(executable)] == [Recurrent(operator_of(layer), layer.bidirectional)] * layer.num_layers
     assert all(row.kind != "torch" for row in executable.plan.rows)
     poison(executable)
     for own in (inputs, fresh(inputs)):  # the second call finds what the first left in memory
@@ -146,6 +143,25 @@ def other_lstm(b: GraphBuilder, states: Sequence[Any], x: Any, w: Any, bias: Any
     return h, b.pointwise("tanh", c)
 
 
+def of_both_directions(count: int, in_turn: bool) -> Graph:
+    """A graph of pairs of loops that read one value in opposite directions, whose results are multiplied; with `in_turn` the second begins where the
+    first ends."""
+    b = GraphBuilder()
+    x, start = b.input("x", (4, 2, 3), "f32"), b.input("h", (2, 5), "f32")
+    results = []
+    for _ in range(count):
+        h = start
+        for backwards in (False, True):
+            weights = [b.constant(torch.randn(sizes)) for sizes in ((15, 3), (15, 5), (15,), (15,))]
+            final, result = one_direction(b, gru_step, x, [h], weights, backwards, True)
+            results.append(result)
+            h = final if in_turn else start
+    product = results[0]
+    for result in results[1:]:
+        product = b.pointwise("mul", product, result)
+    return simplify(b.finish([product, h]))[0]
+
+
 FOUND: dict[str, tuple[Callable[[], Graph], list[str]]] = {
     "lstm": (partial(with_cell, lstm_step, 2, 4), ["lstm"]),
     "gru": (partial(with_cell, gru_step, 1, 3, inner_bias=True), ["gru"]),
@@ -158,27 +174,27 @@ FOUND: dict[str, tuple[Callable[[], Graph], list[str]]] = {
     "a bias inside": (partial(with_cell, lstm_step, 2, 4, inner_bias=True), []),
     "backwards only": (partial(with_cell, lstm_step, 2, 4, backwards=True), []),
     "weights that are inputs": (partial(with_cell, lstm_step, 2, 4, constant=False), []),
-    "both directions": (lambda: graph_of(nn.LSTM(3, 5, bidirectional=True), torch.randn(4, 2, 3)), ["lstm"]),
-    "a direction that is read by itself": (lambda: graph_of(Reread(), torch.randn(4, 2, 3)), ["gru"]),
+    "both directions": (lambda: graph_of(nn.LSTM(3, 5, bidirectional=True), torch.randn(4, 2, 3)), ["lstm of both"]),
+    "directions that are read apart": (partial(of_both_directions, 1, False), ["gru of both"]),
+    "two layers of one value": (partial(of_both_directions, 2, False), ["gru of both", "gru of both"]),
+    "directions one after another": (partial(of_both_directions, 1, True), ["gru"]),
 }
-
-
-class Reread(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead, self.back = nn.GRU(3, 5), nn.GRU(3, 5)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.ahead(x)[0], self.back(x.flip(0))[0].flip(0)
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_which_loops_are_layers(name: str) -> None:
     build, expected = FOUND[name]
     graph = build()
-    found = [layer.operator.name for layer in layers_of(graph, graph.constants)]
-    assert found[: len(expected)] == expected and len(found) <= 2 * len(expected)
+    found = layers_of(graph, graph.constants)
+    assert [layer.operator.name + " of both" * layer.operator.bidirectional for layer in found] == expected
     assert any(node.operator == "scan" for node in graph.nodes)
+    inputs = [torch.randn(graph.values[name].shape).double().numpy() for name in graph.inputs]
+    changed = graph
+    for layer in found:
+        changed = with_layer(changed, layer)
+    assert sum(layer_in(node, changed.constants) is not None for node in changed.nodes) == len(expected)
+    for one, other in zip(evaluate(graph, inputs), evaluate(changed, inputs), strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), torch.from_numpy(other), rtol=1e-12, atol=1e-12)
 
 
 def test_a_layer_as_a_loop_of_one_step_computes_the_same() -> None:

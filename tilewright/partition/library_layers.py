@@ -20,7 +20,6 @@ from tilewright.ir.region import Lowered, MergeDecision, Region, Ways
 from tilewright.kernels.library.recurrent import Layer, layer_in, layers_of
 from tilewright.kernels.library.views import linear_address, view_of
 from tilewright.partition.context import Context
-from tilewright.partition.joint_loops import depending
 from tilewright.partition.merges import LIBRARY, WHOLE, Policy
 from tilewright.partition.siblings import Merged
 from tilewright.text import seconds_text
@@ -60,8 +59,8 @@ def _described(graph: Graph, layer: Layer) -> str:
 
 def _nodes(graph: Graph, layer: Layer) -> frozenset[str]:
     """Names of the nodes that compute the layer of its inputs."""
-    made, names = graph.producers(), set[str]()
-    waiting = list(_results(layer))
+    made, names = graph.producers(), {layer.join.name} if layer.join is not None else set[str]()
+    waiting = [name for direction in layer.directions for name in (direction.result, *direction.finals)]
     while waiting:
         name = waiting.pop()
         if name not in layer.inputs and made[name].name not in names:
@@ -84,19 +83,29 @@ def with_layer(graph: Graph, layer: Layer) -> Graph:
         for direction in layer.directions
     }
     names = _nodes(graph, layer)
-    inside = (*([] if x is None else [x]), *(loops.get(node.name, node) for node in graph.nodes if node.name in names))
+    inside = [*([] if x is None else [x]), *(loops.get(node.name, node) for node in graph.nodes if node.name in names)]
+    one = graph.values[layer.directions[0].result]
+    units = one.shape[-1]
+    result = Value(layer.result, (*one.shape[:-1], units * len(layer.directions)), one.dtype)
+    if layer.result not in graph.values:
+        results = tuple(direction.result for direction in layer.directions)
+        inside.append(Node(layer.result, "concatenate", results, (layer.result,), MappingProxyType({"axis": 2})))
     read = {name for node in inside for name in (*node.inputs, *node.outputs)} & graph.values.keys()
-    values = {name: graph.values[name] for name in graph.values if name in read}
+    values = {name: graph.values[name] for name in graph.values if name in read} | {result.name: result}
     values |= {new: replace(graph.values[name], name=new) for new, name in zip(before, states, strict=True)}
-    body = Graph(inside, (*before, *others), (*layer.finals, layer.result), MappingProxyType(values))
-    result = graph.values[layer.result]
+    body = Graph(tuple(inside), (*before, *others), (*layer.finals, layer.result), MappingProxyType(values))
     stacked = Value(layer.result + WHOLE_LAYER, (1, *result.shape), result.dtype)
     attributes = {"body": body, "states": len(states), "sequences": 0, "length": 1, "reverse": (False,)}
     place = layer.directions[0].loop.place
     loop = Node(stacked.name, "scan", (*states, *others), (*layer.finals, stacked.name), MappingProxyType(attributes), place)
     unstacked = Node(layer.result, "reshape", (stacked.name,), (layer.result,), MappingProxyType({"shape": result.shape}), place)
-    gone = {*loops, graph.producers()[layer.result].name}
-    later = {name for direction in layer.directions for name in depending(graph, direction.loop)}
+    parts = [
+        Node(direction.result, "slice", (result.name,), (direction.result,), MappingProxyType(_part(number * units, units)), place)
+        for number, direction in enumerate(layer.directions)
+        if direction.result != layer.result
+    ]
+    gone = {*loops, *([layer.join.name] if layer.join is not None else [])}
+    later = {name for direction in layer.directions for name in graph.dependents(direction.loop)}
     places = [number for number, node in enumerate(graph.nodes) if node.name in gone]
     between = [node for node in graph.nodes[places[0] : places[-1]] if node.name not in gone]
     nodes = (
@@ -104,10 +113,17 @@ def with_layer(graph: Graph, layer: Layer) -> Graph:
         *(node for node in between if node.name not in later),
         loop,
         unstacked,
+        *parts,
         *(node for node in between if node.name in later),
         *graph.nodes[places[-1] + 1 :],
     )
-    return remove_dead_nodes(replace(graph, nodes=nodes, values=MappingProxyType({**graph.values, stacked.name: stacked})))
+    values = {**graph.values, stacked.name: stacked, result.name: result}
+    return remove_dead_nodes(replace(graph, nodes=nodes, values=MappingProxyType(values)))
+
+
+def _part(start: int, length: int) -> dict[str, int]:
+    """Attributes of a slice of innermost elements."""
+    return {"axis": 2, "start": start, "length": length, "step": 1}
 
 
 def _unstacked(graph: Graph, name: str) -> Node | None:

@@ -1,5 +1,5 @@
-"""Recurrent layers that a library's operator computes: a loop with the body of one, and the product of its input before it; of both directions if the
-results of two such loops are joined.
+"""Recurrent layers that a library's operator computes: a loop with the body of one, and the product of its input before it; of both directions if
+two such loops read one value.
 
 A layer is found by comparing the graph before a loop with that which the front end makes of a layer of these sizes, whatever its values are called.
 """
@@ -7,7 +7,7 @@ A layer is found by comparing the graph before a loop with that which the front 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -21,6 +21,9 @@ from tilewright.ir.library import RECURRENCES, Recurrent
 
 CELLS: Mapping[str, Cell] = MappingProxyType({"lstm": lstm_step, "gru": gru_step, "rnn_tanh": simple_step("tanh"), "rnn_relu": simple_step("relu")})
 """What a step of each operator does."""
+
+BOTH = ".both"
+"""Suffix of the name of what both directions make, where the graph does not have it."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,17 @@ class Direction:
 
 @dataclass(frozen=True)
 class Layer:
-    """A recurrent layer in a graph, and the value with h of all steps and directions."""
+    """A recurrent layer in a graph. `join`: the node that puts the results of both directions side by side, if there is one."""
 
     directions: tuple[Direction, ...]
-    result: str
+    join: Node | None = None
+
+    @property
+    def result(self) -> str:
+        """The value with h of all steps and directions, which the graph does not have where nothing joins both directions."""
+        if self.join is not None:
+            return self.join.outputs[0]
+        return self.directions[0].result + (BOTH if len(self.directions) == 2 else "")
 
     @property
     def operator(self) -> Recurrent:
@@ -83,22 +93,26 @@ def layers_of(graph: Graph, constants: Container[str]) -> list[Layer]:
     """The layers of a graph whose weights are among the constants, in the order of their results. A loop that runs backwards is one direction of a
     layer, never a layer by itself, which no operator computes."""
     directions = [found for node in graph.nodes if node.operator == "scan" and (found := _direction(graph, node, constants)) is not None]
-    by_result = {direction.result: direction for direction in directions}
-    layers: dict[str, Layer] = {}
-    joined: set[str] = set()
-    readers = graph.consumers()
-    for node in graph.nodes:
-        if node.operator != "concatenate" or len(node.inputs) != 2 or not by_result.keys() >= {*node.inputs}:
+    joins = {node.inputs: node for node in graph.nodes if node.operator == "concatenate" and len(node.inputs) == 2 and node.attributes["axis"] == 2}
+    ahead_of = {back: ahead for ahead, back in joins}
+    backwards = [direction for direction in directions if direction.is_backwards]
+    layers: list[Layer] = []
+    for ahead in directions:
+        if ahead.is_backwards:
             continue
-        ahead, back = (by_result[name] for name in node.inputs)
-        alike = ahead.operator == back.operator and ahead.x == back.x and len(ahead.weights) == len(back.weights)
-        alike &= graph.values[ahead.result].shape == graph.values[back.result].shape and node.attributes["axis"] == 2
-        own = all(len(readers[name]) == 1 and name not in graph.outputs for name in node.inputs)
-        if alike and own and back.is_backwards and not ahead.is_backwards:
-            layers[ahead.result] = Layer((ahead, back), node.outputs[0])
-            joined.update(node.inputs)
-    layers |= {name: Layer((one,), name) for name, one in by_result.items() if name not in joined and not one.is_backwards}
-    return [layers[name] for name in by_result if name in layers]
+        fitting = (one for one in backwards if ahead_of.get(one.result, ahead.result) == ahead.result and _is_pair(graph, ahead, one))
+        back = next(fitting, None)
+        if back is not None:
+            backwards.remove(back)
+        layers.append(Layer((ahead,)) if back is None else Layer((ahead, back), joins.get((ahead.result, back.result))))
+    return layers
+
+
+def _is_pair(graph: Graph, ahead: Direction, back: Direction) -> bool:
+    """Whether the loops, the second of which runs backwards, are the directions of one layer."""
+    alike = (ahead.operator, ahead.x, len(ahead.weights)) == (back.operator, back.x, len(back.weights))
+    same_sizes = graph.values[ahead.result] == replace(graph.values[back.result], name=ahead.result)
+    return alike and same_sizes and back.loop.name not in graph.dependents(ahead.loop) and ahead.loop.name not in graph.dependents(back.loop)
 
 
 def layer_in(node: Node, constants: Container[str]) -> Layer | None:
