@@ -20,7 +20,7 @@ from tests.test_gpu_chains import any_tiles
 from tilewright import zoo
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
-from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, View
+from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Recurrent, View
 from tilewright.partition.plan import plan_program
 from tilewright.selection.bounds import is_claim
 from tilewright.zoo.bert import EncoderLayer
@@ -204,6 +204,9 @@ def test_operations_of_libraries() -> None:
     q, k, v = (View(name, (1, 2, extent, width), (1,) * 4, 0) for name, extent, width in (("q", 5, 4), ("k", 7, 4), ("v", 7, 3)))
     attention = LibraryCall(Attention("attention", 0.5), (q, k, v), (View("o", (1, 2, 5, 3), (1,) * 4, 0),))
     assert gpu_networks.flops_of(attention) == 2 * (2 * 5 * 7) * (4 + 3)
+    sizes = ((7, 2, 3), (2, 5), (15, 3), (15, 5), (15,), (15,))
+    layer = LibraryCall(Recurrent("gru", False), tuple(View("x", shape, (1,) * len(shape), 0) for shape in sizes), (View("o", (7, 2, 5), (1,) * 3, 0),))
+    assert gpu_networks.flops_of(layer) == 2 * (7 * 2) * 15 * (3 + 5)
 
 
 def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

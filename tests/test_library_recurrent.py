@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -20,6 +21,7 @@ from tests.draws import draws
 from tests.sample_artifacts import manifest_of, put, signed
 from tests.test_gpu_library import agree, fresh
 from tests.test_library import check, libraries
+from tests.test_onnx import model_of
 from tests.test_partitions import took
 from tilewright.compile import read
 from tilewright.errors import InvalidArtifact
@@ -100,6 +102,22 @@ def test_layers(case: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
     for own in (inputs, fresh(inputs)):  # the second call finds what the first left in memory
         agree(executable(*own), module, own)
     assert executable.verify(*inputs).passed
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_layers_of_onnx(kind: str, tmp_path: Path) -> None:
+    """Directions are a dimension of the result; gates come in another order, which the importer changes."""
+    rows, (steps, batch, inputs, units) = RECURRENCES[kind.lower() if kind != "RNN" else "rnn_tanh"].gates * 5, (4, 3, 6, 5)
+    sizes = {"W": (2, rows, inputs), "R": (2, rows, units), "B": (2, 2 * rows)}
+    extra: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
+    node = onnx.helper.make_node(kind, ["X", *sizes], ["Y"], hidden_size=units, direction="bidirectional", **extra)
+    model = model_of([node], {"X": [steps, batch, inputs]}, ["Y"], {name: torch.randn(shape) for name, shape in sizes.items()})
+    onnx.save(model, tmp_path / "model.onnx")
+    x = torch.randn(steps, batch, inputs)
+    with with_layers_by_libraries():
+        executable = tilewright.compile(tmp_path / "model.onnx", (x,), "native", vendor=True)
+    assert [call.operator.name for call in libraries(executable)] == [kind.lower() if kind != "RNN" else "rnn_tanh"]
+    assert executable(x).shape == (steps, 2, batch, units) and executable.verify(x).passed
 
 
 def operator_of(layer: nn.RNNBase) -> str:
