@@ -47,7 +47,7 @@ from bench.cpu_networks import OURS, VENDOR, cell, with_libraries
 from bench.fusion import fusing
 from tilewright import zoo
 from tilewright.graph.table import OPERATORS
-from tilewright.ir.library import Attention, LibraryCall, Pooling, Product
+from tilewright.ir.library import Attention, LibraryCall, Pooling, Product, Recurrent
 from tilewright.kernels.gpu import early
 from tilewright.runtime import buffers
 from tilewright.runtime import gpu as gpu_engine
@@ -214,11 +214,13 @@ def flops_of(call: LibraryCall) -> int:
     """Operations of a library call: two for each product of its sums, or one for each element of a window."""
     sizes = [view.sizes for view in call.inputs]
     if isinstance(call.operator, Pooling):
-        return prod(call.out.sizes) * prod(call.operator.window)
+        return prod(call.outs[0].sizes) * prod(call.operator.window)
+    if isinstance(call.operator, Recurrent):
+        return 2 * prod(sizes[0][:2]) * sum(prod(each) for each in sizes[call.operator.constants] if len(each) == 2)
     if isinstance(call.operator, Attention):
         return 2 * prod(sizes[0][:3]) * sizes[1][2] * (sizes[0][3] + sizes[2][3])
     summed = sizes[0][2] if isinstance(call.operator, Product) else prod(sizes[1][1:])
-    return 2 * prod(call.out.sizes) * summed
+    return 2 * prod(call.outs[0].sizes) * summed
 
 
 def kind_of(operators: Sequence[str], region: str) -> str:

@@ -18,7 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import tilewright
+from tilewright.ir.graph import Graph
 from tilewright.ir.region import Program
+from tilewright.kernels.library.recurrent import layers_of
+from tilewright.partition.merges import LIBRARY, Policy
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.packing import unpack
@@ -131,6 +134,19 @@ def without_chains() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("tilewright.compile", "tilewright.tuning.tuning"):
             patch.setattr(import_module(name), "plan_program", separate)
+        yield
+
+
+@contextmanager
+def with_layers_by_libraries() -> Iterator[None]:
+    """Compilation takes every layer that a library computes, as if the whole network had been measured to be faster so."""
+
+    def taking(graph: Graph, *given: Any, **named: Any) -> Program:
+        keys = frozenset((LIBRARY, (layer.result, *layer.finals)) for layer in layers_of(graph, graph.constants))
+        return plan_program(graph, *given, **{**named, "policy": Policy(taken=keys)})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("tilewright.compile"), "plan_program", taking)
         yield
 
 

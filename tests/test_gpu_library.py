@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tests.compiled import poison
+from tests.compiled import poison, with_layers_by_libraries
 from tests.emulated_gpu import EmulatedServer, emulated
 from tests.stand_ins import OTHER, record_libraries
 from tests.test_gpu_runtime import FakeLibrary
@@ -67,11 +67,25 @@ class Windows(nn.Module):
         return attended.transpose(1, 2).flatten(2) + rows, torch.log_softmax(y, 1)
 
 
+class Recurrent(nn.Module):
+    """Recurrent layers of one and of both directions, one after another, with final states of the second, and a product after them."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LSTM(inputs, units, bidirectional=True), nn.LSTM(2 * units, units)
+        self.third, self.last = nn.GRU(units, units, batch_first=True, bidirectional=True), nn.Linear(2 * units, 12)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, (_, cells) = self.second(torch.relu(self.first(x)[0]))
+        return self.last(self.third(y.transpose(0, 1))[0]), cells
+
+
 CASES: dict[str, Callable[[bool], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "convolutions": lambda small: (Convolutions(16 if small else 96), (torch.randn(2, 8, 6, 5) if small else torch.randn(4, 8, 56, 56),)),
     "windows and attention": lambda small: (
         (Windows(16, 4, 2), (torch.randn(2, 3, 14, 18),)) if small else (Windows(512, 8, 2), (torch.randn(2, 3, 64, 64),))
     ),
+    "recurrent layers": lambda small: (Recurrent(12, 8), (torch.randn(5, 3, 12),)) if small else (Recurrent(256, 512), (torch.randn(64, 16, 256),)),
     "BERT layer": lambda small: (
         (EncoderLayer(16, 2, 32), (torch.randn(2, 5, 16),)) if small else (EncoderLayer(768, 12, 3072), (torch.randn(4, 128, 768),))
     ),
@@ -88,7 +102,8 @@ def case(name: str, small: bool = True, device: str = "cpu") -> tuple[nn.Module,
 def by_libraries(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, target: str = "h200") -> Executable:
     """The module with every region by a library that one can compute."""
     record_libraries(path, module, inputs, machine(target))
-    return tilewright.compile(module, inputs, target, vendor=True, records=path)
+    with with_layers_by_libraries():
+        return tilewright.compile(module, inputs, target, vendor=True, records=path)
 
 
 def calls_of(executable: Executable) -> list[LibraryCall]:
@@ -418,17 +433,19 @@ def test_libraries_in_one_graph_on_the_gpu(name: str, small: bool, tmp_path: Pat
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_trials_of_libraries_on_the_gpu(name: str, tmp_path: Path) -> None:
-    """All candidates of libraries are measured and right, and the network that the records choose is, too."""
+    """All candidates of libraries, and partitions with layers by them, are measured and right, and the network that the records choose is, too."""
     module, inputs = case(name, False, "cuda")
     with tilewright.compile(module, inputs, trials=2, vendor=True, records=tmp_path / "records") as executable:
         with Records(tmp_path / "records") as records:
             entries = [entry for entry in records.all() if entry.description.startswith("library")]
         assert entries and not [(entry.description, entry.reason) for entry in entries if entry.status != "measured"]
+        layers = [partition.text for partition in executable.plan.partitions if "layers by a library" in partition.text]
+        assert len(layers) == (name == "recurrent layers") and all("measured" in text for text in layers)
         assert len(executable._segments) == 1
         for _ in range(3):
             given = fresh(inputs)
             agree(executable(*given), module, given)
-        print(f"{name}: {len(calls_of(executable))} of {len(entries)} candidates of libraries chosen")
+        print(f"{name}: {len(calls_of(executable))} of {len(entries)} candidates of libraries chosen", *layers)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ from tests.test_gpu_chains import any_tiles
 from tilewright import zoo
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
-from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, View
+from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Recurrent, View
 from tilewright.partition.plan import plan_program
 from tilewright.selection.bounds import is_claim
 from tilewright.zoo.bert import EncoderLayer
@@ -196,14 +196,17 @@ def test_a_chain_is_bounded_by_the_peak_of_the_whole_gpu() -> None:
 def test_operations_of_libraries() -> None:
     image, filters, result = View("a", (2, 8, 6, 5), (1,) * 4, 0), View("b", (12, 4, 3, 3), (1,) * 4, 0), View("o", (2, 12, 4, 3), (1,) * 4, 0)
     convolution = Convolution("convolution", (1, 1), (1, 1), 2)
-    assert gpu_networks.flops_of(LibraryCall(convolution, (image, filters), result)) == 2 * (2 * 12 * 4 * 3) * (4 * 3 * 3)
+    assert gpu_networks.flops_of(LibraryCall(convolution, (image, filters), (result,))) == 2 * (2 * 12 * 4 * 3) * (4 * 3 * 3)
     a, b, out = View("a", (2, 3, 4), (1,) * 3, 0), View("b", (2, 4, 5), (1,) * 3, 0), View("o", (2, 3, 5), (1,) * 3, 0)
-    assert gpu_networks.flops_of(LibraryCall(Product("matmul"), (a, b), out)) == 2 * (2 * 3 * 5) * 4
-    pooled = LibraryCall(Pooling("max_pooling", (3, 3), (1, 1), (1, 1), (0, 0)), (image,), View("o", (2, 8, 4, 3), (1,) * 4, 0))
+    assert gpu_networks.flops_of(LibraryCall(Product("matmul"), (a, b), (out,))) == 2 * (2 * 3 * 5) * 4
+    pooled = LibraryCall(Pooling("max_pooling", (3, 3), (1, 1), (1, 1), (0, 0)), (image,), (View("o", (2, 8, 4, 3), (1,) * 4, 0),))
     assert gpu_networks.flops_of(pooled) == (2 * 8 * 4 * 3) * 9
     q, k, v = (View(name, (1, 2, extent, width), (1,) * 4, 0) for name, extent, width in (("q", 5, 4), ("k", 7, 4), ("v", 7, 3)))
-    attention = LibraryCall(Attention("attention", 0.5), (q, k, v), View("o", (1, 2, 5, 3), (1,) * 4, 0))
+    attention = LibraryCall(Attention("attention", 0.5), (q, k, v), (View("o", (1, 2, 5, 3), (1,) * 4, 0),))
     assert gpu_networks.flops_of(attention) == 2 * (2 * 5 * 7) * (4 + 3)
+    sizes = ((7, 2, 3), (2, 5), (15, 3), (15, 5), (15,), (15,))
+    layer = LibraryCall(Recurrent("gru", False), tuple(View("x", shape, (1,) * len(shape), 0) for shape in sizes), (View("o", (7, 2, 5), (1,) * 3, 0),))
+    assert gpu_networks.flops_of(layer) == 2 * (7 * 2) * 15 * (3 + 5)
 
 
 def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

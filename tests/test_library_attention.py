@@ -105,7 +105,7 @@ TAKEN: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], Attention, lis
 def test_what_the_operator_takes(name: str) -> None:
     function, inputs, operator, sizes = TAKEN[name]
     call = attention_operation(attention_case(function, inputs).problem).call
-    assert [view.sizes for view in call.inputs] == sizes and call.out.sizes == (*sizes[0][:3], 8)
+    assert [view.sizes for view in call.inputs] == sizes and call.outs[0].sizes == (*sizes[0][:3], 8)
     assert isinstance(call.operator, Attention) and replace(call.operator, scale=operator.scale) == operator
     assert call.operator.scale == pytest.approx(operator.scale)
 
@@ -130,9 +130,9 @@ def test_what_the_operator_does_not_take(name: str) -> None:
 def test_shifted_causal_masks(queries: int, keys: int, shift: int) -> None:
     q, k, v, out = torch.randn(1, 2, queries, 4), torch.randn(1, 2, keys, 4), torch.randn(1, 2, keys, 3), torch.full((1, 2, queries, 3), float("nan"))
     views = [View(name, tuple(x.shape), x.stride(), 0) for name, x in zip("qkvo", (q, k, v, out), strict=True)]
-    call = LibraryCall(Attention("attention", 0.7, shift), tuple(views[:3]), views[3])
+    call = LibraryCall(Attention("attention", 0.7, shift), tuple(views[:3]), (views[3],))
     call.check()
-    prepared(call, torch.float32, torch.device("cpu"), None)(q, k, v, out)
+    prepared(call, torch.float32, torch.device("cpu"), ())(q, k, v, out)
     scores = 0.7 * q.double() @ k.double().transpose(2, 3)
     seen = torch.arange(keys) <= torch.arange(queries)[:, None] + shift
     torch.testing.assert_close(out.double(), torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v.double(), rtol=1e-5, atol=1e-5)

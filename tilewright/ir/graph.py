@@ -93,6 +93,15 @@ class Graph:
                 result[name].append(node)
         return result
 
+    def dependents(self, node: Node) -> set[str]:
+        """Names of the nodes that need a result of this one."""
+        made, names = set(node.outputs), set[str]()
+        for other in self.nodes:
+            if not made.isdisjoint(other.inputs):
+                made |= set(other.outputs)
+                names.add(other.name)
+        return names
+
     def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> Graph:
         return replace(self, nodes=tuple(nodes), **changes)
 

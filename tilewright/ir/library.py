@@ -11,10 +11,12 @@
     average_pooling  the same with a sum, divided by `divisor`, or by the number of its elements inside a, or inside a and its padding
     softmax          out[*i] = exp(a[*i]) / sum over the dimension `dim` of exp(a), without overflow
     log_softmax      its logarithm
+    lstm, gru, rnn_tanh, rnn_relu
+                     out[t, n, *] = the states of recurrent layers (`Recurrent`) that read a[t, n, *]
 
-A convolution has no padding: what it would add is stored around `a`. Filters, and the matrix of `linear`, are constant, so that they may be
-reordered, transformed or widened once. Elements are floats of 32 or 16 bits (`LibraryCall.check_types`), and results have the type of the first
-input.
+A convolution has no padding: what it would add is stored around `a`. Filters, the matrix of `linear`, and the weights of recurrent layers are
+constant, so that they may be reordered, transformed or widened once. Elements are floats of 32 or 16 bits (`LibraryCall.check_types`), and results
+have the type of the first input.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class View:
 
 
 Shape: TypeAlias = tuple[int, ...]
+NONE = slice(0, 0)
+"""Of an operator without constants."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,17 @@ class Convolution:
     groups: int = 1
 
     @property
-    def constant(self) -> int | None:
-        return 1
+    def constants(self) -> slice:
+        return slice(1, 2)
 
-    def result(self, *shapes: Shape) -> Shape | None:
+    def results(self, *shapes: Shape) -> tuple[Shape, ...] | None:
         a, b = _exactly(2, shapes)
         rank = len(self.stride)
         if rank not in (2, 3) or {len(self.dilation), len(a) - 2, len(b) - 2} != {rank} or min(self.groups, *self.stride, *self.dilation) < 1:
             return None
         if b[0] % self.groups or a[1] != b[1] * self.groups or (self.name == "fft_convolution" and {*self.stride, *self.dilation} != {1}):
             return None
-        return a[0], b[0], *((x - d * (t - 1) - 1) // s + 1 for x, t, s, d in zip(a[2:], b[2:], self.stride, self.dilation, strict=True))
+        return ((a[0], b[0], *((x - d * (t - 1) - 1) // s + 1 for x, t, s, d in zip(a[2:], b[2:], self.stride, self.dilation, strict=True))),)
 
     def fits(self, *dtypes: str) -> bool:
         a, b = dtypes
@@ -88,13 +92,13 @@ class Product:
     name: str
 
     @property
-    def constant(self) -> int | None:
-        return 1 if self.name == "linear" else None
+    def constants(self) -> slice:
+        return slice(1, 2) if self.name == "linear" else NONE
 
-    def result(self, *shapes: Shape) -> Shape | None:
+    def results(self, *shapes: Shape) -> tuple[Shape, ...] | None:
         a, b = _exactly(2, shapes)
         fits = len(a) == len(b) == 3 and a[0] == b[0] and a[2] == b[1] and (self.name == "matmul" or a[0] == 1)
-        return (a[0], a[1], b[2]) if fits else None
+        return ((a[0], a[1], b[2]),) if fits else None
 
     def fits(self, *dtypes: str) -> bool:
         a, b = dtypes
@@ -110,10 +114,10 @@ class Attention:
     shift: int | None = None
 
     @property
-    def constant(self) -> int | None:
-        return None
+    def constants(self) -> slice:
+        return NONE
 
-    def result(self, *shapes: Shape) -> Shape | None:
+    def results(self, *shapes: Shape) -> tuple[Shape, ...] | None:
         q, k, v, *masks = shapes
         if {len(shape) for shape in shapes} != {4} or len(masks) > 1 or (masks and self.shift is not None):
             return None
@@ -122,7 +126,7 @@ class Attention:
         rows = (*q[:3], k[2])
         if any(extent not in (1, whole) for mask in masks for extent, whole in zip(mask, rows, strict=True)):
             return None
-        return *q[:3], v[3]
+        return ((*q[:3], v[3]),)
 
     def fits(self, *dtypes: str) -> bool:
         q, k, v, *masks = dtypes
@@ -145,10 +149,10 @@ class Pooling:
     padded: bool = False
 
     @property
-    def constant(self) -> int | None:
-        return None
+    def constants(self) -> slice:
+        return NONE
 
-    def result(self, *shapes: Shape) -> Shape | None:
+    def results(self, *shapes: Shape) -> tuple[Shape, ...] | None:
         (a,) = _exactly(1, shapes)
         rank = len(self.window)
         sizes = {len(self.stride), len(self.dilation), len(self.padding), len(a) - 2}
@@ -160,7 +164,7 @@ class Pooling:
         if any(2 * p > d * (t - 1) + 1 for p, d, t in zip(self.padding, self.dilation, self.window, strict=True)):
             return None  # PyTorch takes no wider padding
         each = zip(a[2:], self.window, self.stride, ((p, p) for p in self.padding), self.dilation, strict=True)
-        return *a[:2], *(pooled_extent(*one, self.ceiling) for one in each)
+        return ((*a[:2], *(pooled_extent(*one, self.ceiling) for one in each)),)
 
     def fits(self, *dtypes: str) -> bool:
         return True
@@ -174,21 +178,74 @@ class Softmax:
     dim: int
 
     @property
-    def constant(self) -> int | None:
-        return None
+    def constants(self) -> slice:
+        return NONE
 
-    def result(self, *shapes: Shape) -> Shape | None:
+    def results(self, *shapes: Shape) -> tuple[Shape, ...] | None:
         (a,) = _exactly(1, shapes)
-        return a if 0 <= self.dim < len(a) else None
+        return (a,) if 0 <= self.dim < len(a) else None
 
     def fits(self, *dtypes: str) -> bool:
         return True
 
 
-Operator: TypeAlias = Convolution | Product | Attention | Pooling | Softmax
-"""What a library computes. `constant`: the position of the input that has to be constant, if one has to; `result`: the shape of the result for inputs
-of these shapes, None if the operator is not defined for them; `fits`: whether it takes inputs of these types, the first of which is a float of 32 or
-16 bits."""
+@dataclass(frozen=True)
+class Recurrence:
+    """Numbers of a kind of recurrent layer: gates, states, and biases where it has them."""
+
+    gates: int
+    states: int
+    biases: int = 1
+
+
+RECURRENCES: Mapping[str, Recurrence] = MappingProxyType(
+    {"lstm": Recurrence(4, 2), "gru": Recurrence(3, 1, 2), "rnn_tanh": Recurrence(1, 1), "rnn_relu": Recurrence(1, 1)}
+)
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A recurrent layer of one or both directions, with PyTorch's equations and order of gates. Its inputs are a [steps, sequences, inputs], then of
+    each direction the states before its first step [sequences, units], h and the c of an `lstm`, then of each direction its weights: of the input
+    [gates * units, inputs], of h [gates * units, units], and biases [gates * units] if it has any. A `gru` has a second bias, of the product with h.
+    Its results are h of all steps [steps, sequences, directions * units], and of each direction the states after its last step."""
+
+    name: str
+    bidirectional: bool
+
+    @property
+    def directions(self) -> int:
+        return 1 + self.bidirectional
+
+    @property
+    def states(self) -> int:
+        """The number of states of all directions."""
+        return self.directions * RECURRENCES[self.name].states
+
+    @property
+    def constants(self) -> slice:
+        return slice(1 + self.states, None)
+
+    def results(self, *shapes: Shape) -> tuple[Shape, ...] | None:
+        kind, states, weights = RECURRENCES[self.name], shapes[1 : 1 + self.states], shapes[1 + self.states :]
+        a, biases = shapes[0], len(weights) // self.directions - 2
+        if len(a) != 3 or any(len(state) != 2 for state in states) or biases not in (0, kind.biases):
+            return None
+        (steps, sequences, inputs), units = a, states[0][1]
+        rows = kind.gates * units
+        each = ((rows, inputs), (rows, units), *((rows,) for _ in range(biases)))
+        if {*states} != {(sequences, units)} or weights != each * self.directions:
+            return None
+        return (steps, sequences, self.directions * units), *states
+
+    def fits(self, *dtypes: str) -> bool:
+        return len({*dtypes}) == 1
+
+
+Operator: TypeAlias = Convolution | Product | Attention | Pooling | Softmax | Recurrent
+"""What a library computes. `constants`: which inputs have to be constant; `results`: the shapes of the results for inputs of these shapes, None if
+the operator is not defined for them; of several, those behind the first need not be stored; `fits`: whether it takes inputs of these types, the first
+of which is a float of 32 or 16 bits."""
 OPERATORS: Mapping[str, type[Operator]] = MappingProxyType(
     {
         "convolution": Convolution,
@@ -200,11 +257,12 @@ OPERATORS: Mapping[str, type[Operator]] = MappingProxyType(
         "average_pooling": Pooling,
         "softmax": Softmax,
         "log_softmax": Softmax,
+        **dict.fromkeys(RECURRENCES, Recurrent),
     }
 )
 """What operators are called, and the kind of each."""
 INPUTS: Mapping[type[Operator], tuple[int, int]] = MappingProxyType(
-    {Convolution: (2, 2), Product: (2, 2), Attention: (3, 4), Pooling: (1, 1), Softmax: (1, 1)}
+    {Convolution: (2, 2), Product: (2, 2), Attention: (3, 4), Pooling: (1, 1), Softmax: (1, 1), Recurrent: (4, 11)}
 )
 """The least and the greatest number of inputs of an operator."""
 
@@ -216,36 +274,37 @@ def _exactly(count: int, shapes: Sequence[Shape]) -> Sequence[Shape]:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """An operator applied to views `inputs`, and stored in `out`."""
+    """An operator applied to views `inputs`, and its results, stored in `outs`: all of them, or the first."""
 
     operator: Operator
     inputs: tuple[View, ...]
-    out: View
+    outs: tuple[View, ...]
 
     @property
-    def constant(self) -> View | None:
-        """The input that has to be constant, if one has to."""
-        return self.inputs[self.operator.constant] if self.operator.constant is not None else None
+    def constants(self) -> tuple[View, ...]:
+        """The inputs that have to be constant."""
+        return self.inputs[self.operator.constants]
 
     @property
     def views(self) -> tuple[View, ...]:
-        return *self.inputs, self.out
+        return *self.inputs, *self.outs
 
     def renamed(self, name: Callable[[str], str]) -> LibraryCall:
         """The call over buffers with other names."""
-        *inputs, out = (replace(view, name=name(view.name)) for view in self.views)
-        return replace(self, inputs=tuple(inputs), out=out)
+        inputs, outs = (tuple(replace(view, name=name(view.name)) for view in views) for views in (self.inputs, self.outs))
+        return replace(self, inputs=inputs, outs=outs)
 
     def check(self) -> None:
-        """Raises ValueError unless the views have the shapes of the operator's arguments and result, and elements, all separate in memory."""
+        """Raises ValueError unless the views have the shapes of the operator's arguments and results, and elements, all separate in memory."""
         for view in self.views:
             if len(view.sizes) != len(view.strides) or min((*view.sizes, *view.strides, 1 + view.offset), default=0) < 1 or not view.is_injective:
                 raise ValueError(f"{view} is no view of separate elements")
-        operator, shapes = self.operator, [view.sizes for view in self.inputs]
+        operator, shapes, made = self.operator, [view.sizes for view in self.inputs], tuple(view.sizes for view in self.outs)
         least, most = INPUTS[type(operator)]
         known = OPERATORS.get(operator.name) is type(operator) and least <= len(shapes) <= most
-        if not known or self.out.sizes != operator.result(*shapes):
-            raise ValueError(f"a library has no {operator} of {' and '.join(map(str, shapes))} that makes {self.out.sizes}")
+        results = operator.results(*shapes) if known else None
+        if results is None or made not in (results, results[:1]):
+            raise ValueError(f"a library has no {operator} of {' and '.join(map(str, shapes))} that makes {' and '.join(map(str, made))}")
 
     def check_types(self, *dtypes: str) -> None:
         """Raises ValueError unless the operator takes inputs of these types: the same, or a constant that is widened; transforms are of float32."""

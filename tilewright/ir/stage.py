@@ -63,7 +63,8 @@ def flow_of(lowered: Lowered) -> Flow:
         return Flow(stages, tuple(edge for number in range(len(stages) - 1) for edge in _chained(lowered, number)))
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
     # of each kernel, or of the library's operator: what it stores, and what it reads or stores
-    parts = [] if lowered.library is None else [(lowered.library.operator.name, [lowered.library.out.name], [lowered.library.out.name])]
+    stored_first = [] if lowered.library is None else [view.name for view in lowered.library.outs]
+    parts = [] if lowered.library is None else [(lowered.library.operator.name, stored_first, stored_first)]
     for call in lowered.calls:
         pairs = list(zip(call.arguments, kernels[call.kernel].parameters, strict=True))
         stored = [name for name, parameter in pairs if parameter.writable]

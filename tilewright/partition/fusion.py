@@ -33,6 +33,7 @@ from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, coefficient
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import MergeDecision, Region
 from tilewright.ir.scalar import OPERATIONS
+from tilewright.kernels.library.recurrent import layer_in
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
 from tilewright.partition.joining import JOIN, JoinDecision, RowJudge, owns_rows, with_rows
@@ -144,7 +145,7 @@ class _Partitioner:
         for node in self.graph.nodes:
             found = self.computations[node.name]
             if found is None:
-                kind = "loop" if node.operator == "scan" else "torch"
+                kind = "loop" if node.operator == "scan" and layer_in(node, self.constants) is None else "torch"
                 for output in node.outputs[:1]:
                     self.groups[output] = _Group(kind, [node], (), output, [str(node.attributes.get("reason", ""))] if kind == "torch" else [])
                 continue

@@ -99,9 +99,9 @@ def find_pairs(graph: Graph) -> list[tuple[Node, Node]]:
     for number, first in enumerate(loops):
         if first.name in paired or len(shapes := _shapes(first)) != 1:
             continue
-        later = _depending(joined, first)
+        later = joined.dependents(first)
         for second in loops[number + 1 :]:
-            free = second.name not in paired and second.name not in later and first.name not in _depending(joined, second)
+            free = second.name not in paired and second.name not in later and first.name not in joined.dependents(second)
             if not free or second.attributes["length"] != first.attributes["length"] or _shapes(second) != shapes:
                 continue
             if any(name.startswith(_name((first, second))) for name in graph.values):  # names of ONNX files may be any
@@ -119,16 +119,6 @@ def _shapes(loop: Node) -> set[tuple[tuple[int, ...], str]]:
     return {(body.values[name].shape, body.values[name].dtype) for name in body.outputs}
 
 
-def _depending(graph: Graph, first: Node) -> set[str]:
-    """Names of the nodes that need a result of this one."""
-    made, names = set(first.outputs), set()
-    for node in graph.nodes:
-        if not made.isdisjoint(node.inputs):
-            made |= set(node.outputs)
-            names.add(node.name)
-    return names
-
-
 def _name(pair: tuple[Node, Node]) -> str:
     """The name of the loop that a pair becomes."""
     return "+".join(node.name for node in pair)
@@ -143,7 +133,7 @@ def _with(graph: Graph, pairs: Sequence[tuple[Node, Node]]) -> Graph:
     nodes = list(graph.nodes)
     for pair in pairs:
         start, end = sorted(map(nodes.index, pair))
-        later = _depending(replace(graph, nodes=tuple(nodes)), nodes[start])
+        later = graph.with_nodes(nodes).dependents(nodes[start])
         between = nodes[start + 1 : end]
         waiting = [node for node in between if node.name in later]
         nodes[start : end + 1] = [*(node for node in between if node.name not in later), joint(*pair), *waiting]

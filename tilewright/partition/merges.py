@@ -23,6 +23,8 @@ already: predictions that differ by less do not order candidates (`tuning.code_c
 
 CHAIN = "chain"
 """The kind of merges of successive regions."""
+LIBRARY = "library layer"
+"""The kind of merges of all regions of a layer by a library's operator, whose time nothing predicts."""
 WHOLE = "decided by the time of the whole network"
 """Said of a merge about which a `Policy` decides."""
 

@@ -18,6 +18,7 @@ from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.chains import Ready, Search
 from tilewright.partition.context import Chooser, Context, Recorded, canonical_problem, deciding_once
 from tilewright.partition.layouts import LaidOut
+from tilewright.partition.library_layers import lower_layer
 from tilewright.partition.loops import lower_loop
 from tilewright.partition.lowering import lower_region
 from tilewright.partition.merges import BY_MERGES, CHAIN, Measured, Memory, Merge, Policy
@@ -206,7 +207,10 @@ def _lowered(laid_out: LaidOut, changed: Rewritten, context: Context) -> tuple[t
 
 
 def _lowered_region(region: Region, context: Context, laid_out: LaidOut) -> list[Lowered] | str:
-    return lower_loop(region, context, laid_out) if region.kind == "loop" else [lower_region(region, context)]
+    if region.kind == "loop":
+        return lower_loop(region, context, laid_out)
+    layer = lower_layer(region, context, laid_out.regions) if region.kind == "torch" else None
+    return [lower_region(region, context) if layer is None else layer]
 
 
 def _storage(laid_out: LaidOut, graph: Graph) -> dict[str, Storage]:

@@ -169,6 +169,12 @@ class Predictions:
         copied = {timed.region.inputs[0]: timed for timed in self._timed(graph, laid_out, copies)}
         return [timed.with_copy(copied[name]) if (name := timed.region.outputs[0]) in copied else timed for timed in concerned]
 
+    def of_nodes(self, graph: Graph, names: Collection[str]) -> float:
+        """Predicted seconds of the graph's regions that have some nodes of these names, loops among them."""
+        laid_out = self.laid_out(graph)
+        concerned = [region for region in laid_out.regions if any(node.name in names for node in region.nodes)]
+        return sum(timed.seconds for timed in self._timed(graph, laid_out, concerned, loops=True))
+
     def in_partition(self, graph: Graph, unstored: frozenset[str], regions: Sequence[Region]) -> list[Timed]:
         """Regions of the graph, or made of them, with their seconds.
 

@@ -17,6 +17,7 @@ from tilewright.kernels.schema import form_of
 from tilewright.partition.context import canonical_problem
 from tilewright.partition.folded_images import fold_images
 from tilewright.partition.joint_loops import join_loops
+from tilewright.partition.library_layers import take_layers
 from tilewright.partition.merges import Memory, Timed
 from tilewright.partition.poolings import Poolings, choose_poolings
 from tilewright.partition.predictions import Predictions
@@ -44,11 +45,15 @@ class Rewritten:
 
 def rewritten(graph: Graph, predictions: Predictions, memory: Memory) -> Rewritten:
     """The graph with siblings merged, pairs of loops joined, and on GPUs images folded, wherever the models predict a gain, and the results that are
-    not stored since they do; on CPUs, where sizes share kernels, as for the size planned first if the memory has one."""
+    not stored since they do; on CPUs, where sizes share kernels, as for the size planned first if the memory has one. A library computes the layers
+    that the policy says."""
     gpu, policy = predictions.machine.is_gpu, predictions.policy
     kept = Memory() if gpu else memory
-    merging = partial(merge_siblings, graph, predictions.of_regions, kept.siblings, policy)
-    merged = contained("the model", "its siblings stay apart", merging, lambda _: Merged(graph))
+    taking = partial(take_layers, graph, predictions.of_nodes, policy)
+    vendor = predictions.numerics.vendor
+    left = contained("the model", "no library computes layers", taking, lambda _: Merged(graph)) if vendor else Merged(graph)
+    merging = partial(merge_siblings, left.graph, predictions.of_regions, kept.siblings, policy)
+    merged = contained("the model", "its siblings stay apart", merging, lambda _: Merged(left.graph))
     joining = partial(join_loops, merged.graph, predictions.loops, kept.loops, policy)
     joint = contained("the model", "its loops stay apart", joining, lambda _: Merged(merged.graph))
     folding = partial(_folded, joint.graph, predictions)
@@ -57,7 +62,7 @@ def rewritten(graph: Graph, predictions: Predictions, memory: Memory) -> Rewritt
     inside = contained("the model", "contractions read what maps store", computing, lambda _: Prologues())
     pooling = partial(_poolings, folded.graph, predictions, inside.values)
     pooled = contained("the model", "poolings read what is stored", pooling, lambda _: Poolings()) if gpu else Poolings()
-    decisions = (merged.decisions, joint.decisions, folded.decisions, inside.decisions, pooled.decisions)
+    decisions = (left.decisions, merged.decisions, joint.decisions, folded.decisions, inside.decisions, pooled.decisions)
     return Rewritten(folded.graph, inside.values | pooled.values, decisions)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.layout import Box, boxes_overlap
-from tilewright.ir.library import LibraryCall
+from tilewright.ir.library import LibraryCall, Recurrent
 from tilewright.ir.region import Call
 from tilewright.runtime.loadable import LoadableProgram
 
@@ -49,7 +49,9 @@ def accesses(
     result: list[tuple[list[Extent], list[Extent]]] = []
     for call in calls:
         if isinstance(call, LibraryCall):
-            result.append(([extent(view.name) for view in call.inputs], [WORKSPACE, extent(call.out.name)]))
+            # the kernels of recurrent layers may wait for all their blocks
+            shared = [WORKSPACE, COOPERATION] if isinstance(call.operator, Recurrent) else [WORKSPACE]
+            result.append(([extent(view.name) for view in call.inputs], [*shared, *(extent(view.name) for view in call.outs)]))
             continue
         kernel = program.kernels[call.kernel]
         pairs = list(zip(call.arguments, kernel.writes, strict=True))

@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.kernel import GridOfTrips
 from tilewright.ir.layout import Layout
-from tilewright.ir.library import OPERATORS, Attention, Convolution, LibraryCall, Operator, Pooling, Product, Softmax, View
+from tilewright.ir.library import OPERATORS, Attention, Convolution, LibraryCall, Operator, Pooling, Product, Recurrent, Softmax, View
 from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.ir.stage import LEVELS, Edge, Flow, Stage
@@ -317,7 +317,8 @@ def _decode_view_of(data: Field) -> View:
 
 def _decode_library_call(data: Field) -> LibraryCall:
     data.only(*(spec.name for spec in fields(LibraryCall)))
-    return LibraryCall(_decode_operator(data["operator"]), tuple(map(_decode_view_of, data["inputs"].items())), _decode_view_of(data["out"]))
+    inputs, outs = (tuple(map(_decode_view_of, data[key].items())) for key in ("inputs", "outs"))
+    return LibraryCall(_decode_operator(data["operator"]), inputs, outs)
 
 
 def _decode_operator(data: Field) -> Operator:
@@ -347,6 +348,8 @@ def _decode_operator(data: Field) -> Operator:
         )
     if kind is Softmax:
         return Softmax(name, data["dim"].integer(0, MOST_RANK))
+    if kind is Recurrent:
+        return Recurrent(name, data["bidirectional"].flag())
     return Product(name)
 
 

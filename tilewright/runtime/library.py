@@ -1,10 +1,10 @@
 """Runs library calls (`ir.library`) through PyTorch: cuDNN and cuBLAS on GPUs, where `captured` makes CUDA graphs of them; on CPUs oneDNN for
-convolutions and the BLAS of PyTorch for products; PyTorch's own kernels for pooling, and for attention whichever it takes for the sizes.
+convolutions and LSTMs, and the BLAS of PyTorch for products; PyTorch's own kernels for pooling, and for attention whichever it takes for the sizes.
 
-The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN
-and matrices of MKL's linear maps are reordered once. Products are stored in place, and so are cuDNN's convolutions if elements of their place are
-adjacent. PyTorch cannot store other convolutions in a given tensor, but oneDNN's may be added to one whose elements are adjacent; all other results
-are copied to their place. Fourier transforms are those of PyTorch: MKL's on x86.
+The operators are those below and no others, whatever a file says; their views are checked when it is read (`runtime.soundness`). Filters of oneDNN,
+matrices of MKL's linear maps and weights of cuDNN's recurrent layers are reordered once. Products are stored in place, and so are cuDNN's
+convolutions if elements of their place are adjacent. PyTorch cannot store other convolutions in a given tensor, but oneDNN's may be added to one
+whose elements are adjacent; all other results are copied to their place. Fourier transforms are those of PyTorch: MKL's on x86.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Softmax, View
+from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Recurrent, Softmax, View
 from tilewright.runtime.buffers import Buffers, torch_dtype
 
 Run: TypeAlias = Callable[..., object]
-"""Computes (inputs, out), each a tensor: stores the operator's result for the inputs in out."""
+"""Computes (inputs, outs), each a tensor: stores the operator's results for the inputs in outs."""
 
 
 def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
@@ -27,8 +27,8 @@ def viewed(flat: torch.Tensor, view: View, base: int = 0) -> torch.Tensor:
     return flat.as_strided(view.sizes, view.strides, flat.storage_offset() + base + view.offset)
 
 
-def prepared(call: LibraryCall, dtype: torch.dtype, device: torch.device, constant: torch.Tensor | None) -> Run:
-    """What computes the call for a first input of this type on a device. `constant`: the input that has to be constant, which it may reorder."""
+def prepared(call: LibraryCall, dtype: torch.dtype, device: torch.device, constants: Sequence[torch.Tensor]) -> Run:
+    """What computes the call for a first input of this type on a device. `constants`: the inputs that have to be constant, which it may reorder."""
     operator = call.operator
     if isinstance(operator, Attention):
         return _attention(call, operator, device)
@@ -38,9 +38,10 @@ def prepared(call: LibraryCall, dtype: torch.dtype, device: torch.device, consta
         normalise = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}[operator.name]
         return _stored(call, dtype, normalise, operator.dim, False)
     if operator.name == "matmul":
-        return _product if call.out.sizes[0] == 1 else _products
-    assert constant is not None, "soundness.check requires a constant"
-    b = constant.to(dtype)
+        return _product if call.outs[0].sizes[0] == 1 else _products
+    if isinstance(operator, Recurrent):
+        return _recurrent(call, operator, constants)
+    (b,) = (constant.to(dtype) for constant in constants)
     if isinstance(operator, Product):
         return _linear(call, b)
     return {"convolution": _convolution, "fft_convolution": _fft_convolution}[operator.name](call, operator, b)
@@ -68,7 +69,8 @@ def _stored(call: LibraryCall, dtype: torch.dtype, function: Any, *arguments: ob
     store as if it had; otherwise the result is copied."""
     (a,) = call.inputs
     strides = function.default(torch.empty_strided(a.sizes, a.strides, dtype=dtype, device="meta"), *arguments).stride()
-    alike = all(own == its for size, own, its in zip(call.out.sizes, strides, call.out.strides, strict=True) if size != 1)
+    (out,) = call.outs
+    alike = all(own == its for size, own, its in zip(out.sizes, strides, out.strides, strict=True) if size != 1)
     if alike:
         return lambda a, out: function.out(a, *arguments, out=out)
     return lambda a, out: out.copy_(function.default(a, *arguments))
@@ -180,6 +182,35 @@ def _products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     torch.bmm(a, b, out=out)
 
 
+def _recurrent(call: LibraryCall, operator: Recurrent, constants: Sequence[torch.Tensor]) -> Run:
+    """The recurrent layer by ATen's operator of its name: on CPUs oneDNN's for an LSTM and PyTorch's own for others, on GPUs cuDNN's, for which all
+    weights are in one piece of memory."""
+    directions, states, units = operator.directions, operator.states, call.inputs[1].sizes[1]
+    each = len(constants) // directions
+    weights: list[torch.Tensor] = []
+    for direction in range(directions):
+        own = [weight.clone(memory_format=torch.contiguous_format) for weight in constants[direction * each : (direction + 1) * each]]
+        weights += own if len(own) != 3 else [*own, torch.zeros_like(own[-1])]  # PyTorch adds a second bias
+    stride, is_biased = len(weights) // directions, each > 2
+    if torch.backends.cudnn.is_acceptable(weights[0]):
+        mode = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}[operator.name]
+        inputs = call.inputs[0].sizes[2]
+        with torch.no_grad():
+            torch._cudnn_rnn_flatten_weight(weights, stride, inputs, mode, units, 0, 1, False, operator.bidirectional)
+    compute = getattr(torch.ops.aten, operator.name).input
+
+    def run(a: torch.Tensor, *rest: torch.Tensor) -> None:
+        outs, kinds = rest[-len(call.outs) :], states // directions
+        before = [torch.stack(rest[kind:states:kinds]) for kind in range(kinds)]
+        first = before if operator.name == "lstm" else before[0]
+        result, *after = compute(a, first, weights, is_biased, 1, 0.0, False, operator.bidirectional, False)
+        outs[0].copy_(result)
+        for number, out in enumerate(outs[1:]):
+            out.copy_(after[number % kinds][number // kinds])
+
+    return run
+
+
 def bound_calls(buffers: Buffers, model: Mapping[int, BoundCall] | None) -> dict[int, BoundCall]:
     """The library calls of a program by region. `model`: those of another executable of the program, whose reordered filters they share."""
     regions = enumerate(buffers.program.regions)
@@ -193,8 +224,8 @@ class BoundCall:
         self._call, self._buffers = call, buffers
         self._fixed = {view: self._view(view, (), ()) for view in call.views if buffers.external(view.name) is None}
         dtype = torch_dtype(buffers.program.storage[call.inputs[0].name].value.dtype)
-        constant = self._fixed.get(call.constant) if call.constant is not None else None
-        self._run: Run = model._run if model is not None else prepared(call, dtype, buffers.device, constant)
+        constants = [self._fixed[view] for view in call.constants]
+        self._run: Run = model._run if model is not None else prepared(call, dtype, buffers.device, constants)
 
     def _view(self, view: View, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = self._buffers.flat(view.name, inputs, outputs)

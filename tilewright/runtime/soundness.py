@@ -346,16 +346,18 @@ def _check_library_call(program: LoadableProgram, region: LoadableRegion, call: 
     """A library's operator gets views of the shapes that it is defined for, within their buffers; inputs that it reorders once are constant."""
     call.check()
     where = f"region {region.name} calls a library"
-    *inputs, _ = dtypes = [program.storage[view.name].value.dtype for view in call.views]
+    dtypes = [program.storage[view.name].value.dtype for view in call.views]
+    inputs = dtypes[: len(call.inputs)]
     call.check_types(*inputs)
-    for view, dtype, expected in zip(call.views, dtypes, (*inputs, inputs[0]), strict=True):
+    for view, dtype, expected in zip(call.views, dtypes, (*inputs, *(inputs[0] for _ in call.outs)), strict=True):
         held = program.bytes_of(program.root(view.name)) - program.base_bytes(view.name)
         if dtype != expected or held < view.end * size_of(dtype):
             raise ValueError(f"{where} with {view.end} elements of {view.name}, which holds {held} bytes of {dtype}")
-    out = program.root(call.out.name)
-    if out in read_only or out in program.faults or any(accesses_overlap(program, call.out.name, view.name) for view in call.inputs):
-        raise ValueError(f"{where} that stores its result in {call.out.name}: an input, a constant, or what it reads")
-    if region.repeat != 1 or (call.constant is not None and program.constant_source(call.constant.name) is None):
+    for number, view in enumerate(call.outs):
+        out, others = program.root(view.name), (*call.inputs, *call.outs[:number])
+        if out in read_only or out in program.faults or any(accesses_overlap(program, view.name, other.name) for other in others):
+            raise ValueError(f"{where} that stores its result in {view.name}: an input, a constant, or what it reads or stores")
+    if region.repeat != 1 or any(program.constant_source(view.name) is None for view in call.constants):
         raise ValueError(f"{where} in a loop, or with an input that is not constant")
 
 
@@ -399,7 +401,7 @@ def _accesses(program: LoadableProgram, region: LoadableRegion, kept: Set[str]) 
             if root in program.storage:
                 yield name, True
     if region.library is not None:
-        yield from (*((view.name, False) for view in region.library.inputs), (region.library.out.name, True))
+        yield from (*((view.name, False) for view in region.library.inputs), *((view.name, True) for view in region.library.outs))
     for call in region.calls:
         pairs = list(zip(call.arguments, program.kernels[call.kernel].writes, strict=True))
         yield from (pair for pair in pairs if not pair[1])

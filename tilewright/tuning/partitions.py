@@ -19,7 +19,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import MergeDecision, Program, Ways
 from tilewright.kernels.schema import Numerics
-from tilewright.partition.merges import BY_MERGES, CHAIN, LEAST_GAIN, MEASURED_LOSS, Memory, Policy, gains
+from tilewright.partition.merges import BY_MERGES, CHAIN, LEAST_GAIN, LIBRARY, MEASURED_LOSS, Memory, Policy, gains
 from tilewright.runtime.encoding import encode_graph
 from tilewright.runtime.executable import Image
 from tilewright.system.collection import collection_paused
@@ -58,9 +58,10 @@ CHOSEN = Partition("merges by their own times")
 
 
 def alternatives(search: Sequence[MergeDecision], seconds: float, most: int) -> list[Partition]:
-    """The partitions, at most so many, to compare with the one in which these merges were considered, which takes `seconds`: that without chains,
-    that of the predictions, and those that differ in one merge and its like, the closest times of both ways first. Layers that are equal have equal
-    times, and their merges are decided alike. Merges that take less of the whole than it has to gain are left out."""
+    """The partitions, at most so many, to compare with the one in which these merges were considered, which takes `seconds`: that with all layers
+    that a library computes, that without chains, that of the predictions, and those that differ in one merge and its like, the closest times of both
+    ways first and layers by a library last. Layers that are equal have equal times, and their merges are decided alike. Merges that take less of the
+    whole than it has to gain are left out."""
     found: dict[Policy, Partition] = {}
 
     def add(name: str, policy: Policy) -> None:
@@ -69,6 +70,9 @@ def alternatives(search: Sequence[MergeDecision], seconds: float, most: int) -> 
 
     timed = [(decision, decision.ways) for decision in search if decision.ways is not None]
     chains = [decision for decision, _ in timed if decision.kind == CHAIN]
+    layers = [decision for decision, _ in timed if decision.kind == LIBRARY]
+    if sum(ways.predicted[1] for decision, ways in timed if decision.kind == LIBRARY) >= LEAST_GAIN * seconds:
+        add("recurrent layers by a library", Policy(taken=frozenset(decision.key for decision in layers)))
     if any(decision.taken for decision in chains):
         add("without chains", Policy(refused=frozenset(decision.key for decision in chains)))
     if any(ways.measured is not None and gains(*ways.measured) != gains(*ways.predicted) for _, ways in timed):
@@ -76,10 +80,10 @@ def alternatives(search: Sequence[MergeDecision], seconds: float, most: int) -> 
     alike: dict[tuple[bool, str, Ways], list[MergeDecision]] = {}
     for decision, ways in timed:
         alike.setdefault((decision.taken, decision.kind, ways), []).append(decision)
-    for (taken, _, ways), decisions in sorted(alike.items(), key=lambda entry: _difference(entry[0][2])):
+    for (taken, kind, ways), decisions in sorted(alike.items(), key=lambda entry: _difference(entry[0][2])):
         together, apart = ways.measured or ways.predicted
         may_gain = len(decisions) * (together if taken else apart) >= LEAST_GAIN * seconds
-        if may_gain and _difference(ways) <= MEASURED_LOSS:
+        if may_gain and (kind == LIBRARY or _difference(ways) <= MEASURED_LOSS):
             keys = frozenset(decision.key for decision in decisions)
             add(_flipped(decisions, taken), Policy(refused=keys) if taken else Policy(taken=keys))
     return list(found.values())[:most]
@@ -268,10 +272,11 @@ def _measured(network: Network, partitions: Sequence[Partition], planning: Plann
 
 def _record(network: Network, partition: Partition, program: Program, code: str, outcome: WholeOutcome, date: str) -> Measurement:
     timing, known = outcome.timing, outcome.environment
-    predicted = sum(lowered.predicted_seconds for lowered in program.regions)
+    predicted = seconds_text(sum(lowered.predicted_seconds for lowered in program.regions))
+    predicted += " without libraries' operators" if any(lowered.library is not None for lowered in program.regions) else ""
     return Measurement(
         region=network.key, kind=NETWORK, problem=str(network), schedule=partition.text,
-        description=printable(f"{partition.name}: predicted {seconds_text(predicted)}"), machine=network.place, gpu=known.get("gpu", ""),
+        description=printable(f"{partition.name}: predicted {predicted}"), machine=network.place, gpu=known.get("gpu", ""),
         driver=known.get("driver", ""), compiler="", mode=TUNING_MODE, code=code, generator=generator(network.machine, chain=True),
         status=outcome.status, reason=printable(outcome.reason), median=timing.median if timing else None, lower=timing.lower if timing else None,
         upper=timing.upper if timing else None, count=timing.count if timing else 0, stopped=False, relative_error=outcome.relative_error,

@@ -340,14 +340,13 @@ class Server:
         if call is None:
             return []
         sets = [[viewed(self.row(rows, view.name, number, mode, program), view) for view in call.views] for number in range(self.problem.sets)]
-        place = call.operator.constant
-        runs: dict[int, Callable[..., object]] = {}
+        runs: dict[tuple[int, ...], Callable[..., object]] = {}
         calls: list[Callable[[], object]] = []
         for tensors in sets:
-            constant = tensors[place] if place is not None else None
-            key = constant.data_ptr() if constant is not None else 0
+            constants = tensors[: len(call.inputs)][call.operator.constants]
+            key = tuple(constant.data_ptr() for constant in constants)
             if key not in runs:
-                runs[key] = prepared_call(call, tensors[0].dtype, self.device, constant)
+                runs[key] = prepared_call(call, tensors[0].dtype, self.device, constants)
             calls.append(partial(runs[key], *tensors))
         return calls
 

@@ -163,7 +163,7 @@ def _call(
         parts = [_broadcast(axes, q, mask) for axes in (others, [head] if head is not None else [], queries, [found.n])]
         inputs.append(view_of(mask, *zip(*parts, strict=True)))
     result = view_of(out, (batch, heads, m, d), (out_b, out.stride(head) or 1, out_m, out_d))
-    return LibraryCall(Operator("attention", logit.scale, logit.shift), tuple(inputs), result)
+    return LibraryCall(Operator("attention", logit.scale, logit.shift), tuple(inputs), (result,))
 
 
 def _broadcast(axes: Sequence[Var], like: Address, mask: Address) -> tuple[int, int]:

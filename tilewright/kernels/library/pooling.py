@@ -158,7 +158,7 @@ def _operation(problem: Problem, found: Windows, following: Sequence[Step], name
     operator = Pooling(name, window, stride, dilation, padding, ceiling, divisor, padded)
     read = view_of(a, (n, c, *(dim.size for dim in dims)), (a_n, a.stride(channel) or 1, *(dim.pitch or 1 for dim in dims)))
     sizes, strides = (n, c, *(dim.outputs for dim in dims)), (out_n, out.stride(channel) or 1, *(out.stride(dim.output) or 1 for dim in dims))
-    return target.operation(problem, LibraryCall(operator, (read,), view_of(out, sizes, strides)))
+    return target.operation(problem, LibraryCall(operator, (read,), (view_of(out, sizes, strides),)))
 
 
 def _windows(step: Step, outside: Expr, problem: Problem) -> Windows:

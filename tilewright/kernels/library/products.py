@@ -108,7 +108,7 @@ def _matmul(problem: Problem, found: Factors, target: Address) -> LibraryCall:
     return LibraryCall(
         Product("matmul"),
         (view_of(a, (groups, m, r), (a_group, a_m, a_r)), view_of(b, (groups, r, n), (b_group, b_r, b_n))),
-        view_of(target, (groups, m, n), (out_group, out_m, out_n)),
+        (view_of(target, (groups, m, n), (out_group, out_m, out_n)),),
     )
 
 
@@ -170,7 +170,7 @@ def _convolution(problem: Problem, found: Factors, target: Address) -> LibraryCa
             view_of(a, (n, groups * inside, *(one.size for one in spatial)), (a_n, a_c, *(one.pitch for one in spatial))),
             view_of(b, (k, inside, *(one.taps for one in spatial)), (b_k, b_c, *(b.stride(one.tap) for one in spatial))),
         ),
-        view_of(target, (n, k, *(one.outputs for one in spatial)), (out_n, out_k, *(target.stride(one.output) for one in spatial))),
+        (view_of(target, (n, k, *(one.outputs for one in spatial)), (out_n, out_k, *(target.stride(one.output) for one in spatial))),),
     )
 
 

@@ -71,4 +71,4 @@ def _operation(problem: Problem, name: str, x: Load, along: Var, last: Step, res
     target = target_of(problem, step, following, problem.values[x.buffer].dtype, order)
     sizes = [axis.extent or 1 for axis in order]
     views = [view_of(address, sizes, [address.stride(axis) for axis in order]) for address in (a, target.address)]
-    return target.operation(problem, LibraryCall(Softmax(name, order.index(along)), (views[0],), views[1]))
+    return target.operation(problem, LibraryCall(Softmax(name, order.index(along)), (views[0],), (views[1],)))
