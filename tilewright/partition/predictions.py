@@ -88,8 +88,8 @@ class Predictions:
                 partial(self._timed, graph), gpu, self.measured is not None, partial(self._chained_seconds, graph) if self.chains else None,
                 self.numerics.vendor, self.policy.predicted,
             )  # fmt: skip
-            trusted = replace(deciding, predict=partial(self._timed, graph, loops=True), trusted=True)
-            typing = partial(choose_types, graph, laid, trusted, self.precision)
+            with_loops = replace(deciding, predict=partial(self._timed, graph, loops=True))
+            typing = partial(choose_types, graph, laid, with_loops, self.precision)
             types = contained("the model", "all factors have the types of its precision", typing, lambda _: Types())
             typed = types.laid(laid)
             choosing = partial(choose_layouts, graph, typed, deciding, pinned, self.layouts)
