@@ -133,7 +133,7 @@ class Var(_Hashed):
 
     @property
     def _variables(self) -> frozenset[Var]:
-        return frozenset((self,))  # not kept, which would be a cycle of references
+        return _alone(self)  # not kept in it, which would be a cycle of references
 
     __hash__ = _Hashed.__hash__
 
@@ -156,25 +156,34 @@ class Load(_Hashed):
     __hash__ = _Hashed.__hash__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Apply(_Hashed):
     operation: str
     args: tuple[Expr, ...]
     dtype: str
-    lanes: int = 1
+    lanes: int
     _hash: int = field(init=False, repr=False, compare=False)
     _variables: frozenset[Var] = field(init=False, repr=False, compare=False)
     _is_plain: bool = field(init=False, repr=False, compare=False)
     _contents: Contents | None = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __init__(self, operation: str, args: tuple[Expr, ...], dtype: str, lanes: int = 1) -> None:
+        """In one function, as planning makes hundreds of thousands of them."""
         put = object.__setattr__
+        put(self, "operation", operation)
+        put(self, "args", args)
+        put(self, "dtype", dtype)
+        put(self, "lanes", lanes)
         put(self, "_contents", None)
-        put(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
-        put(self, "_variables", _variables_of(self.args))
-        plain = self.operation != "checked"
-        for arg in self.args:
+        put(self, "_hash", hash(("apply", operation, args, dtype, lanes)))
+        found: frozenset[Var] = frozenset()
+        plain = operation != "checked"
+        for arg in args:
+            own = arg._variables
+            if own is not found and not own <= found:  # the set of one of them if that has all
+                found = own if found <= own else found | own
             plain = plain and arg._is_plain
+        put(self, "_variables", found)
         put(self, "_is_plain", plain)
 
     def __eq__(self, other: object) -> bool:
@@ -200,6 +209,11 @@ class Apply(_Hashed):
 
 Expr: TypeAlias = Const | Var | Load | Apply
 Operand: TypeAlias = Union[Const, Var, Load, Apply, int, float, bool, "_Hashed"]
+
+
+@lru_cache(maxsize=4096)
+def _alone(var: Var) -> frozenset[Var]:
+    return frozenset((var,))
 
 
 def _variables_of(exprs: Sequence[Expr]) -> frozenset[Var]:
