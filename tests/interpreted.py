@@ -120,8 +120,9 @@ def returned(imported: Imported, results: Sequence[np.ndarray], inputs: Sequence
     return leaves
 
 
-def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1) -> Program:
-    """Plans the cases as one program for the machine, interprets it on fresh inputs, and compares each. Returns the program."""
+def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1, chains: bool = True) -> Program:
+    """Plans the cases as one program for the machine, with chains where they are predicted faster or without any, interprets it on fresh inputs, and
+    compares each. Returns the program."""
     for case in cases:
         case.module.eval()
     bundle = Bundle(cases).eval()
@@ -130,7 +131,7 @@ def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1)
         imported = import_module(bundle, [x for case in cases for x in case.inputs])
     graph, _ = simplify(imported.graph)
     assert not unsupported(graph)
-    program = plan_program(graph, machine, threads)
+    program = plan_program(graph, machine, threads, chains=chains)
     inputs = [case.fresh_inputs() for case in cases]
     flat = [x for part in inputs for x in part]
     graph_inputs = {graph.inputs[k]: flat[leaf].numpy() for leaf, k in enumerate(imported.leaves) if k is not None}

@@ -45,22 +45,18 @@ def compiled_faults(cases: Sequence[RandomCase], target: str, threads: int = 1) 
 def interpreted_faults(cases: Sequence[RandomCase], target: str) -> list[list[str]]:
     """The faults of each case, with all cases planned for a target as one program and its kernels interpreted; races and accesses out of bounds in
     any kernel are listed with the first case. Cases with operators that run through PyTorch are left out."""
-    covered = [not unsupported(simplify(import_module(*_one(case)).graph)[0]) for case in cases]
-    kept = [case for case, one in zip(cases, covered, strict=True) if one]
-    if not kept:
-        return [[] for _ in cases]
-    module, inputs = together(kept)
+    module, inputs = together(cases)
     imported = import_module(module, inputs)
     graph, _ = simplify(imported.graph)
+    if unsupported(graph):
+        covered = [not unsupported(simplify(import_module(case.module, case.inputs).graph)[0]) for case in cases]
+        if not all(covered):
+            kept = iter(interpreted_faults([case for case, one in zip(cases, covered, strict=True) if one], target) if any(covered) else [])
+            return [next(kept) if one else [] for one in covered]
     program = plan_program(graph, machine(target), 1)
     given = {graph.inputs[k]: inputs[leaf].numpy() for leaf, k in enumerate(imported.leaves) if k is not None}
     results, reported = run_program(program, given)
     leaves = iter(returned(imported, [results[name] for name in graph.outputs], inputs))
-    found = [case.wrong([next(leaves) for _ in case.outputs]) for case in kept]
+    found = [case.wrong([next(leaves) for _ in case.outputs]) for case in cases]
     found[0] = [*found[0], *dict.fromkeys(reported)]
-    rest = iter(found)
-    return [next(rest) if one else [] for one in covered]
-
-
-def _one(case: RandomCase) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return case.module, case.inputs
+    return found

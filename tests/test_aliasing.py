@@ -119,6 +119,7 @@ def agree(ours: Any, theirs: Any) -> None:
         torch.testing.assert_close(mine.detach().clone(), other.detach().clone(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("how", INPUTS)
 @pytest.mark.parametrize("name", ["mixed", "passed through"])
 def test_inputs_that_share_memory(how: str, name: str) -> None:
@@ -267,6 +268,7 @@ def test_a_sparse_tensor_is_refused() -> None:
         compiled("added")(torch.zeros(6, 6).to_sparse(), torch.zeros(6, 6))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize(
     "pieces", [lambda x, d: x.split(2, d), lambda x, d: x.split([1, 3, 2], d), lambda x, d: x.chunk(4, d), lambda x, d: x.unbind(d)]

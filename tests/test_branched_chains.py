@@ -231,10 +231,13 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-def checked_in_strips(name: str, module: nn.Module, shape: tuple[int, ...], share: float = 0.7) -> list[Problem]:
-    """The chains of a module that were made of `some` in four draws; each plan's results are those of the module."""
+DRAWS = pytest.mark.parametrize("seeds", [range(2), pytest.param(range(4), marks=pytest.mark.slow)], ids=["", "more"])
+
+
+def checked_in_strips(name: str, module: nn.Module, shape: tuple[int, ...], seeds: range, share: float = 0.7) -> list[Problem]:
+    """The chains of a module that were made of `some` in draws of these seeds; each plan's results are those of the module."""
     found = []
-    for seed in range(4):
+    for seed in seeds:
         torch.manual_seed(seed)
         with some(seed, share) as taken:
             check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 1 + seed % 3)
@@ -242,24 +245,24 @@ def checked_in_strips(name: str, module: nn.Module, shape: tuple[int, ...], shar
     return found
 
 
+@DRAWS
 @pytest.mark.parametrize("name", CASES)
-def test_strips_compute_what_separate_kernels_do(name: str) -> None:
-    found = checked_in_strips(name, *CASES[name])
+def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> None:
+    found = checked_in_strips(name, *CASES[name], seeds)
     assert found or name == "a concatenation and its part", "no chain with branches was made"
 
 
 @pytest.mark.parametrize("name", ["basic blocks", "bottleneck, stride 2", "dense block", "concatenated results", "two results", "inception"])
 def test_strips_on_this_machine(name: str) -> None:
     module, shape = CASES[name]
-    for seed in range(2):
-        torch.manual_seed(seed)
-        with some(seed, 1.0) as taken:
-            executable = tilewright.compile(module.eval(), (torch.randn(shape),), "native", threads=1 + seed)
-        assert taken
-        poison(executable)
-        for _ in range(2):
-            fresh = torch.randn(shape)
-            compare(Case(name, module, (fresh,)), executable(fresh), (fresh,))
+    torch.manual_seed(0)
+    with some(0, 1.0) as taken:
+        executable = tilewright.compile(module.eval(), (torch.randn(shape),), "native", threads=2)
+    assert taken
+    poison(executable)
+    for _ in range(2):
+        fresh = torch.randn(shape)
+        compare(Case(name, module, (fresh,)), executable(fresh), (fresh,))
 
 
 class Drawn(nn.Module):
@@ -380,6 +383,7 @@ def test_paths_stay_together() -> None:
     assert [region.nodes[0].name for region in section.regions][:2] == ["conv2d", "conv2d_1"]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", [X86, "h200"])
 @pytest.mark.parametrize("name", ["pooled shortcut", "inception"])
 def test_regions_that_are_not_successive_in_the_order(name: str, target: str) -> None:

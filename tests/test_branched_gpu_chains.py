@@ -64,11 +64,12 @@ def some_tiles(seed: int, share: float = 0.7) -> Iterator[list[Problem]]:
 NO_TILES = ("a concatenation and its part", "a halo beside the padding of a maximum")
 
 
+@pytest.mark.parametrize("seeds", [range(1, 2), pytest.param(range(3), marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize("name", CASES)
-def test_tiles_compile_and_compute_what_separate_kernels_do(name: str) -> None:
+def test_tiles_compile_and_compute_what_separate_kernels_do(name: str, seeds: range) -> None:
     module, shape = CASES[name]
     found, kernels = [], dict[str, Kernel]()
-    for seed in range(draws(3)):
+    for seed in seeds:
         torch.manual_seed(seed)
         with some_tiles(seed, 1.0 if seed else 0.7) as taken:
             program = check_interpreted([Case(name, module, (torch.randn(shape),))], machine(H200))

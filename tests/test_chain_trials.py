@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,20 +59,37 @@ APART = 0.6e-6
 """Seconds of each region one after another."""
 
 
+@cache
+def candidates(here: Machine) -> tuple[tuple[Outcome, Outcome | None], ...]:
+    """The problems of the network with their chosen schedules; of chains the second best one, and that of the regions one after another."""
+    found: list[tuple[Outcome, Outcome | None]] = []
+    for problem in distinct_problems(graph_of(MODULE, INPUT), here, 1):
+        if problem.region.kind == "chain":
+            found.append((outcome(problem, ways_of(problem, here, 1)[1].schedule, 1.0, here), outcome(problem, apart(problem, here), 1.0, here)))
+        else:
+            found.append((outcome(problem, choose(problem, here, 1).schedule, 1.0, here), None))
+    return tuple(found)
+
+
+def taking(seconds: float, one: Outcome) -> Outcome:
+    return replace(one, timing=Timing(seconds, seconds, seconds, 9))
+
+
 def recorded(records: Records, ratio: float, here: Machine, regions: bool = True, together: bool = True) -> None:
     """Records a microsecond for each region by itself (without `regions`: for none), `APART` for each region after another (unless `together` is
     False), and for each chain `ratio` of that, with the second best schedule."""
-    for problem in distinct_problems(graph_of(MODULE, INPUT), here, 1):
+    for own, after_another in candidates(here):
         found = []
-        if problem.region.kind == "chain":
-            seconds = APART * len(problem.region.stages)
-            found.append(outcome(problem, ways_of(problem, here, 1)[1].schedule, ratio * seconds, here))
-            found += [outcome(problem, apart(problem, here), seconds, here)] if together else []
+        if after_another is not None:
+            seconds = APART * len(own.job.problem.region.stages)
+            found.append(taking(ratio * seconds, own))
+            found += [taking(seconds, after_another)] if together else []
         elif regions:
-            found.append(outcome(problem, choose(problem, here, 1).schedule, 1e-6, here))
+            found.append(taking(1e-6, own))
         records.add(measurement_of(one, here, recorded_as(here, 1)) for one in found)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
 @pytest.mark.parametrize(("ratio", "chains"), [(0.5, 1), (1.2, 0)])
 def test_what_was_measured_decides(ratio: float, chains: int, here: Machine, tmp_path: Path) -> None:
@@ -96,6 +114,7 @@ def records_of(folder: Path) -> list[Measurement]:
         return list(records.all())
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
 @pytest.mark.parametrize("lacking", ["regions", "together"])
 def test_a_chain_without_measured_regions_is_predicted(lacking: str, here: Machine, tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ def test_results_on_this_cpu() -> None:
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_results_of_interpreted_kernels(target: str) -> None:
-    check_interpreted([case(function.__name__, function) for function, _ in CASES], machine(target))
+    """Of single regions: chains of concatenations are interpreted in test_concatenated_chains.py."""
+    check_interpreted([case(function.__name__, function) for function, _ in CASES], machine(target), chains=False)
 
 
 def odd(n: Net, x: Tensor) -> Any:

@@ -59,7 +59,8 @@ def certain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 FUNCTIONS = (multiple, divided, equal, ordered, twice, certain)
 NAMED = {"x": {0: "a"}, "y": {0: "b"}}
-SIZES = ((3, 4), (9, 9), (5, 9), (12, 12), (9, 1), (12, 24), (6, 12), (13, 5), (1, 1))
+SIZES = ((3, 4), (9, 9), (12, 24), (13, 5), (1, 1))
+"""No multiple of 4 and one, equal and unequal ones, the double, 12 itself, the first less and greater, and ones."""
 
 
 def inputs(sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:

@@ -629,6 +629,7 @@ def _loggers() -> list[tuple[str, logging.Logger]]:
     return [(name, logging.getLogger(name)) for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] == "torch"]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "made", [lambda n: torch.randn(6).expand(n, 6), lambda n: torch.randn(n + 5).unfold(0, 6, 1), lambda n: torch.randn(n, 12)[:, ::2]]

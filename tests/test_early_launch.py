@@ -65,10 +65,12 @@ def network() -> nn.Module:
 
 
 @lru_cache
+@lru_cache
 def compiled(dtype: torch.dtype, target: str = "h200") -> Executable:
     return tilewright.compile(network().to(dtype), (torch.randn(2, 3, 56, 56).to(dtype),), target, unsupported="error")
 
 
+@lru_cache
 def kernels(dtype: torch.dtype, target: str = "h200") -> list[Kernel]:
     graph, _ = simplify(import_module(network().to(dtype), (torch.randn(2, 3, 56, 56).to(dtype),)).graph)
     return list(plan_program(graph, machine(target), 1).kernels().values())

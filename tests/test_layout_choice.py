@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module as import_module_by_name
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -429,8 +430,10 @@ def test_a_gpu_has_layouts_by_rule_where_no_measured_time_decides(gpu: bool, mon
         assert ("only measured times decide" in judged.times) == (not judged.taken)
 
 
-def test_explain_lists_the_alternatives(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "zoo:resnet18", "--fusion", "--target", "h200"]) == 0
+def test_explain_lists_the_alternatives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(64, 64, 3, padding=1))
+    torch.export.save(torch.export.export(layers.eval(), (torch.randn(1, 3, 224, 224),)), tmp_path / "layers.pt2")
+    assert main(["explain", str(tmp_path / "layers.pt2"), "--fusion", "--target", "h200"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "refused: input is not read where it is, by comparing bounds: " in said and "by rule" in said
 

@@ -29,13 +29,14 @@ from tilewright.hardware import host_cpu, machine
 from tilewright.ir.library import LibraryCall, View
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import lower
-from tilewright.kernels.schema import Numerics
+from tilewright.kernels.schema import Numerics, Options
 from tilewright.partition import loops
 from tilewright.partition.precision import BFLOAT16_ISA
 from tilewright.report.explanation import explanation
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.library import transform_extents
-from tilewright.selection.choice import rank
+from tilewright.selection.choice import library_choices, rank
+from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation, trials
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import code_of, convolution_problem
@@ -72,7 +73,7 @@ def compiled(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, operator
     with without_chains():
         with Records(path) as records:
             for problem in problems_of(module, inputs):
-                offered = [choice.schedule.operator for choice in rank(problem, NATIVE, THREADS, VENDOR).library]
+                offered = [choice.schedule.operator for choice in library_choices(problem, Ranking(NATIVE), Options(THREADS, VENDOR))]
                 records.add([record(problem, name) for name in offered if operator in ("", name)])
         return tilewright.compile(module, inputs, "native", vendor=vendor, records=path, threads=THREADS)
 

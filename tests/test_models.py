@@ -104,6 +104,7 @@ def synthetic(count: int = 1200) -> Samples:
 SMALL = {"max_iter": 60, "min_samples_leaf": 5}
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("target", hybrid.TARGETS)
 @pytest.mark.parametrize("record", COMMON)
 def test_training_stores_and_predicts(target: str, record: str, tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ def file(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
 FOCUSED = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_page_fits_asks_for_nothing_and_has_no_errors(browser: Browser, file: Path, width: int, theme: str) -> None:

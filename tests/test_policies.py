@@ -118,6 +118,7 @@ def test_a_chain_that_is_not_possible_cannot_be_required() -> None:
     assert not refused.is_required and not refused.gain and refused.ways is None
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("here", [machine("native"), H200], ids=lambda here: here.name)
 @pytest.mark.parametrize("ratio", [0.5, 1.2])
 def test_predictions_decide_about_chains_that_were_measured(ratio: float, here: Machine, tmp_path: Path) -> None:

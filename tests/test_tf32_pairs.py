@@ -128,6 +128,7 @@ def truncating(kind: str) -> Any:
     return replace(original, name=f"{original.name}, truncating", meaning=meaning)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("products", [space.FEWEST_OF_PAIRS, 520, 2048])
 def test_errors_are_those_of_float32_where_sums_are_truncated(products: int, positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:

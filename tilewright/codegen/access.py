@@ -24,6 +24,7 @@ from tilewright.ir.expr import (
     Var,
     children,
     coefficient,
+    combined,
     floordiv,
     linear,
     loads,
@@ -68,15 +69,15 @@ def margin(condition: Expr) -> Linear | None:
     """What is at least 0 where a comparison of two indices holds; None for any other condition."""
     if not (isinstance(condition, Apply) and condition.operation in ("lt", "le", "gt", "ge") and condition.args[0].dtype == INDEX):
         return None
-    a, b = condition.args
-    return linear({"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[condition.operation])
+    less, greater = condition.args if condition.operation in ("lt", "le") else reversed(condition.args)
+    return combined(((greater, 1), (less, -1)), -1 if condition.operation in ("lt", "gt") else 0)
 
 
 def is_bounds_check(condition: Expr, index: Sequence[Expr], shape: Sequence[int]) -> bool:
     """Whether the condition only says that the index lies within the shape: each conjunct is 0 <= index[d] or index[d] < shape[d]."""
     conjuncts: list[Expr] = [condition]
     allowed = {linear(position) for position in index}
-    allowed |= {linear((extent - 1) - position) for position, extent in zip(index, shape, strict=True)}
+    allowed |= {combined(((position, -1),), extent - 1) for position, extent in zip(index, shape, strict=True)}
     known = {frozenset(form.terms): set[int]() for form in allowed}
     for form in allowed:
         known[frozenset(form.terms)].add(form.constant)

@@ -12,6 +12,7 @@ arithmetic wraps; a floating-point number that does not fit the integer type it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import inf
 
@@ -598,6 +599,7 @@ def _is_checked(node: Expr) -> bool:
     return isinstance(node, Apply) and node.operation == "checked"
 
 
+@lru_cache(maxsize=4096)  # asked again of every part while a whole is printed
 def _outgrows(node: Expr) -> bool:
     """Whether the known range of an index expression, or of a part of it, exceeds 32 bits."""
     low, high = range_of(node)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, TypeAlias, Union
 
 from tilewright.ir.dtypes import FLOAT32, is_float, within_float32
@@ -132,7 +133,7 @@ class Var(_Hashed):
 
     @property
     def _variables(self) -> frozenset[Var]:
-        return frozenset((self,))  # not kept, which would be a cycle of references
+        return _alone(self)  # not kept in it, which would be a cycle of references
 
     __hash__ = _Hashed.__hash__
 
@@ -155,25 +156,34 @@ class Load(_Hashed):
     __hash__ = _Hashed.__hash__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Apply(_Hashed):
     operation: str
     args: tuple[Expr, ...]
     dtype: str
-    lanes: int = 1
+    lanes: int
     _hash: int = field(init=False, repr=False, compare=False)
     _variables: frozenset[Var] = field(init=False, repr=False, compare=False)
     _is_plain: bool = field(init=False, repr=False, compare=False)
     _contents: Contents | None = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __init__(self, operation: str, args: tuple[Expr, ...], dtype: str, lanes: int = 1) -> None:
+        """In one function, as planning makes hundreds of thousands of them."""
         put = object.__setattr__
+        put(self, "operation", operation)
+        put(self, "args", args)
+        put(self, "dtype", dtype)
+        put(self, "lanes", lanes)
         put(self, "_contents", None)
-        put(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
-        put(self, "_variables", _variables_of(self.args))
-        plain = self.operation != "checked"
-        for arg in self.args:
+        put(self, "_hash", hash(("apply", operation, args, dtype, lanes)))
+        found: frozenset[Var] = frozenset()
+        plain = operation != "checked"
+        for arg in args:
+            own = arg._variables
+            if own is not found and not own <= found:  # the set of one of them if that has all
+                found = own if found <= own else found | own
             plain = plain and arg._is_plain
+        put(self, "_variables", found)
         put(self, "_is_plain", plain)
 
     def __eq__(self, other: object) -> bool:
@@ -201,6 +211,11 @@ Expr: TypeAlias = Const | Var | Load | Apply
 Operand: TypeAlias = Union[Const, Var, Load, Apply, int, float, bool, "_Hashed"]
 
 
+@lru_cache(maxsize=4096)
+def _alone(var: Var) -> frozenset[Var]:
+    return frozenset((var,))
+
+
 def _variables_of(exprs: Sequence[Expr]) -> frozenset[Var]:
     """Those of any of the expressions; the set of one of them if that has all."""
     found: frozenset[Var] = frozenset()
@@ -215,26 +230,30 @@ def _variables_of(exprs: Sequence[Expr]) -> frozenset[Var]:
 
 
 def const(value: float | int | bool, dtype: str) -> Const:
+    if dtype == INDEX:
+        return index_const(int(value))
     if is_float(dtype):
         return Const(float(value), dtype)
     return Const(bool(value) if dtype == "bool" else int(value), dtype)
 
 
+@lru_cache(maxsize=4096, typed=True)
 def index_const(value: int) -> Const:
-    """An integer as an index constant."""
+    """An integer as an index constant, the same object for small and frequent ones: equal objects are found in dictionaries without a comparison."""
     return Const(value, INDEX)
 
 
 def wrap(value: Operand, like: str = INDEX) -> Expr:
     """A Python number becomes a constant of type `like`; an expression is returned unchanged."""
-    if isinstance(value, (bool, int, float)):
-        return const(value, like)
-    return value  # type: ignore[return-value]
+    if isinstance(value, _Hashed):
+        return value  # type: ignore[return-value]
+    return const(value, like)
 
 
 def _pair(a: Operand, b: Operand) -> tuple[Expr, Expr]:
-    like = a.dtype if isinstance(a, _Hashed) else b.dtype if isinstance(b, _Hashed) else INDEX
-    return wrap(a, like), wrap(b, like)
+    if isinstance(a, _Hashed):
+        return a, b if isinstance(b, _Hashed) else const(b, a.dtype)  # type: ignore[return-value]
+    return (const(a, b.dtype), b) if isinstance(b, _Hashed) else (const(a, INDEX), const(b, INDEX))  # type: ignore[return-value]
 
 
 def unary(operation: str, a: Expr, dtype: str | None = None) -> Expr:
@@ -369,18 +388,21 @@ def linear(expr: Expr) -> Linear:
 
 
 def _collect(expr: Expr, scale: int, terms: dict[Expr, int]) -> int:
-    if isinstance(expr, Const):
+    if isinstance(expr, Apply):
+        if expr.dtype == INDEX:
+            operation = expr.operation
+            if operation == "add" or operation == "sub":
+                a, b = expr.args
+                return _collect(a, scale, terms) + _collect(b, scale if operation == "add" else -scale, terms)
+            if operation == "mul":
+                a, b = expr.args
+                if isinstance(a, Const):
+                    return _collect(b, scale * int(a.value), terms)
+                if isinstance(b, Const):
+                    return _collect(a, scale * int(b.value), terms)
+    elif isinstance(expr, Const):
         return int(expr.value) * scale
-    if isinstance(expr, Apply) and expr.dtype == INDEX:
-        if expr.operation == "add":
-            return _collect(expr.args[0], scale, terms) + _collect(expr.args[1], scale, terms)
-        if expr.operation == "sub":
-            return _collect(expr.args[0], scale, terms) + _collect(expr.args[1], -scale, terms)
-        if expr.operation == "mul":
-            for one, other in (expr.args, expr.args[::-1]):
-                if isinstance(one, Const):
-                    return _collect(other, scale * int(one.value), terms)
-    if isinstance(expr, Var) and expr.extent == 1:
+    elif isinstance(expr, Var) and expr.extent == 1:
         return 0
     terms[expr] = terms.get(expr, 0) + scale
     return 0
@@ -391,15 +413,15 @@ def from_linear(form: Linear) -> Expr:
     result: Expr | None = None
     for atom, coefficient in sorted(form.terms, key=lambda term: -abs(term[1])):
         magnitude = abs(coefficient)
-        term = atom if magnitude == 1 else Apply("mul", (atom, Const(magnitude, INDEX)), INDEX)
+        term = atom if magnitude == 1 else Apply("mul", (atom, index_const(magnitude)), INDEX)
         if result is None:
-            result = term if coefficient > 0 else Apply("sub", (Const(0, INDEX), term), INDEX)
+            result = term if coefficient > 0 else Apply("sub", (index_const(0), term), INDEX)
         else:
             result = Apply("add" if coefficient > 0 else "sub", (result, term), INDEX)
     if result is None:
-        return Const(form.constant, INDEX)
+        return index_const(form.constant)
     if form.constant:
-        result = Apply("add" if form.constant > 0 else "sub", (result, Const(abs(form.constant), INDEX)), INDEX)
+        result = Apply("add" if form.constant > 0 else "sub", (result, index_const(abs(form.constant))), INDEX)
     return result
 
 
@@ -498,19 +520,25 @@ def simplify_shallow(operation: str, a: Expr, b: Expr) -> Expr:
 
 def weighted_sum(parts: Iterable[tuple[Expr, int]]) -> Expr:
     """The simplified sum of index expressions times integers."""
+    return from_linear(combined(parts))
+
+
+def combined(parts: Iterable[tuple[Expr, int]], constant: int = 0) -> Linear:
+    """The simplified sum of index expressions times integers, and of a constant, as a linear form."""
     terms: dict[Expr, int] = {}
-    constant = sum(_collect(part, factor, terms) for part, factor in parts)
-    return from_linear(_recombine(Linear(tuple((t, c) for t, c in terms.items() if c), constant)))
+    for part, factor in parts:
+        constant += _collect(part, factor, terms)
+    return _recombine(Linear(tuple((t, c) for t, c in terms.items() if c), constant))
 
 
 def _divide(operation: str, a: Expr, divisor: int) -> Expr:
     """floor(a / divisor) or a mod divisor. Terms that are multiples of the divisor move out of the division; the remainder needs no division if its
     range lies within one period."""
     if divisor == 1:
-        return a if operation == "floordiv" else Const(0, INDEX)
+        return a if operation == "floordiv" else index_const(0)
     form = linear(a)
     if range_of(a)[0] == float("-inf") and any(map(_is_data, (t for t, _ in form.terms))):  # the sum may wrap before the division
-        return Apply(operation, (a, Const(divisor, INDEX)), INDEX)
+        return Apply(operation, (a, index_const(divisor)), INDEX)
     whole = tuple((t, c) for t, c in form.terms if c % divisor == 0)
     rest_terms = tuple((t, c) for t, c in form.terms if c % divisor)
     whole_constant = form.constant // divisor * divisor
@@ -528,18 +556,18 @@ def _divide(operation: str, a: Expr, divisor: int) -> Expr:
         reduced = _divide(operation, outer, divisor // common)
         if operation == "floordiv":
             return simplify_shallow("add", from_linear(quotient), reduced)
-        return simplify_shallow("add", simplify_shallow("mul", reduced, Const(common, INDEX)), Const(inner_constant, INDEX))
+        return simplify_shallow("add", simplify_shallow("mul", reduced, index_const(common)), index_const(inner_constant))
     split = _split_small(rest, divisor)
     if split is not None:
         big, common_big = split
         reduced = _divide("floordiv", from_linear(Linear(tuple((t, c // common_big) for t, c in big), 0)), divisor // common_big)
         if operation == "floordiv":
             return simplify_shallow("add", from_linear(quotient), reduced)
-        return simplify_shallow("sub", rest_expr, simplify_shallow("mul", reduced, Const(divisor, INDEX)))
+        return simplify_shallow("sub", rest_expr, simplify_shallow("mul", reduced, index_const(divisor)))
     if isinstance(rest_expr, Apply) and rest_expr.operation == "floordiv" and operation == "floordiv" and isinstance(rest_expr.args[1], Const):
         inner = _divide("floordiv", rest_expr.args[0], int(rest_expr.args[1].value) * divisor)
         return simplify_shallow("add", from_linear(quotient), inner)
-    result: Expr = Apply(operation, (rest_expr, Const(divisor, INDEX)), INDEX)
+    result: Expr = Apply(operation, (rest_expr, index_const(divisor)), INDEX)
     return simplify_shallow("add", from_linear(quotient), result) if operation == "floordiv" and (quotient.terms or quotient.constant) else result
 
 
@@ -568,9 +596,9 @@ def _split_small(rest: Linear, divisor: int) -> tuple[tuple[tuple[Expr, int], ..
 
 def _recombine(form: Linear) -> Linear:
     """(x // d) * (d * s) + (x mod d) * s = x * s."""
-    terms = dict(form.terms)
     for atom, coefficient in form.terms:
-        if isinstance(atom, Apply) and atom.operation == "mod" and isinstance(atom.args[1], Const) and atom in terms:
+        if isinstance(atom, Apply) and atom.operation == "mod" and isinstance(atom.args[1], Const):
+            terms = dict(form.terms)
             divisor = int(atom.args[1].value)
             partner = Apply("floordiv", (atom.args[0], atom.args[1]), INDEX)
             if terms.get(partner) == coefficient * divisor:
@@ -603,17 +631,17 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node, children before parents."""
     seen: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    stack: list[Expr | None] = list(reversed(roots))
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
+        node = stack.pop()
+        if node is None:  # the children of what lies below are done
+            done = stack.pop()
+            assert done is not None
+            yield done
         elif id(node) not in seen:
             seen.add(id(node))
             if kids := children(node):
-                stack.append((node, True))
-                for kid in reversed(kids):
-                    stack.append((kid, False))
+                stack += (node, None, *reversed(kids))
             else:
                 yield node
 

@@ -7,6 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class Frozen:
+    """Whether the process was ever seen to hold frozen objects. Python counts them one by one, which takes longer than planning a small model where
+    there are millions of them, so once there are any they are not counted again."""
+
+    def __init__(self) -> None:
+        self._seen = False
+
+    def __bool__(self) -> bool:
+        self._seen = self._seen or gc.get_freeze_count() > 0
+        return self._seen
+
+
+_FROZEN = Frozen()
+
+
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Pauses the process's collector for a second or so. As long as objects are added it looks at all of them again and again, also at those of
@@ -18,7 +33,7 @@ def collection_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if runs and not gc.get_freeze_count():  # nothing that the process froze would be thawed
+        if runs and not _FROZEN:  # nothing that the process froze would be thawed
             gc.freeze()
             gc.unfreeze()  # into the oldest generation
         if runs:

@@ -68,7 +68,14 @@ class Nest:
 
 
 def flat_nest(problem: Problem) -> Nest:
-    """The nest of [sum, map?, row reductions..., map?], or of [sum, sum over pixels, map?]."""
+    """The nest of [sum, map?, row reductions..., map?], or of [sum, sum over pixels, map?], made once."""
+    if flat_nest not in problem.found:
+        problem.found[flat_nest] = _flat_nest(problem)
+    nest: Nest = problem.found[flat_nest]
+    return nest
+
+
+def _flat_nest(problem: Problem) -> Nest:
     region, layouts = problem.region, problem.layouts
     found = anchor(region.steps, problem.constants)
     assert found is not None
