@@ -78,8 +78,8 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
         return least_work(judge, problem, cuts, axes, chunks, axis) if asked else []
 
     least_work = TileJudge._with_least_work
-    draw = mock.patch.multiple(tile_judge, tile_work=drawn)
-    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable)
+    draw = mock.patch.multiple(tile_judge, tile_work=drawn, RANKED=2)
+    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable, _bound=lambda *_: 0.0)
     with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
         asked_for = partial(plan_program, chains=True)
         with (
