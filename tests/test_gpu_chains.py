@@ -71,7 +71,7 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
 
     def drawn(*given: Any) -> TileWork:
         work = tile_work(*given)
-        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), products=0 * work.products)
+        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), products=0 * work.products, latencies=0 * work.latencies)
 
     def suitable(judge: TileJudge, problem: Any, cuts: Any, axes: Any, chunks: bool, axis: int | None = None) -> Any:
         asked = chunked in (None, chunks) and exchanged in (None, axis is not None)

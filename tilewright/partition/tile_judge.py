@@ -71,6 +71,11 @@ REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
 
+Least = tuple[float, float]
+"""Seconds that the parts of a region in a tile take at least with a processor of their own: those that grow with the number of blocks which share it,
+and those that do not."""
+
+
 @dataclass(frozen=True)
 class TileParts:
     """What the time of a chain is composed of: `launch` and `memory` in seconds; `parts`, the seconds of all rounds of the parts as their schemas
@@ -272,9 +277,9 @@ class TileJudge:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)) or NO_ROOM)
         return [tiles for _, _, tiles in found]
 
-    def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[float]]]:
+    def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[Least]]]:
         """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that the parts of its regions take at
-        least (`TileWork.products`).
+        least (`TileWork.products`, `latencies`).
 
         Raises:
             Unsuitable: if the chain cannot be cut.
@@ -296,7 +301,7 @@ class TileJudge:
 
     def _with_least_work(
         self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool, exchanged: int | None = None
-    ) -> list[tuple[Tiling, Sequence[float]]]:
+    ) -> list[tuple[Tiling, Sequence[Least]]]:
         """The tilings of these sizes along each axis with the least work that fit into shared memory, and whose sums a block can keep."""
         work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged, self.numerics)
         fits = work.shared_bytes < self.machine.shared_bytes_per_block
@@ -305,15 +310,21 @@ class TileJudge:
         fit = np.flatnonzero(fits)
         _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
         chosen = fit[first[:RANKED]]
-        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged), work.products[row].tolist()) for row in chosen]
+        return [
+            (
+                Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged),
+                [*zip(work.products[row].tolist(), work.latencies[row].tolist(), strict=True)],
+            )
+            for row in chosen
+        ]
 
-    def _opened(self, tiling: Tiling, products: Sequence[float]) -> Iterator[_Open]:
-        """The tiles with each number of resident blocks for which there are enough. `products`: what the parts of each region take at least, in
-        seconds. Those of other regions, of which that is nothing, are ranked first, then those with most operations."""
-        order = sorted(range(len(products)), key=lambda number: (not products[number], tiling.cuts[number].region.flops()))
+    def _opened(self, tiling: Tiling, products: Sequence[Least]) -> Iterator[_Open]:
+        """The tiles with each number of resident blocks for which there are enough. `products`: what the parts of each region take at least. Those of
+        other regions, of which that is nothing, are ranked first, then those with most operations."""
+        order = sorted(range(len(products)), key=lambda number: (not products[number][0], tiling.cuts[number].region.flops()))
         for share in SHARES:
             if share == 1 or tiling.blocks > (share - 1) * self.machine.processors:
-                least = tuple((share * seconds,) * len(THREADS) for seconds in products)
+                least = tuple((share * seconds + latency,) * len(THREADS) for seconds, latency in products)
                 yield _Open(tiling, share, self._parts(tiling, 1.0, share), least, tuple(order))
 
     def _bound(self, tiles: _Open) -> float:

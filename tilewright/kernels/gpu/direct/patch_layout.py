@@ -188,14 +188,13 @@ def _padded(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.nda
     _, columns = patch_of(facts, candidates)
     # [candidates, paddings]
     pitch = (-(-columns // lanes) * lanes)[:, None] + np.arange(PADDINGS) * lanes[:, None]
-    step_x = candidates["register_x"] * facts.stride_x
     step_y = (candidates["register_y"] * facts.stride_y)[:, None] * pitch
-    found = _conflicts(
-        *(np.repeat(column, PADDINGS) for column in (candidates["warp_x"], candidates["warp_y"], step_x)), step_y.ravel(), np.repeat(lanes, PADDINGS)
-    ).reshape(pitch.shape)
+    fixed = (candidates["warp_x"], candidates["warp_y"], candidates["register_x"] * facts.stride_x, lanes)
+    warp_x, warp_y, step_x, width = (np.repeat(column, PADDINGS) for column in fixed)
+    found = _conflicts(warp_x, warp_y, step_x, step_y.ravel(), width).reshape(pitch.shape)
     best = found.argmin(axis=1)[:, None]
-    pitch, found = (np.take_along_axis(of, best, axis=1)[where, 0] for of in (pitch, found))
-    return pitch, found
+    least: np.ndarray = np.take_along_axis(found, best, axis=1)[where, 0]
+    return np.take_along_axis(pitch, best, axis=1)[where, 0], least
 
 
 def _conflicts(warp_x: np.ndarray, warp_y: np.ndarray, step_x: np.ndarray, step_y: np.ndarray, lanes: np.ndarray) -> np.ndarray:

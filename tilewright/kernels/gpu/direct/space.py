@@ -70,8 +70,8 @@ def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) ->
     register = _register_tiles()
     candidates, threads = keep(register, register_rules(facts, register)), _threads(machine.threads_per_block)
     beyond = _beyond(facts, candidates, threads)
-    if count := np.count_nonzero(beyond):
-        rejected["the block tile is twice the extent"] = count
+    if beyond.any():
+        rejected["the block tile is twice the extent"] = int(beyond.sum())
     candidates = pairs(candidates, threads, ~beyond)
     candidates = keep(candidates, block_rules(candidates, machine))
     candidates = keep(candidates, waste_rules(facts, candidates))
