@@ -108,7 +108,7 @@ def one_search(network: str, target: str, precision: str) -> dict[str, float]:
         chains += time.process_time() - began
         return found
 
-    Search.chained = timed  # type: ignore[method-assign]
+    Search.chained = timed  # type: ignore[method-assign, assignment]
     start, began = time.perf_counter(), time.process_time()
     divide(graph, here, planned_threads(here), precision=precision, chains=True)
     return {"search": time.process_time() - began, "wall": time.perf_counter() - start, "chains": chains}

@@ -99,8 +99,8 @@ def test_no_tiles_beat_the_bounds(found: Any, channels: int, batch: int, extent:
         for share, number in product(SHARES, range(len(products))):
             with suppress(Unsuitable):
                 part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
-                seconds, latency = products[number]
-                assert part >= (share * seconds + latency) * (1 - 1e-12), (tiling.sizes, number, share)
+                through, latency = products[number]
+                assert part >= (share * through + latency) * (1 - 1e-12), (tiling.sizes, number, share)
     for most in (0.5 * seconds, 0.99 * seconds, seconds, 1.01 * seconds, ranked[-1].seconds):
         other = replace(judge, tiles={})
         best = other.best(problem, [], most)
