@@ -94,12 +94,12 @@ def one_search(network: str, target: str, precision: str) -> dict[str, float]:
     from tilewright import zoo
     from tilewright.compile import read
     from tilewright.graph.passes import simplify
-    from tilewright.hardware import machine, planned_threads
+    from tilewright.hardware import identified_machine, planned_threads
     from tilewright.partition.chains import Search
     from tilewright.partition.plan import divide
 
     module, inputs = zoo.build(network)
-    graph, here, chained, chains = simplify(read(module, inputs).graph)[0], machine(target), Search.chained, 0.0
+    graph, here, chained, chains = simplify(read(module, inputs).graph)[0], identified_machine(target), Search.chained, 0.0
 
     def timed(search: Search) -> Any:
         nonlocal chains
