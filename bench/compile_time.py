@@ -11,6 +11,11 @@ cores too.
     python -m bench.compile_time resnet50 --targets native,h200 --against CHECKOUT --rounds 5 --name compile_time_against
 
 compares with another checkout of this repository: each round compiles cold and then warm with either, in turns.
+
+    python -m bench.compile_time resnet50 mobilenet_v2 --targets h200,x86-avx512 --search [--against CHECKOUT --rounds 3]
+
+takes only the search for what runs together, chains that predictions choose included, of a graph that is read and simplified, each time in a fresh
+process: seconds of processor time, which other processes hardly change.
 """
 
 from __future__ import annotations
@@ -84,10 +89,35 @@ def one_compilation(network: str, target: str, precision: str) -> dict[str, floa
     }
 
 
-def one_process(network: str, target: str, cache: str, checkout: Path = HERE, precision: str = "fp32") -> dict[str, float]:
-    """The stage times of one compilation by a checkout's package, taken by this script, in a process of its own with this cache folder, and the time
-    of the whole process."""
-    command = [sys.executable, "-P", "-W", "ignore", __file__, network, "--targets", target, "--precision", precision, "--one"]
+def one_search(network: str, target: str, precision: str) -> dict[str, float]:
+    """Seconds of processor time, and wall-clock seconds, of one search in this process, and of the part that decides about chains."""
+    from tilewright import zoo
+    from tilewright.compile import read
+    from tilewright.graph.passes import simplify
+    from tilewright.hardware import identified_machine, planned_threads
+    from tilewright.partition.chains import Search
+    from tilewright.partition.plan import divide
+
+    module, inputs = zoo.build(network)
+    graph, here, chained, chains = simplify(read(module, inputs).graph)[0], identified_machine(target), Search.chained, 0.0
+
+    def timed(search: Search) -> Any:
+        nonlocal chains
+        began = time.process_time()
+        found = chained(search)
+        chains += time.process_time() - began
+        return found
+
+    Search.chained = timed  # type: ignore[method-assign, assignment]
+    start, began = time.perf_counter(), time.process_time()
+    divide(graph, here, planned_threads(here), precision=precision, chains=True)
+    return {"search": time.process_time() - began, "wall": time.perf_counter() - start, "chains": chains}
+
+
+def one_process(network: str, target: str, cache: str, checkout: Path = HERE, precision: str = "fp32", asked: str = "--one") -> dict[str, float]:
+    """The stage times of one compilation, or those of one search, by a checkout's package, taken by this script, in a process of its own with this
+    cache folder, and the time of the whole process."""
+    command = [sys.executable, "-P", "-W", "ignore", __file__, network, "--targets", target, "--precision", precision, asked]
     load = os.getloadavg()[0]
     start = time.perf_counter()
     environment = {**os.environ, "TILEWRIGHT_CACHE": cache, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": ""}
@@ -117,6 +147,17 @@ def in_turns(network: str, target: str, checkouts: Mapping[str, Path], rounds: i
     ]
 
 
+def searches(network: str, target: str, precision: str, checkouts: Mapping[str, Path], rounds: int) -> list[dict[str, Any]]:
+    """The times of searches by each checkout, in turns: medians, and those of all rounds."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+    for number in range(rounds):
+        for name, checkout in list(checkouts.items())[:: -1 if number % 2 else 1]:
+            with tempfile.TemporaryDirectory() as cache:
+                runs[name].append(one_process(network, target, cache, checkout, precision, "--one-search"))
+    medians = {name: {key: statistics.median(run[key] for run in its) for key in its[0]} for name, its in runs.items()}
+    return [{"network": network, "target": target, "checkout": name, "medians": medians[name], "runs": its} for name, its in runs.items()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", default=["resnet50"], metavar="NETWORK")
@@ -127,7 +168,12 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository, in turns with this one")
     parser.add_argument("--rounds", type=int, default=5, help="of turns with the other checkout")
     parser.add_argument("--one", action="store_true", help="one compilation in this process, as JSON")
+    parser.add_argument("--search", action="store_true", help="only the search for what runs together, in processor time")
+    parser.add_argument("--one-search", action="store_true", help="one search in this process, as JSON")
     options = parser.parse_args()
+    if options.one_search:
+        print(json.dumps(one_search(options.networks[0], options.targets, options.precision)))
+        return
     if options.one:
         print(json.dumps(one_compilation(options.networks[0], options.targets, options.precision)))
         return
@@ -135,8 +181,17 @@ def main() -> None:
 
     targets = options.targets.split(",")
     results: list[dict[str, Any]] = []
+    checkouts = {"this": HERE, **({"against": options.against.resolve()} if options.against else {})}
+    against = git_commit(options.against / "bench") if options.against else None
+    if options.search:
+        for network, target in itertools.product(options.networks, targets):
+            results += searches(network, target, options.precision, checkouts, options.rounds)
+            for entry in results[-len(checkouts) :]:
+                its = entry["medians"]
+                print(f"{network} {target} {entry['checkout']}: {its['search']:.2f} s of processor time, {its['chains']:.2f} of them for chains")
+        write_results(options.name, {**vars(options), "against": against}, results)
+        return
     if options.against:
-        checkouts = {"this": HERE, "against": options.against.resolve()}
         for checkout in checkouts.values():
             keep_byte_code(options.networks[0], targets, checkout)
         for network in options.networks:
@@ -144,7 +199,6 @@ def main() -> None:
                 results += in_turns(network, target, checkouts, options.rounds)
         for entry in results:
             print(f"{entry['network']} {entry['target']} {entry['checkout']} {entry['cache']}: {entry['median']:.2f} s")
-        against = git_commit(options.against / "bench")
         settings = {"networks": options.networks, "targets": options.targets, "rounds": options.rounds, "against": against}
         write_results(options.name, settings, results)
         return

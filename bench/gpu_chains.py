@@ -104,7 +104,7 @@ def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) 
     """Inside the context the layers of the chain become one kernel, or separate ones."""
     known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
 
-    def suitable(judge: TileJudge, problem: Problem, limit: float = inf) -> list[Tiles]:
+    def suitable(judge: TileJudge, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
         asked, key = MERGED.get(way, (False, False)), (key_of(problem), constants, limit)
         if key not in PREDICTED:  # once for all ways
             PREDICTED[key] = predicted(judge, problem, limit)

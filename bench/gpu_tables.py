@@ -439,6 +439,17 @@ def gpu_chain_times() -> Rows:
     return rows
 
 
+def search_times() -> Rows:
+    """Seconds of processor time that a search with predicted chains takes, and that the commit before took, in turns."""
+    rows = [["network", "search before, s", "now, s", "before / now", "chains before, s", "now, s", "before / now"]]
+    entries = results_of("search_time_against")
+    now, before = ({entry["network"]: entry["medians"] for entry in entries if entry["checkout"] == name} for name in ("this", "against"))
+    for network, own in now.items():
+        pairs = [(before[network][key], own[key]) for key in ("search", "chains")]
+        rows.append([network, *(cell for old, new in pairs for cell in (f"{old:.1f}", f"{new:.1f}", f"{old / new:.2f}"))])
+    return rows
+
+
 GPU_TABLES = (
     spaces,
     bounds,
@@ -446,6 +457,7 @@ GPU_TABLES = (
     predicted_transactions,
     counted_transactions,
     top_ratios,
+    search_times,
     refitted,
     compared_models,
     compared_tensor_models,

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -26,14 +27,15 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.partition import tile_judge
 from tilewright.partition.apart import parts_of
-from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import CHAIN, MEASURED_LOSS, Measured, Memory, Policy
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strip_judge import StripJudge, Strips
 from tilewright.partition.strips import reads_all_rows
-from tilewright.partition.tile_judge import LOWERED, SHARES, TileJudge, Tiles
-from tilewright.selection.choice import choose
+from tilewright.partition.tile_judge import LOWERED, SHARES, TileJudge, Tiles, shared_processor
+from tilewright.selection.choice import choose, rank
+from tilewright.selection.ranking import Ranking
 
 
 def small(target: Machine, size: int) -> Machine:
@@ -100,13 +102,30 @@ def test_no_tiles_beat_the_bounds(found: Any, channels: int, batch: int, extent:
         for share, number in product(SHARES, range(len(products))):
             with suppress(Unsuitable):
                 part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
-                assert part >= share * products[number] * (1 - 1e-12), (tiling.sizes, number, share)
+                through, latency = products[number]
+                assert part >= (share * through + latency) * (1 - 1e-12), (tiling.sizes, number, share)
     for most in (0.5 * seconds, 0.99 * seconds, seconds, 1.01 * seconds, ranked[-1].seconds):
         other = replace(judge, tiles={})
         best = other.best(problem, [], most)
-        if most >= ranked[-1].seconds:  # those whose kernels may be tried are the same
-            assert other.tiles[key_of(problem)][1][:LOWERED] == ranked[:LOWERED]
+        with suppress(Unsuitable):  # those whose kernels may be tried next are the same
+            assert [tiles for tiles in other.predicted(problem, most, LOWERED)[:LOWERED] if tiles.seconds <= most] == [
+                tiles for tiles in ranked[:LOWERED] if tiles.seconds <= most
+            ]
         assert best == (ranked[0] if most >= seconds else best if isinstance(best, Tiles) and best.seconds >= seconds else most)
+
+
+def test_parts_with_equal_facts_have_equal_rankings() -> None:
+    """Parts of tiles are ranked once for all with equal facts: those that were not ranked have the candidates that they would have."""
+    module, gpu = nn.Sequential(conv(16, 96), conv(96, 96, 3, 2, 1, 96), conv(96, 24)), machine("h200")
+    problem = chain_problem(module, torch.randn(1, 16, 56, 56))
+    judge, numerics = TileJudge(gpu, USUAL), replace(USUAL, winograd=False)
+    with mock.patch.object(tile_judge, "rank", side_effect=rank) as asked:
+        judge.ranked(problem, [])
+    known = [(key, found) for key, found in judge.rankings.items() if isinstance(key, tuple) and key[0] in judge.parts]
+    assert asked.call_count < len(known)
+    for (part, share, near), found in known:
+        expected = rank(judge.parts[part], shared_processor(gpu, share, near), 1, numerics, learned=False)
+        assert isinstance(found, Ranking) and np.array_equal(found.seconds, expected.seconds)
 
 
 def test_tiles_that_leave_out_rows_are_bounded_by_their_memory() -> None:

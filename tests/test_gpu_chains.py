@@ -71,15 +71,15 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
 
     def drawn(*given: Any) -> TileWork:
         work = tile_work(*given)
-        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), products=0 * work.products)
+        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), products=0 * work.products, latencies=0 * work.latencies)
 
     def suitable(judge: TileJudge, problem: Any, cuts: Any, axes: Any, chunks: bool, axis: int | None = None) -> Any:
         asked = chunked in (None, chunks) and exchanged in (None, axis is not None)
         return least_work(judge, problem, cuts, axes, chunks, axis) if asked else []
 
     least_work = TileJudge._with_least_work
-    draw = mock.patch.multiple(tile_judge, tile_work=drawn)
-    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable)
+    draw = mock.patch.multiple(tile_judge, tile_work=drawn, RANKED=2)
+    chosen = mock.patch.multiple(TileJudge, lower=lowered, _with_least_work=suitable, _bound=lambda *_: 0.0)
     with draw, chosen, mock.patch.object(TileParts, "seconds", lambda *_: 1e-12 * source.random()):
         asked_for = partial(plan_program, chains=True)
         with (

@@ -23,6 +23,12 @@ def times(candidates: Columns, more: Columns) -> dict[str, np.ndarray]:
     return {name: np.repeat(column, each) for name, column in candidates.items()} | {name: np.tile(column, count) for name, column in more.items()}
 
 
+def pairs(candidates: Columns, more: Columns, kept: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of `times` of which `kept`, [candidates, more], is true."""
+    row, other = np.nonzero(kept)
+    return take(candidates, row) | take(more, other)
+
+
 def vector_widths(widest: int) -> tuple[int, ...]:
     """Widths of vectors that are candidates: up to four elements, and eight where accesses allow it (16-bit values)."""
     return (1, 2, 4, 8) if widest > 4 else (1, 2, 4)

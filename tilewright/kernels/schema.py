@@ -22,7 +22,6 @@ Facts = TypeVar("Facts")
 Parts = TypeVar("Parts")
 Schedule = TypeVar("Schedule")
 Known = TypeVar("Known", covariant=True)
-Found = TypeVar("Found", bound="KnowsFacts[Any]")
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,15 @@ class KnowsFacts(Protocol[Known]):
     def facts(self) -> Known: ...
 
 
-def matching(find: Callable[[Problem], Found]) -> Callable[[Problem, Machine], Form[Any, Found]]:
+@dataclass(frozen=True)
+class Matching:
     """The `match` of a schema for which `find` does all the work, on any machine. Raises Unsuitable like `find`."""
 
-    def match(problem: Problem, machine: Machine) -> Form[Any, Found]:
-        found = find(problem)
-        return Form(found.facts, found)
+    find: Callable[[Problem], KnowsFacts[Any]]
 
-    return match
+    def __call__(self, problem: Problem, machine: Machine) -> Form[Any, Any]:
+        found = self.find(problem)
+        return Form(found.facts, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,10 +171,10 @@ AnySchema: TypeAlias = Schema[Any, Any, Any, Any]
 
 
 def form_of(schema: Schema[Facts, Parts, Schedule, Counted], problem: Problem, machine: Machine) -> Form[Facts, Parts] | Unsuitable:
-    """The problem's form, or why it has none. It is found once for each problem, for both ranking and lowering; schemas with the same `match` share
-    it."""
+    """The problem's form, or why it has none. It is found once for each problem, for both ranking and lowering, and where it depends on the machine
+    for each machine; schemas with the same `match` share it."""
     known = problem.found.get(schema.match)
-    if known is None or known[0] is not machine:
+    if known is None or known[0] is not machine and not isinstance(schema.match, Matching):
         form: Form[Facts, Parts] | Unsuitable
         try:
             form = schema.match(problem, machine)

@@ -14,12 +14,13 @@ and `turn` are fitted (`hardware.calibration.GpuChains`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -45,7 +46,7 @@ from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import product_seconds, tile_work
 from tilewright.partition.tiles import Tiling, windows_along
 from tilewright.selection.bounds import NO_BOUNDS
-from tilewright.selection.choice import rank
+from tilewright.selection.choice import facts_of, rank
 from tilewright.selection.ranking import Choice, Ranking
 
 THREADS = (64, 128, 256, 512)
@@ -68,6 +69,11 @@ NO_ROOM = "no tile with schedules of one block size fits into shared memory"
 """Why a chain has no tiles."""
 REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
+
+
+Least = tuple[float, float]
+"""Seconds that the parts of a region in a tile take at least with a processor of their own: those that grow with the number of blocks which share it,
+and those that do not."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,22 @@ class _Kept:
     sums: int
 
 
+@dataclass(frozen=True)
+class _Open:
+    """Tiles with a number of resident blocks per processor. least: for each region, and each of THREADS, the seconds that its parts in a tile take at
+    least. left: the regions whose parts are not ranked yet; the last is the next. unit: the time if these parts took one second together."""
+
+    tiling: Tiling
+    share: int
+    unit: TileParts
+    least: tuple[tuple[float, ...], ...]
+    left: tuple[int, ...]
+
+    def parts(self, seconds: float) -> TileParts:
+        """The time if the parts of a tile take so long together."""
+        return replace(self.unit, parts=self.unit.parts * seconds)
+
+
 @dataclass
 class TileJudge:
     """Predicts chains for a GPU (`chains.Judging`); remembers what it predicted. `counted` is called with numbers of candidates that were ranked."""
@@ -121,6 +143,8 @@ class TileJudge:
     machine: Machine
     numerics: Numerics
     counted: Callable[[int], object] = lambda count: None
+    parts: dict[object, Problem] = field(default_factory=dict)
+    """Of equal parts one, with its forms."""
     rankings: dict[object, Ranking | str] = field(default_factory=dict)
     tiles: dict[object, tuple[float, list[Tiles] | str]] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
@@ -141,7 +165,7 @@ class TileJudge:
 
     def best(self, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Tiles | float | str:
         """The best tiles of a canonical chain; the seconds `most` if it is certain that all take longer; or why there are none."""
-        found = self._known(problem, most, LOWERED)
+        found = self._known(problem, most, 1)
         return found if isinstance(found, str) else found[0] if found else most
 
     def ranked(self, problem: Problem, alone: Sequence[float]) -> list[Tiles] | str:
@@ -164,11 +188,8 @@ class TileJudge:
         these turn out to be impossible; or why there is none."""
         key = key_of(problem)
         if key not in self.kernels:
-            _, ranked = self.tiles[key]
-            assert ranked and not isinstance(ranked, str)
-            ways = [merge] if merge.measured is not None else [replace(merge, way=way) for way in ranked[:LOWERED]]
             refusals: list[str] = []
-            for way in ways:
+            for way in self._ways(problem, merge):
                 schedule = way.schedule
                 assert isinstance(schedule, TileSchedule)
                 try:
@@ -178,6 +199,17 @@ class TileJudge:
                     refusals.append(str(reason))
             self.kernels[key] = "; ".join(dict.fromkeys(refusals))
         return self.kernels[key]
+
+    def _ways(self, problem: Problem, merge: Merge) -> Iterator[Merge]:
+        """The merge with the tiles that were measured fastest, or with those predicted best, one after another. The first are known; what follows is
+        predicted if it is asked for."""
+        if merge.measured is not None:
+            yield merge
+            return
+        limit, ranked = self.tiles[key_of(problem)]
+        assert ranked and not isinstance(ranked, str)
+        yield replace(merge, way=ranked[0])
+        yield from (replace(merge, way=way) for way in self.predicted(problem, limit, LOWERED)[1:LOWERED])
 
     def lower(self, problem: Problem, schedule: TileSchedule) -> Lowered:
         """The kernel of a canonical chain.
@@ -212,30 +244,42 @@ class TileJudge:
         return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
 
     def predicted(self, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
-        """Tiles of a canonical chain by predicted time, without those certain to take longer than `limit` seconds, or than the first `count`.
+        """Tiles of a canonical chain by predicted time, without those certain to take longer than `limit` seconds, or than the first `count`. Those
+        with the least bound are the next whose parts are ranked (best-first branch and bound: Land and Doig, Econometrica 1960).
 
         Raises:
             Unsuitable: if it cannot be cut, or nothing fits into shared memory.
         """
-        found: list[Tiles] = []
+        open_ones = [one for tiling, products in self.tilings(problem) for one in self._opened(tiling, products)]
+        waiting = [(self._bound(one), number, one) for number, one in enumerate(open_ones)]
+        heapq.heapify(waiting)
+        found: list[tuple[float, int, Tiles]] = []
         refusals: list[str] = []
         slow, most = False, limit
-        for tiling, products in self.tilings(problem):
-            try:
-                ranked = self._ranked(tiling, products, most)
-            except Unsuitable as reason:  # such as a part that is no sum of products any more
-                refusals.append(str(reason))
+        while waiting and not slow:
+            bound, number, one = heapq.heappop(waiting)
+            slow = most < bound < inf
+            if slow:
+                break
+            if not isfinite(bound):
+                refusals.append(NO_ROOM)
+            elif one.left:
+                try:
+                    further = self._with_next(one)
+                except Unsuitable as reason:  # such as a part that is no sum of products any more
+                    refusals.append(str(reason))
+                else:
+                    heapq.heappush(waiting, (self._bound(further), number, further))
             else:
-                found = sorted([*found, *ranked], key=lambda tiles: tiles.seconds)
-                slow |= not ranked
-                most = min(limit, found[count - 1].seconds) if count is not None and len(found) >= count else limit
+                found = sorted([*found, *((tiles.seconds, number, tiles) for tiles in self._possible(one))], key=lambda entry: entry[:2])
+                most = min(limit, found[count - 1][0]) if count is not None and len(found) >= count else limit
         if not found and not slow:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)) or NO_ROOM)
-        return found
+        return [tiles for _, _, tiles in found]
 
-    def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[float]]]:
+    def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[Least]]]:
         """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that the parts of its regions take at
-        least (`TileWork.products`).
+        least (`TileWork.products`, `latencies`).
 
         Raises:
             Unsuitable: if the chain cannot be cut.
@@ -257,7 +301,7 @@ class TileJudge:
 
     def _with_least_work(
         self, problem: Problem, cuts: tuple[Cut, ...], axes: Sequence[Sequence[int]], chunked: bool, exchanged: int | None = None
-    ) -> list[tuple[Tiling, Sequence[float]]]:
+    ) -> list[tuple[Tiling, Sequence[Least]]]:
         """The tilings of these sizes along each axis with the least work that fit into shared memory, and whose sums a block can keep."""
         work = tile_work(problem, cuts, axes, self.machine, chunked, exchanged, self.numerics)
         fits = work.shared_bytes < self.machine.shared_bytes_per_block
@@ -266,54 +310,74 @@ class TileJudge:
         fit = np.flatnonzero(fits)
         _, first = np.unique(work.seconds[fit].round(12), return_index=True)  # of tiles with the same work, such as 4 x 7 and 7 x 4, the first
         chosen = fit[first[:RANKED]]
-        return [(Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged), work.products[row].tolist()) for row in chosen]
+        return [
+            (
+                Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged),
+                [*zip(work.products[row].tolist(), work.latencies[row].tolist(), strict=True)],
+            )
+            for row in chosen
+        ]
 
-    def _ranked(self, tiling: Tiling, products: Sequence[float], limit: float) -> list[Tiles]:
-        """The tiles with each number of threads and of resident blocks that is possible, if they may take at most `limit` seconds. `products`: what
-        the parts of each region take at least, in seconds; the fastest schedules of one region after another take the place of these, until the limit
-        is exceeded.
+    def _opened(self, tiling: Tiling, products: Sequence[Least]) -> Iterator[_Open]:
+        """The tiles with each number of resident blocks for which there are enough. `products`: what the parts of each region take at least. Those of
+        other regions, of which that is nothing, are ranked first, then those with most operations."""
+        order = sorted(range(len(products)), key=lambda number: (not products[number][0], tiling.cuts[number].region.flops()))
+        for share in SHARES:
+            if share == 1 or tiling.blocks > (share - 1) * self.machine.processors:
+                least = tuple((share * seconds + latency,) * len(THREADS) for seconds, latency in products)
+                yield _Open(tiling, share, self._parts(tiling, 1.0, share), least, tuple(order))
+
+    def _bound(self, tiles: _Open) -> float:
+        """Seconds that the tiles take at least; infinite if no schedules of the regions that are ranked fit."""
+        seconds = min(map(sum, zip(*tiles.least, strict=True)))
+        return tiles.parts(seconds).seconds(self.constants, self.machine.clock_hz) if isfinite(seconds) else inf
+
+    def _with_next(self, tiles: _Open) -> _Open:
+        """The tiles, with the times of one more region's part by its fastest schedules.
 
         Raises:
-            Unsuitable: if some might, and no schedules of the regions fit.
+            Unsuitable: if it has none.
         """
-        found, slow = [], False
-        for share in SHARES:
-            if share > 1 and tiling.blocks <= (share - 1) * self.machine.processors:
-                break
-            least = [share * seconds for seconds in products]
-            left = sorted(range(len(least)), key=lambda number: tiling.cuts[number].region.flops())
-            while not (exceeded := self._parts(tiling, sum(least), share).seconds(self.constants, self.machine.clock_hz) > limit) and left:
-                number = left.pop()
-                least[number] = tiling.repeats[number] * float(self._ranking(tiling, number, share).seconds.min(initial=inf))
-            if exceeded:
-                slow = True
-                continue
-            for threads in THREADS:
-                if (choices := self._choices(tiling, threads, share)) is not None:
-                    parts = self._parts(tiling, sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True)), share)
-                    seconds = parts.seconds(self.constants, self.machine.clock_hz)
-                    rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
-                    exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
-                    terms = parts.terms(self.constants, self.machine.clock_hz)
-                    found.append(Tiles(TileSchedule(rows, threads, share, chunk, exchanged), seconds, parts, terms))
-        if not found and not slow:
-            raise Unsuitable(NO_ROOM)
-        return found
+        (*left, number), tiling = tiles.left, tiles.tiling
+        ranking, summing = self._ranking(tiling, number, tiles.share), tiling.chunked and number == len(tiling.cuts) - 1
+        rooms = (self._room(tiling, threads, tiles.share) for threads in THREADS)
+        times = tuple(
+            tiling.repeats[number] * float(_fitting(ranking, threads, *room, summing).min(initial=inf))
+            for threads, room in zip(THREADS, rooms, strict=True)
+        )
+        return replace(tiles, least=(*tiles.least[:number], times, *tiles.least[number + 1 :]), left=tuple(left))
+
+    def _possible(self, tiles: _Open) -> Iterator[Tiles]:
+        """The tiles with each number of threads for which schedules of all regions fit, all of whose parts are ranked."""
+        tiling, share = tiles.tiling, tiles.share
+        for threads in THREADS:
+            if (choices := self._choices(tiling, threads, share)) is not None:
+                parts = tiles.parts(sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True)))
+                rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
+                exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
+                constants, clock = self.constants, self.machine.clock_hz
+                schedule = TileSchedule(rows, threads, share, chunk, exchanged)
+                yield Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock))
+
+    def _room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
+        """Bytes of shared memory that a block's schedules may use, and registers of a thread."""
+        machine = self.machine
+        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes)
+        registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
+        return room - tiling.shared_bytes - tiling.exchanged_bytes, registers
 
     def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:
         """The choice for each region's part with that many threads per block; None if a region has none. In chunks the sums of the last region and
         its shared memory are kept while the others are computed."""
-        machine, last = self.machine, len(tiling.cuts) - 1
-        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes)
-        room -= tiling.shared_bytes + tiling.exchanged_bytes
-        registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
+        last, (room, registers) = len(tiling.cuts) - 1, self._room(tiling, threads, share)
         found: dict[int, Choice] = {}
         for number in range(last, -1, -1):
-            kept = self._chosen(self._ranking(tiling, number, share), threads, room, registers, tiling.chunked and number == last)
+            summing = tiling.chunked and number == last
+            kept = _chosen(self._ranking(tiling, number, share), threads, room, registers, summing)
             if kept is None:
                 return None
             found[number] = kept.choice
-            if tiling.chunked and number == last:
+            if summing:
                 room, registers = room - kept.shared_bytes, registers - kept.sums
         return [found[number] for number in range(last + 1)]
 
@@ -351,37 +415,53 @@ class TileJudge:
         part = tiling.part(number)
         names = (*part.region.inputs, *part.region.outputs)
         near = sum(part.values[name].bytes for name in names if name in tiling.storage) / sum(part.values[name].bytes for name in names)
-        key = (key_of(part), share, near)
+        key = (same := key_of(part), share, near)
         if key not in self.rankings:
-            try:
-                numerics = replace(self.numerics, winograd=False, atomics=False, vendor=False)
-                self.rankings[key] = found = rank(part, shared_processor(self.machine, share, near), 1, numerics, learned=False)
-                self.counted(found.candidates)
-            except Unsuitable as reason:
-                self.rankings[key] = str(reason)
+            self.rankings[key] = self._ranked(self.parts.setdefault(same, part), share, near)
         known = self.rankings[key]
         if isinstance(known, str):
             raise Unsuitable(known)
         return known
 
-    def _chosen(self, ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> _Kept | None:
-        """The fastest candidate with that many threads per block that needs at most `room` bytes of shared memory and as many registers. `summing`:
-        one block holds all sums in registers."""
-        allowed, sums, shared = [np.zeros(0, bool)], [np.zeros(0)], [np.zeros(0)]
-        for part in ranking.parts:
-            counts = part.counts
-            assert isinstance(counts, LaunchCounts)
-            fits = (counts.threads == threads) & (counts.shared_bytes <= room) & (counts.registers <= registers)
-            if summing:
-                fits &= (counts.blocks == 1) & part.schema.sums
-            allowed.append(fits & (part.candidates["split"] == 1) if "split" in part.candidates else fits)
-            sums.append(counts.accumulators * np.ones(len(fits)) if isinstance(counts, TileCounts) else np.zeros(len(fits)))
-            shared.append(counts.shared_bytes)
-        seconds = np.where(np.concatenate(allowed), ranking.seconds, inf)
-        if not np.isfinite(seconds).any():
-            return None
-        best = int(np.argmin(seconds))
-        return _Kept(ranking.choice(best), int(np.concatenate(shared)[best]), int(np.concatenate(sums)[best]))
+    def _ranked(self, part: Problem, share: int, near: float) -> Ranking | str:
+        """The candidates of a part, once for all with equal facts; or why there are none."""
+        processor = shared_processor(self.machine, share, near)
+        key = (facts_of(part, processor), share, near)
+        if key not in self.rankings:
+            try:
+                numerics = replace(self.numerics, winograd=False, atomics=False, vendor=False)
+                self.rankings[key] = found = rank(part, processor, 1, numerics, learned=False)
+                self.counted(found.candidates)
+            except Unsuitable as reason:
+                return str(reason)
+        return self.rankings[key]
+
+
+def _fitting(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> np.ndarray:
+    """The seconds of all candidates of a part; infinite if one has another number of threads per block, needs more than `room` bytes of shared memory
+    or more registers, or splits sums among blocks. `summing`: one block holds all sums in registers."""
+    allowed = [np.zeros(0, bool)]
+    for part in ranking.parts:
+        counts = part.counts
+        assert isinstance(counts, LaunchCounts)
+        fits = (counts.threads == threads) & (counts.shared_bytes <= room) & (counts.registers <= registers)
+        if summing:
+            fits &= (counts.blocks == 1) & part.schema.sums
+        allowed.append(fits & (part.candidates["split"] == 1) if "split" in part.candidates else fits)
+    return np.where(np.concatenate(allowed), ranking.seconds, inf)
+
+
+def _chosen(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> _Kept | None:
+    """The fastest candidate of a part that fits (`_fitting`); None if none does."""
+    seconds = _fitting(ranking, threads, room, registers, summing)
+    best = int(np.argmin(seconds)) if len(seconds) else 0
+    if not np.isfinite(seconds[best : best + 1]).any():
+        return None
+    number, at = ranking.place(best)
+    counts = ranking.parts[number].counts
+    assert isinstance(counts, LaunchCounts)
+    sums = int(np.ravel(counts.accumulators)[at if np.size(counts.accumulators) > 1 else 0]) if isinstance(counts, TileCounts) else 0
+    return _Kept(ranking.choice(best), int(counts.shared_bytes[at]), sums)
 
 
 def shared_processor(machine: Machine, share: int, near: float) -> Machine:

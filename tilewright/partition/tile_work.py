@@ -21,12 +21,15 @@ from math import prod
 
 import numpy as np
 
+from tilewright.graph.contraction import anchor
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.tensor_cores import PEAKS, TENSOR_CORES, mma_flops
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD
+from tilewright.kernels.gpu.gemv.space import GEMV_ROWS
 from tilewright.kernels.gpu.window.space import BANKS, WARP
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.strips import Cut, readers_in
@@ -39,12 +42,14 @@ MOST_RESIDENT = 4
 @dataclass(frozen=True)
 class TileWork:
     """Tilings in columns. sizes: [tilings, axes]. seconds: by the closed form. products: [tilings, regions], seconds that the parts of each region in
-    a tile are predicted to take at least on a processor, whatever their schedules (`product_seconds`). shared_bytes: of the storage of inner results.
-    results: elements of the last result."""
+    a tile are predicted to take at least on a processor, whatever their schedules (`product_seconds`). latencies: [tilings, regions], seconds that
+    these take besides, however many units of the processor they have (`product_latency`). shared_bytes: of the storage of inner results. results:
+    elements of the last result."""
 
     sizes: np.ndarray
     seconds: np.ndarray
     products: np.ndarray
+    latencies: np.ndarray
     shared_bytes: np.ndarray
     results: np.ndarray
 
@@ -98,6 +103,7 @@ def tile_work(
     assert level_2 is not None
     work, turns = np.zeros(len(one)), np.zeros(len(one))
     products: list[np.ndarray] = []
+    waiting: list[np.ndarray] = []
     for number, part in enumerate(cuts):
         whole = problem.values[part.result].shape
         mine = extents(number, part.result, False)
@@ -129,6 +135,10 @@ def tile_work(
         traffic = sectors * SECTOR_WORDS * WORD / (level_2.bandwidth * clock)
         work += operations + wavefronts / clock + traffic
         products.append(product_seconds(part.region, problem, machine, numerics) * machine.processors * share)
+        found_product = anchor(part.region.steps, problem.constants) if part.region.kind == "contraction" else None
+        columns = found_product.size_batch * found_product.size_n if found_product is not None else 0
+        many = columns * GEMV_ROWS * size_of(problem.values[part.result].dtype) < WORD * outputs  # rows of any part
+        waiting.append(repeats * np.where(many, product_latency(machine), 0.0) * (columns > 0))
         turns += repeats
     last = cuts[-1].result
     blocks = np.prod([(problem.values[last].shape[dim] // count) for dim, count in extents(len(cuts) - 1, last, False).items()], axis=0)
@@ -136,7 +146,7 @@ def tile_work(
     rounds, waves = np.ceil(blocks / machine.processors), np.ceil(blocks / (machine.processors * resident))
     latencies = waves * turns * 2 * level_2.latency_cycles / clock
     grid = np.stack([np.array(each)[place] for each, place in zip(sizes, places, strict=True)], axis=1)
-    return TileWork(grid, rounds * work + latencies, np.stack(products, axis=1), shared, outputs)
+    return TileWork(grid, rounds * work + latencies, np.stack(products, axis=1), np.stack(waiting, axis=1), shared, outputs)
 
 
 def product_seconds(region: Region, problem: Problem, machine: Machine, numerics: Numerics) -> float:
@@ -149,6 +159,14 @@ def product_seconds(region: Region, problem: Problem, machine: Machine, numerics
     kinds |= {"tf32"} if numerics.tf32 or numerics.tf32_pairs else set()
     rate = max([_cuda_rate(machine), *(machine.peak_flops.get(PEAKS[kind], 0.0) for kind in kinds if kind in PEAKS)])
     return 2 * prod(axis.extent or 0 for axis in (*first.axes, *first.reduction)) / rate
+
+
+def product_latency(machine: Machine) -> float:
+    """Seconds that each kernel of a sum of products of more than GEMV_ROWS rows on a processor is predicted to take besides its multiply-adds: until
+    its first factors are there, and its last results stored. The data come from level 2, or from nearer."""
+    fitted, level_2 = gpu_calibration(machine), machine.cache(2)
+    assert level_2 is not None
+    return min(fitted.steps.end_latencies, fitted.warpgroups.end_latencies) * level_2.latency_cycles / machine.clock_hz
 
 
 def _rate(part: Cut, problem: Problem, machine: Machine, tf32: bool) -> float:

@@ -18,6 +18,13 @@ from tilewright.selection.ranking import Choice, Ranking, estimated
 from tilewright.selection.variants import with_variants
 
 
+def facts_of(problem: Problem, machine: Machine) -> object:
+    """What the predictions of a problem's candidates depend on besides the machine and the arguments of `rank`, without those of libraries and of
+    transforms of blocks: problems with equal facts have equal rankings."""
+    forms = [(schema.name, form_of(schema, problem, machine)) for schema in schemas(machine, problem.region.kind) if not schema.transforms]
+    return tuple((name, form.facts) for name, form in forms if not isinstance(form, Unsuitable))
+
+
 def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL, learned: bool = True) -> Ranking:
     """Every candidate with its prediction; equal arguments give equal results. `threads`: threads of a CPU. `numerics`: the kinds of rounding that
     are allowed. `learned`: whether a model trained for the machine, if there is one, corrects the estimates, and variants of the first follow them.

@@ -162,12 +162,16 @@ class Ranking:
             raise Unsuitable("no schedule is feasible: " + ", ".join(f"{reason} ({count})" for reason, count in self.rejected.items()))
         return self.choice(int(np.argmin(self.seconds)))
 
-    def choice(self, position: int) -> Choice:
-        """The candidate at a position of the space (that of `seconds`)."""
+    def place(self, position: int) -> tuple[int, int]:
+        """The part of the candidate at a position of the space, and its position there."""
         starts = self.starts
         number = int(np.searchsorted(starts, position, side="right")) - 1
+        return number, int(position - starts[number])
+
+    def choice(self, position: int) -> Choice:
+        """The candidate at a position of the space (that of `seconds`)."""
+        number, at = self.place(position)
         part = self.parts[number]
-        at = int(position - starts[number])
         seconds = float(part.estimate.seconds[at])
         terms = {name: float(term[at]) for name, term in part.estimate.terms.items()}
         if self.predicted is not None:

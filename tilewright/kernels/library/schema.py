@@ -18,7 +18,7 @@ from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.columns import Columns, length, product_of, row
 from tilewright.kernels.counts import Counts, counted
 from tilewright.kernels.library.form import FINDERS, LibraryForm, library_form
-from tilewright.kernels.schema import AnySchema, Form, Options, Schema, form_of, matching
+from tilewright.kernels.schema import AnySchema, Form, Matching, Options, Schema, form_of
 
 NAMES = tuple(OPERATORS)
 """Operators by their numbers in columns."""
@@ -56,7 +56,7 @@ def library(operators: Sequence[str], epilogues: Sequence[AnySchema]) -> Library
         name="library",
         kinds=tuple(FINDERS),
         schedule=LibrarySchedule,
-        match=matching(partial(library_form, operators=operators)),
+        match=Matching(partial(library_form, operators=operators)),
         space=_space,
         counts=lambda facts, candidates, machine: counted(length(candidates), 0, 0, 0),
         estimate=_unknown,

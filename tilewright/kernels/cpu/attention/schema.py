@@ -9,7 +9,7 @@ from tilewright.kernels.attention_form import attention_form
 from tilewright.kernels.cpu.attention.estimate import attention_counts, attention_estimate
 from tilewright.kernels.cpu.attention.lower import lower_attention
 from tilewright.kernels.cpu.attention.space import CpuAttentionSchedule, attention_space
-from tilewright.kernels.schema import Schema, in_tile_if, matching
+from tilewright.kernels.schema import Matching, Schema, in_tile_if
 
 
 def schedule_of(axes: Any, machine: Machine) -> CpuAttentionSchedule:
@@ -20,7 +20,7 @@ ATTENTION = Schema(
     name="attention",
     kinds=("attention",),
     schedule=CpuAttentionSchedule,
-    match=matching(attention_form),
+    match=Matching(attention_form),
     space=lambda facts, machine, options: attention_space(facts, machine),
     counts=attention_counts,
     estimate=lambda facts, candidates, counts, machine, options: attention_estimate(facts, candidates, counts, machine, options.threads),

@@ -8,13 +8,13 @@ from tilewright.kernels.gpu.attention.counts import attention_counts
 from tilewright.kernels.gpu.attention.estimate import attention_estimate
 from tilewright.kernels.gpu.attention.lower import lower_attention
 from tilewright.kernels.gpu.attention.space import AttentionSchedule, attention_space
-from tilewright.kernels.schema import Schema, in_tile_if, matching
+from tilewright.kernels.schema import Matching, Schema, in_tile_if
 
 ATTENTION = Schema(
     name="attention",
     kinds=("attention",),
     schedule=AttentionSchedule,
-    match=matching(attention_form),
+    match=Matching(attention_form),
     space=lambda facts, machine, options: attention_space(facts, machine),
     counts=attention_counts,
     estimate=lambda facts, candidates, counts, machine, options: attention_estimate(facts, candidates, counts, machine),

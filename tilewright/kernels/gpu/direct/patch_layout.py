@@ -186,21 +186,20 @@ def _padded(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.nda
     candidates = {name: candidates[name][first] for name in (*names, "register_k", "warp_k", "block_y", "block_k")}
     lanes = read_vector_of(facts, candidates)
     _, columns = patch_of(facts, candidates)
-    least = -(-columns // lanes) * lanes
-    step_x = candidates["register_x"] * facts.stride_x
-    step_y = candidates["register_y"] * facts.stride_y
-    best_pitch, best = least, _conflicts(candidates, step_x, step_y * least, lanes)
-    for more in range(1, PADDINGS):
-        pitch = least + more * lanes
-        found = _conflicts(candidates, step_x, step_y * pitch, lanes)
-        better = found < best
-        best_pitch, best = np.where(better, pitch, best_pitch), np.where(better, found, best)
-    return best_pitch[where], best[where]
+    # [candidates, paddings]
+    pitch = (-(-columns // lanes) * lanes)[:, None] + np.arange(PADDINGS) * lanes[:, None]
+    step_y = (candidates["register_y"] * facts.stride_y)[:, None] * pitch
+    fixed = (candidates["warp_x"], candidates["warp_y"], candidates["register_x"] * facts.stride_x, lanes)
+    warp_x, warp_y, step_x, width = (np.repeat(column, PADDINGS) for column in fixed)
+    found = _conflicts(warp_x, warp_y, step_x, step_y.ravel(), width).reshape(pitch.shape)
+    best = found.argmin(axis=1)[:, None]
+    least: np.ndarray = np.take_along_axis(found, best, axis=1)[where, 0]
+    return np.take_along_axis(pitch, best, axis=1)[where, 0], least
 
 
-def _conflicts(candidates: Columns, step_x: np.ndarray, step_y: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+def _conflicts(warp_x: np.ndarray, warp_y: np.ndarray, step_x: np.ndarray, step_y: np.ndarray, lanes: np.ndarray) -> np.ndarray:
     """The maximum number of distinct vectors of `lanes` elements that a warp reads from one group of banks; threads along k read the same ones."""
-    key = (((candidates["warp_x"] * 64 + candidates["warp_y"]) * 64 + step_x % BANKS) * 64 + step_y % BANKS) * 8 + lanes
+    key = (((warp_x * 64 + warp_y) * 64 + step_x % BANKS) * 64 + step_y % BANKS) * 8 + lanes
     distinct, where = np.unique(key, return_inverse=True)
     width, rest = distinct % 8, distinct // 8
     y, x, warp_y, warp_x = rest % 64, rest // 64 % 64, rest // 64**2 % 64, rest // 64**3

@@ -11,13 +11,13 @@ from tilewright.kernels.gpu.direct.lower import lower_direct
 from tilewright.kernels.gpu.direct.schedule import DirectSchedule
 from tilewright.kernels.gpu.direct.space import direct_space
 from tilewright.kernels.gpu.direct.variants import direct_variants
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Matching, Schema
 
 DIRECT = Schema(
     name="direct",
     kinds=("contraction",),
     schedule=DirectSchedule,
-    match=matching(direct_form),
+    match=Matching(direct_form),
     space=lambda facts, machine, options: direct_space(facts, machine, options.numerics.atomics),
     counts=direct_counts,
     estimate=lambda facts, candidates, counts, machine, options: direct_estimate(facts, candidates, counts, machine),

@@ -7,10 +7,12 @@ dimensions, all of which reduce reads.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, product_of, reject, take, times
+from tilewright.kernels.columns import Columns, length, pairs, product_of, reject, take, times
 from tilewright.kernels.gpu.direct.patch_layout import read_vector_of
 from tilewright.kernels.gpu.direct.resources import registers_of, shared_bytes_of
 from tilewright.kernels.gpu.direct.schedule import (
@@ -65,10 +67,13 @@ def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) ->
             rejected[reason] = rejected.get(reason, 0) + count
         return left
 
-    register = product_of({"slice": (RS, S), "register_k": REGISTER_K, "register_y": REGISTER_PIXELS, "register_x": REGISTER_PIXELS})
-    candidates = keep(register, register_rules(facts, register))
-    candidates = times(candidates, _threads(machine))
-    candidates = keep(candidates, block_rules(facts, candidates, machine))
+    register = _register_tiles()
+    candidates, threads = keep(register, register_rules(facts, register)), _threads(machine.threads_per_block)
+    beyond = _beyond(facts, candidates, threads)
+    if beyond.any():
+        rejected["the block tile is twice the extent"] = int(beyond.sum())
+    candidates = pairs(candidates, threads, ~beyond)
+    candidates = keep(candidates, block_rules(candidates, machine))
     candidates = keep(candidates, waste_rules(facts, candidates))
     candidates = keep(candidates, [("level 2 brings a tile more slowly than it is multiplied", _too_slow(facts, candidates, machine))])
     candidates = keep(candidates, [("another arrangement of the same threads reads less shared memory", _arranged_worse(facts, candidates))])
@@ -88,12 +93,19 @@ def _powers(limit: int) -> list[int]:
     return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
 
 
-def _threads(machine: Machine) -> dict[str, np.ndarray]:
-    """Shapes of warps and blocks in powers of two."""
+@lru_cache(maxsize=1)
+def _register_tiles() -> Columns:
+    """Register tiles of all sizes."""
+    return product_of({"slice": (RS, S), "register_k": REGISTER_K, "register_y": REGISTER_PIXELS, "register_x": REGISTER_PIXELS})
+
+
+@lru_cache(maxsize=8)
+def _threads(most_threads: int) -> Columns:
+    """Shapes of warps, and of blocks of at most so many threads, in powers of two."""
     axes = {f"warp_{axis}": _powers(BANKS) for axis in "kyx"}
     warps = product_of(axes)
     warps = take(warps, warps["warp_k"] * warps["warp_y"] * warps["warp_x"] == BANKS)
-    most = machine.threads_per_block // BANKS
+    most = most_threads // BANKS
     blocks = product_of({f"block_{axis}": _powers(most) for axis in "kyx"})
     count = blocks["block_k"] * blocks["block_y"] * blocks["block_x"]
     return times(warps, take(blocks, (count <= most) & (count >= LEAST_THREADS // BANKS)))
@@ -154,20 +166,24 @@ def register_rules(facts: DirectFacts, candidates: Columns) -> Rules:
     ]
 
 
-def block_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Rules:
-    """Reasons for which a shape of warps and blocks is infeasible or certainly wasteful."""
-    k = extents_of(candidates)[0]
-    beyond = np.zeros(len(k), dtype=bool)
+def _beyond(facts: DirectFacts, candidates: Columns, threads: Columns) -> np.ndarray:
+    """[register tiles, shapes of warps and blocks]: whether the tile of a block is twice an extent."""
+    beyond = np.zeros((length(candidates), length(threads)), dtype=bool)
     for axis, extent in zip("kyx", (facts.outputs, facts.height, facts.width), strict=True):
-        lone = candidates[f"register_{axis}"]
-        many = candidates[f"warp_{axis}"] * candidates[f"block_{axis}"]
+        lone = candidates[f"register_{axis}"][:, None]
+        many = threads[f"warp_{axis}"] * threads[f"block_{axis}"]
         beyond |= (many > 1) & (lone * many >= 2 * np.maximum(extent, lone))
+    return beyond
+
+
+def block_rules(candidates: Columns, machine: Machine) -> Rules:
+    """Reasons for which a shape of warps and blocks, whose tile is no more than twice the extents, is infeasible or certainly wasteful."""
+    k, threads = extents_of(candidates)[0], threads_of(candidates)
     vectors = k // np.minimum(4, k)
-    estimate = candidates["register_k"] * candidates["register_y"] * candidates["register_x"] * threads_of(candidates)
+    estimate = candidates["register_k"] * candidates["register_y"] * candidates["register_x"] * threads
     return [
-        ("the block tile is twice the extent", beyond),
         ("sums exceed a processor's registers", estimate > machine.registers_per_processor * 3 // 4),
-        ("loads of filters do not divide among the threads", (vectors > threads_of(candidates)) | (threads_of(candidates) % vectors != 0)),
+        ("loads of filters do not divide among the threads", (vectors > threads) | (threads % vectors != 0)),
     ]
 
 

@@ -15,7 +15,7 @@ from tilewright.kernels.gpu.gemm.lower import lower_contraction
 from tilewright.kernels.gpu.gemm.row_estimate import with_row_stages
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.gpu.gemm.variants import contraction_variants
-from tilewright.kernels.schema import Schema, in_tile_if, matching
+from tilewright.kernels.schema import Matching, Schema, in_tile_if
 
 
 def estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
@@ -28,7 +28,7 @@ GEMM = Schema(
     name="contraction",
     kinds=("contraction",),
     schedule=ContractionSchedule,
-    match=matching(product_form),
+    match=Matching(product_form),
     space=lambda facts, machine, options: contraction_space(facts, machine, options.numerics.atomics),
     counts=contraction_counts,
     estimate=lambda facts, candidates, counts, machine, options: estimate(facts, candidates, counts, machine),

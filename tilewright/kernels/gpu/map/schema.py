@@ -8,13 +8,13 @@ from tilewright.kernels.gpu.map.estimate import map_estimate
 from tilewright.kernels.gpu.map.features import map_features
 from tilewright.kernels.gpu.map.lower import lower_map, map_form
 from tilewright.kernels.gpu.map.space import MapSchedule, map_space
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Matching, Schema
 
 MAP = Schema(
     name="map",
     kinds=("map",),
     schedule=MapSchedule,
-    match=matching(map_form),
+    match=Matching(map_form),
     space=lambda facts, machine, options: map_space(facts, machine),
     counts=lambda facts, candidates, machine: map_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: map_estimate(facts, candidates, counts, machine),

@@ -6,13 +6,13 @@ from tilewright.kernels.gpu.recurrence.estimate import recurrence_counts, recurr
 from tilewright.kernels.gpu.recurrence.lower import lower_recurrence
 from tilewright.kernels.gpu.recurrence.space import GpuRecurrenceSchedule, recurrence_space
 from tilewright.kernels.gpu.recurrence.steps import shared_form
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Matching, Schema
 
 RECURRENCE = Schema(
     name="recurrence",
     kinds=("loop",),
     schedule=GpuRecurrenceSchedule,
-    match=matching(shared_form),
+    match=Matching(shared_form),
     space=lambda facts, machine, options: recurrence_space(facts, machine),
     counts=recurrence_counts,
     estimate=lambda facts, candidates, counts, machine, options: recurrence_estimate(facts, candidates, counts, machine),

@@ -8,13 +8,13 @@ from tilewright.kernels.gpu.row_reduction.estimate import row_reduction_estimate
 from tilewright.kernels.gpu.row_reduction.features import row_reduction_features
 from tilewright.kernels.gpu.row_reduction.lower import lower_row_reduction, row_reduction_form
 from tilewright.kernels.gpu.row_reduction.space import RowReductionSchedule, row_reduction_space
-from tilewright.kernels.schema import Schema, in_tile_if, matching
+from tilewright.kernels.schema import Matching, Schema, in_tile_if
 
 ROW_REDUCTION = Schema(
     name="row reduction",
     kinds=("row reduction",),
     schedule=RowReductionSchedule,
-    match=matching(row_reduction_form),
+    match=Matching(row_reduction_form),
     space=lambda facts, machine, options: row_reduction_space(facts, machine),
     counts=lambda facts, candidates, machine: row_reduction_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: row_reduction_estimate(facts, candidates, counts, machine),

@@ -8,13 +8,13 @@ from tilewright.kernels.gpu.window.estimate import window_estimate
 from tilewright.kernels.gpu.window.features import window_features
 from tilewright.kernels.gpu.window.lower import lower_window, window_form
 from tilewright.kernels.gpu.window.space import WindowSchedule, window_space
-from tilewright.kernels.schema import Schema, matching
+from tilewright.kernels.schema import Matching, Schema
 
 WINDOW = Schema(
     name="window",
     kinds=("window",),
     schedule=WindowSchedule,
-    match=matching(window_form),
+    match=Matching(window_form),
     space=lambda facts, machine, options: window_space(facts, machine),
     counts=lambda facts, candidates, machine: window_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: window_estimate(facts, candidates, counts, machine),

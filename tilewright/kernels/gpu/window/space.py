@@ -137,8 +137,10 @@ def conflicts_of(facts: WindowFacts, strides: tuple[int, ...], candidates: Colum
     first warp.
 
     Adjacent channels lie in different banks. If a tile has one of 16 channels, 32 adjacent pixels share two banks: 15 cycles more."""
-    shapes, places = np.unique(np.stack([candidates[name] for name in ("rows", "items", "vector_width")]), axis=1, return_inverse=True)
-    return np.array([_conflicts(facts.extents, strides, *map(int, shape), facts.element_bytes) for shape in shapes.T], np.float64)[places.reshape(-1)]
+    rows, items, lanes = (candidates[name] for name in ("rows", "items", "vector_width"))
+    _, first, places = np.unique((rows * 64 + items) * 64 + lanes, return_index=True, return_inverse=True)
+    shapes = zip(rows[first].tolist(), items[first].tolist(), lanes[first].tolist(), strict=True)
+    return np.array([_conflicts(facts.extents, strides, *shape, facts.element_bytes) for shape in shapes], np.float64)[places.reshape(-1)]
 
 
 @lru_cache(maxsize=4096)
