@@ -196,7 +196,7 @@ class _Importer:
             return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
         where = place_of(node) or "an unknown place"
         if node.target in FUNCTIONALIZED:
-            raise UnsupportedOperator(f"{node.args[0]} at {where} changes its arguments", CHANGES)
+            raise UnsupportedOperator(f"{node.args[0]} at {where} was made functional before", "give the program as torch.export.export made it")
         if not isinstance(node.target, torch._ops.OpOverload):
             raise UnsupportedOperator(f"{node.target} at {where} is no operator of PyTorch", "replace it by tensor operations")
         called = out_of_place(node.target)
