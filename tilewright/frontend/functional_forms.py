@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedOperator
 from tilewright.frontend.places import place_of
+from tilewright.frontend.schema_memory import Memory, arguments_of, letters, memory_of, nodes_in, rebuilt, writes, written_by
 from tilewright.frontend.sizes import is_symbolic
 
 NAMESPACE = "functional"
@@ -23,9 +23,6 @@ NAMESPACE = "functional"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _FUNCTIONS: dict[str, torch._ops.OpOverload] = {}
 """By the operators' schemas."""
-
-_Memory = Mapping[torch.fx.Node, frozenset[torch.fx.Node]]
-"""Of each node, those whose results hold the memory of its own."""
 
 
 def with_functions(program: ExportedProgram) -> ExportedProgram:
@@ -36,7 +33,7 @@ def with_functions(program: ExportedProgram) -> ExportedProgram:
     if not any(map(_is_foreign, program.graph.nodes)):
         return program
     graph = deepcopy(program.graph)
-    memory = _memory_of(graph)
+    memory = memory_of(graph)
     for node in list(graph.nodes):
         if _is_foreign(node):
             _check_arguments(node, memory)
@@ -45,67 +42,20 @@ def with_functions(program: ExportedProgram) -> ExportedProgram:
     return rebuilt(program, graph)
 
 
-def rebuilt(program: ExportedProgram, graph: torch.fx.Graph) -> ExportedProgram:
-    """The program with another graph, whose inputs and outputs have the same names."""
-    return ExportedProgram(
-        program.graph_module,
-        graph,
-        program.graph_signature,
-        program.state_dict,
-        program.range_constraints,
-        program.module_call_graph,
-        program.example_inputs,
-        program.constants,
-        verifiers=program.verifiers,
-    )
-
-
-def _memory_of(graph: torch.fx.Graph) -> _Memory:
-    memory: dict[torch.fx.Node, frozenset[torch.fx.Node]] = {}
-    for node in graph.nodes:
-        sources: set[torch.fx.Node] = set()
-        if node.op == "call_function" and node.target is operator.getitem:
-            sources = {node.args[0]}
-        elif isinstance(node.target, torch._ops.OpOverload):
-            returned = {letter for result in node.target._schema.returns for letter in _letters(result)}
-            sources = {leaf for argument, value in _bound(node) if returned & _letters(argument) for leaf in _nodes(value)}
-        memory[node] = frozenset[torch.fx.Node]().union(*(memory[source] for source in sources)) or frozenset([node])
-    return memory
-
-
-def _letters(described: Any) -> set[str]:
-    """The letters by which a schema relates the memory of an argument to that of results."""
-    return set() if described.alias_info is None else set(described.alias_info.before_set)
-
-
-def _writes(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
-
-
-def _nodes(value: Any) -> list[torch.fx.Node]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.fx.Node)]
-
-
-def _bound(node: torch.fx.Node) -> list[tuple[Any, Any]]:
-    """The arguments of the node's schema, and what it passes for them."""
-    given = node.target._schema.arguments  # type: ignore[union-attr]
-    return [(a, node.args[i] if i < len(node.args) else node.kwargs.get(a.name, a.default_value)) for i, a in enumerate(given)]
-
-
 def _is_foreign(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim", NAMESPACE):
         return False
-    return target._schema.is_mutable or any(map(_letters, target._schema.returns))
+    return target._schema.is_mutable or any(map(letters, target._schema.returns))
 
 
 def _described(node: torch.fx.Node) -> str:
     return f"{node.target} at {place_of(node) or 'an unknown place'}"
 
 
-def _check_arguments(node: torch.fx.Node, memory: _Memory) -> None:
+def _check_arguments(node: torch.fx.Node, memory: Memory) -> None:
     """Raises UnsupportedOperator if memory that the operator writes may be that of two of its tensors, since a function gets copies."""
-    tensors = [(_writes(argument), leaf) for argument, value in _bound(node) for leaf in _nodes(value)]
+    tensors = [(writes(argument), leaf) for argument, value in arguments_of(node) for leaf in nodes_in(value)]
     for i, (write, one) in enumerate(tensors):
         others = [other for j, (_, other) in enumerate(tensors) if j != i and memory[one] & memory[other]]
         if write and not all(_are_apart(one.meta["val"], other.meta["val"]) for other in others):
@@ -124,17 +74,16 @@ def _are_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
     return spans[0][1] < spans[1][0] or spans[1][1] < spans[0][0]
 
 
-def _check_view(node: torch.fx.Node, memory: _Memory) -> None:
+def _check_view(node: torch.fx.Node, memory: Memory) -> None:
     """Raises UnsupportedOperator if a copy could be told from a view that the operator returns of an argument to which it does not write."""
-    returned = {letter for result in node.target._schema.returns for letter in _letters(result)}  # type: ignore[union-attr]
-    if not any(returned & _letters(argument) and not _writes(argument) for argument, _ in _bound(node)):
+    returned = {letter for result in node.target._schema.returns for letter in letters(result)}  # type: ignore[union-attr]
+    if not any(returned & letters(argument) and not writes(argument) for argument, _ in arguments_of(node)):
         return
     nodes = list(node.graph.nodes)
     remedy = "return a clone() of the view"
     for later in nodes[nodes.index(node) + 1 :]:
-        if isinstance(later.target, torch._ops.OpOverload) and later.target._schema.is_mutable:
-            if any(memory[leaf] & memory[node] for argument, value in _bound(later) if _writes(argument) for leaf in _nodes(value)):
-                raise UnsupportedOperator(f"{_described(node)} returns a view of memory that {_described(later)} writes", remedy)
+        if any(memory[leaf] & memory[node] for leaf in written_by(later)):
+            raise UnsupportedOperator(f"{_described(node)} returns a view of memory that {_described(later)} writes", remedy)
     shown = [result for result in nodes[-1].all_input_nodes if memory[result] & memory[node]]
     if shown and (len(shown) > 1 or any(place.op == "placeholder" for place in memory[node])):
         raise UnsupportedOperator(f"{_described(node)} returns a view, and the model returns it or its memory", remedy)
@@ -142,10 +91,10 @@ def _check_view(node: torch.fx.Node, memory: _Memory) -> None:
 
 def _replace(node: torch.fx.Node) -> None:
     """f(x, y) → made = function(x, y); x.copy_(made[-1]), and in the place of the result made[0] or, where it is x, an alias of x."""
-    graph, target, arguments = node.graph, node.target, _bound(node)
+    graph, target, arguments = node.graph, node.target, arguments_of(node)
     assert isinstance(target, torch._ops.OpOverload)
     function = _function(target)
-    changed = [(argument, leaf) for argument, value in arguments if _writes(argument) for leaf in _nodes(value)]
+    changed = [(argument, leaf) for argument, value in arguments if writes(argument) for leaf in nodes_in(value)]
     returns, value = target._schema.returns, node.meta.get("val")
     results = list(value) if isinstance(value, (list, tuple)) else [value] if returns else []
     where = {key: described for key, described in node.meta.items() if key != "val"}
@@ -162,7 +111,7 @@ def _replace(node: torch.fx.Node) -> None:
     several = isinstance(value, (list, tuple))
     for user in list(node.users) if several else [node] if returns else []:
         number: int = user.args[1] if several else 0  # type: ignore[assignment]
-        same = [leaf for argument, leaf in changed if len(returns) > number and _letters(argument) & _letters(returns[number])]
+        same = [leaf for argument, leaf in changed if len(returns) > number and letters(argument) & letters(returns[number])]
         user.target, user.args = (torch.ops.aten.alias.default, (same[0],)) if same else (operator.getitem, (made, number))
         user.kwargs = {}
     if several or not returns:
@@ -183,14 +132,14 @@ def _function(target: torch._ops.OpOverload) -> torch._ops.OpOverload:
     alike = sum(str(other).split(".")[1].startswith(name) for other in _FUNCTIONS.values())  # registered before with another schema
     name += f"__{alike}" if alike else ""
     _LIBRARY.define(f"{name}{taken} -> Tensor[]")
-    views = any(map(_letters, schema.returns))
+    views = any(map(letters, schema.returns))
     packet, overload = schema.name.partition("::")[2], schema.overload_name or "default"
 
     def function(*arguments: Any, **keywords: Any) -> list[torch.Tensor]:
         positional, named, changed = [], {}, []
         for i, argument in enumerate(schema.arguments):
             value = arguments[i] if i < len(arguments) else keywords.get(argument.name, argument.default_value)
-            if _writes(argument):
+            if writes(argument):
                 value = pytree.tree_map_only(torch.Tensor, torch.clone, value)
                 changed += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
             if argument.kwarg_only:

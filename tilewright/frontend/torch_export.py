@@ -29,6 +29,7 @@ from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION
+from tilewright.frontend.torch_strides import with_copies
 from tilewright.system.autocast import autocast, autocast_types
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
@@ -273,7 +274,7 @@ def load_exported(path: str | Path) -> ExportedProgram:
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without writes to tensors that others see, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch
     cannot, or would make another program of it."""
-    program = with_functions(program)
+    program = with_copies(with_functions(program))
     check_writes(program)
     if program.graph_module.meta.get(TRACED) and is_readable(program, HANDLERS.keys()):
         return program
