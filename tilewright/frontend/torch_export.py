@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel
-from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape
+from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape, aten_sorting
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
 from tilewright.frontend.functional_forms import with_functions
@@ -35,7 +35,7 @@ from tilewright.system.autocast import autocast, autocast_types
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {
         target: handler
-        for family in (aten_pointwise, aten_shape, aten_scatter, aten_reduction, aten_neural, aten_recurrent)
+        for family in (aten_pointwise, aten_shape, aten_scatter, aten_reduction, aten_sorting, aten_neural, aten_recurrent)
         for target, handler in family.HANDLERS.table.items()
     }
 )
