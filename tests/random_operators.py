@@ -601,7 +601,7 @@ class Looked(nn.Module):
 
 @weighted(0.5)
 def uncovered(g: Growth) -> Node | None:
-    """Operators that run through PyTorch."""
+    """Operators that run through PyTorch, sorts where rows are long."""
     x = g.value(lambda v: v.is_float and v.rank >= 1 and v.exact.numel() > 0)
     if x is None:
         return None

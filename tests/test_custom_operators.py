@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tilewright
+from tilewright import dynamo
 from tilewright.errors import InvalidArtifact, UnsupportedOperator
 from tilewright.frontend.torch_operators import permitted_operator, resolve_operator
 
+operators = torch.ops.tilewright_tests
 CALLED: list[tuple[int, ...]] = []
 
 
@@ -22,7 +25,11 @@ def registered() -> Iterator[None]:
         library.define("halves(Tensor x, int at, float scale) -> (Tensor, Tensor)")
         library.define("negate_(Tensor(a!) x) -> Tensor(a!)")
         library.define("store(Tensor(a!) x, Tensor y) -> ()")
-        library.define("stored(Tensor(a!) x, Tensor y) -> Tensor")
+        library.define("stored(Tensor(a!) x, Tensor y, Tensor(b!)? z=None) -> Tensor")
+        library.define("increased(Tensor(a!)[] tensors, *, int by) -> Tensor")
+        library.define("both(Tensor(a!) x, Tensor(b!) y, Tensor z) -> (Tensor, Tensor(b!))")
+        library.define("last(Tensor(a) x) -> Tensor(a)")
+        library.define("counted(Tensor(a!) x) -> (Tensor, int)")
         evil.define("sort(Tensor x) -> Tensor")
 
         def halves(x: Tensor, at: int, scale: float) -> tuple[Tensor, Tensor]:
@@ -33,10 +40,18 @@ def registered() -> Iterator[None]:
         torch.library.register_fake(
             "tilewright_tests::halves", lambda x, at, scale: (torch.empty_like(x[:, :at]), torch.empty_like(x[:, at:])), lib=library
         )
-        library.impl("store", lambda x, y: [x.copy_(y)] and None, "CPU")
-        library.impl("stored", lambda x, y: x.copy_(y) + 1, "CPU")
-        torch.library.register_fake("tilewright_tests::store", lambda x, y: None, lib=library)
-        torch.library.register_fake("tilewright_tests::stored", lambda x, y: torch.empty_like(x), lib=library)
+        implemented: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+            "store": (lambda x, y: [x.copy_(y)] and None, lambda x, y: None),
+            "stored": (lambda x, y, z=None: x.copy_(y) + 1, lambda x, y, z=None: torch.empty_like(x)),
+            "increased": (lambda tensors, by: sum(t.add_(by).sum() for t in tensors), lambda tensors, by: tensors[0].new_empty(())),
+            "both": (lambda x, y, z: (x.mul_(z) + 2, y.sub_(z)), lambda x, y, z: (torch.empty_like(x), y)),
+            "negate_": (lambda x: x.neg_(), lambda x: x),
+            "last": (lambda x: x[:, -1], lambda x: x[:, -1]),
+            "counted": (lambda x: (x.neg_() + 1, 3), lambda x: (torch.empty_like(x), 3)),
+        }
+        for name, (real, fake) in implemented.items():
+            library.impl(name, real, "CPU")
+            torch.library.register_fake(f"tilewright_tests::{name}", fake, lib=library)
         evil.impl("sort", torch.neg, "CPU")
         yield
 
@@ -122,27 +137,146 @@ def test_operators_that_change_arguments_or_do_not_exist() -> None:
             resolve_operator(target)
 
 
-class Changing(nn.Module):
-    """A map, and an operator that changes its result or, of `inputs`, the model's input."""
-
-    def __init__(self, name: str, inputs: bool) -> None:
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.name, self.inputs = name, inputs
+        self.function = function
+        self.register_buffer("total", torch.ones(4))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = x if self.inputs else x * 2
-        getattr(torch.ops.tilewright_tests, self.name)(y, x + 3)
-        return y * 5
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x) if self.function.__code__.co_argcount == 1 else self.function(x, self.total)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("inputs", [False, True])
-@pytest.mark.parametrize("name", ["store", "stored"])
-def test_operators_that_change_arguments_are_refused_by_name(name: str, inputs: bool) -> None:
-    """Also those without a result; torch.compile runs them eagerly."""
-    module, x = Changing(name, inputs), torch.randn(3, 4)
-    with pytest.raises(UnsupportedOperator, match=rf"^tilewright_tests\.{name}\.default at .+ changes its arguments"):
-        tilewright.compile(module, (x,), target="native", threads=1)
+def changed(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    operators.store(y, x + 3)
+    return y * 5, operators.stored(y, x) - y
+
+
+def the_input(x: Tensor) -> Tensor:
+    operators.store(x, x + 3)
+    return x * 5
+
+
+def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of what lives on, in a list and as keywords."""
+    y = x.sin()
+    total = operators.increased([y[:2, 1:3], y[2]], by=2)
+    return y.t() + 1, total
+
+
+def itself(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The result is the argument: what is written to it later is written to this."""
+    y = x.exp()
+    z = operators.negate_(y[1:])
+    z.mul_(3)
+    return y, operators.negate_(z) + 1
+
+
+def of_two(x: Tensor) -> Tensor:
+    y, z = x + 1, x.cos()
+    a, b = operators.both(y, z, x)
+    b.add_(1)
+    return torch.cat([a, b * 2, y, z])
+
+
+def seen(x: Tensor) -> Tensor:
+    """A view that no one tells from a copy."""
+    result: Tensor = operators.last(x.exp()) * 3
+    return result
+
+
+def of_a_buffer(x: Tensor, total: Tensor) -> Tensor:
+    operators.store(total, x.sum(0))
+    return x + total
+
+
+CHANGING = (changed, the_input, parts, itself, of_two, seen, of_a_buffer)
+
+
+@pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("function", CHANGING)
+def test_operators_that_change_arguments(function: Callable[..., Any], free: bool) -> None:
+    module, eager = Function(function), Function(function)
+    dynamic = {"x": {0: "rows"}} if free else None
+    with tilewright.compile(module, (torch.randn(3, 4),), target="native", threads=1, dynamic=dynamic, wait=True) as executable:
+        for rows in (3, 6, 4) if free else (3, 3):
+            x = torch.randn(rows, 4)
+            mine = x.clone()
+            torch.testing.assert_close(executable(mine), eager(x))
+            torch.testing.assert_close(mine, x)
+
+
+@pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
+@pytest.mark.parametrize("function", CHANGING[:-1])
+def test_torch_compile_of_operators_that_change_arguments(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "_reason_to_discard", lambda _: None)
     torch._dynamo.reset()
-    with torch.no_grad(), pytest.warns(tilewright.NotCompiled, match="changes its arguments"):
-        found = torch.compile(module, backend="tilewright", options={"wait": True})(y := x.clone())
-    assert torch.equal(found, (x + 3) * 5) and torch.equal(y, x + 3 if inputs else x)
+    fast = torch.compile(Function(function), backend="tilewright", options={"wait": True})
+    for rows in (3, 6):
+        x = torch.randn(rows, 4)
+        mine = x.clone()
+        with torch.no_grad():
+            torch.testing.assert_close(fast(mine), function(x))
+        torch.testing.assert_close(mine, x)
+
+
+def overlapping(x: Tensor) -> Tensor:
+    y = x * 2
+    operators.stored(y[0], x[0], y[0])
+    return y
+
+
+def twice(x: Tensor) -> Tensor:
+    y = x * 2
+    operators.increased([y[1:], y.t()], by=2)
+    return y
+
+
+def written_view(x: Tensor) -> Tensor:
+    y = x * 2
+    last = operators.last(y)
+    y.add_(1)
+    result: Tensor = last * 3
+    return result
+
+
+def returned_view(x: Tensor) -> Tensor:
+    result: Tensor = operators.last(x)
+    return result
+
+
+REFUSED = {
+    overlapping: "stored.default at .+ gets memory to which it writes as two arguments; pass tensors that share no memory",
+    twice: "increased.default at .+ gets memory to which it writes as two arguments",
+    written_view: "last.default at .+ returns a view of memory that aten.add_.Tensor at .+ writes; return a clone",
+    returned_view: "last.default at .+ returns a view, and the model returns it or its memory; return a clone",
+    lambda x: operators.counted(x * 2): "counted.default writes to an argument and returns Tensor, int; let it return tensors",
+}
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_what_copies_would_show_is_refused(function: Callable[[Tensor], Any]) -> None:
+    """torch.compile runs it eagerly."""
+    x = torch.randn(3, 4)
+    with pytest.raises(UnsupportedOperator, match=REFUSED[function]):
+        tilewright.compile(Function(function), (x,), target="native", threads=1)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.warns(tilewright.NotCompiled, match=REFUSED[function].partition(" at ")[0]):
+        found = torch.compile(function, backend="tilewright", options={"wait": True})(x.clone())
+    torch.testing.assert_close(found, function(x))
+
+
+@pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
+def test_exported_programs_and_artifacts_of_operators_that_change_arguments(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    program = torch.export.export(Function(parts), (x,))
+    before = str(program.graph)
+    with tilewright.compile(program, target="native", threads=1) as executable:
+        torch.testing.assert_close(executable(x), parts(x))
+        with pytest.raises(InvalidArtifact, match=r"operator functional.tilewright_tests__increased.default is none that a file may name"):
+            executable.save(tmp_path / "parts.zip")
+    assert str(program.graph) == before
+    with pytest.raises(UnsupportedOperator, match="was made functional before; give the program as torch.export.export made it"):
+        tilewright.compile(program.run_decompositions({}), target="native", threads=1)

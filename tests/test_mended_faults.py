@@ -324,3 +324,27 @@ def test_rows_of_many_operands(count: int) -> None:
 def test_networks_normalised_more_than_once() -> None:
     module = randomised(nn.Sequential(nn.InstanceNorm2d(8, affine=True), nn.BatchNorm2d(8), nn.BatchNorm2d(8)))
     check_native([Case("norms", module.eval(), (torch.randn(3, 8, 6, 8),))])
+
+
+class BestPaths(nn.Module):
+    """The greatest elements, which the next ones follow from, and their positions, for later: as in Viterbi's algorithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        best, positions = x[:, 0], []
+        for i in range(1, x.shape[1]):
+            greatest, at = (best[:, :, None] + self.steps).max(1)
+            best = greatest + x[:, i]
+            positions.append(at)
+        return best, *positions
+
+
+def test_both_results_of_a_reduction_are_stages_of_one_chain() -> None:
+    """What one of them calls its inner results is no name of the other's; faults are errors in tests."""
+    module, x = BestPaths().requires_grad_(False), torch.randn(2, 4, 5)
+    with tilewright.compile(module, (x,), target="native", threads=1) as executable:
+        for found, wanted in zip(executable(x), module(x), strict=True):
+            torch.testing.assert_close(found, wanted)

@@ -78,7 +78,14 @@ def test_strides_that_differ_are_refused() -> None:
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "memory outside": (lambda x: x[:, 1].as_strided((6, 11), (10, 1)), "outside of its tensor"),
-    "a tensor that is written": (lambda x: (x * 2).add_(1).as_strided((3, 4), (1, 2)), "writes to a tensor that as_strided reads"),
+    "a tensor that is written later": (
+        lambda x: [y := x * 2, z := y.as_strided((3, 4), (1, 2)), y.add_(1), z * 1][3],
+        "writes to a tensor that as_st",
+    ),
+    "a write to what is read": (
+        lambda x: (x * 2).as_strided((3, 4), (1, 2))[1:].add_(1),
+        "add_.Tensor at .* writes to a tensor that as_strided reads",
+    ),
     "a write by strides": (lambda x: torch.as_strided_scatter(x, x[0, :3], (3,), (2,)), "writes by strides"),
 }
 
@@ -88,6 +95,49 @@ def test_what_is_refused(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(InvalidModel, match=message):
         compiled(function, torch.randn(7, 10)[:6])
+
+
+@settings(once, max_examples=draws(12))
+@given(data=st.data())
+def test_a_tensor_that_was_written(data: st.DataObject) -> None:
+    """Its strides are kept, whatever those of what was written are."""
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=3))
+    order = data.draw(st.permutations(range(len(shape))))
+    x = torch.randn(shape).permute(order)
+    last = x.numel() - 1
+    rows = data.draw(st.integers(1, 4))
+    stride = data.draw(st.integers(0, last // rows))
+    part = data.draw(st.booleans())
+
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        y[0].mul_(2)
+        y.copy_(y.flip(-1).contiguous() + y)
+        return (y[-1:] if part else y).as_strided((rows, 2), (stride, 1 if stride * rows < last else 0), 0) + 1
+
+    with compiled(function, x) as executable:
+        torch.testing.assert_close(executable(x), function(x))
+
+
+def test_windows_are_read_by_a_map() -> None:
+    """Halves of chunks that overlap, as in Longformer, which cross the dimension of the chunks."""
+
+    def function(x: Tensor) -> Tensor:
+        x = x.transpose(0, 1) * 1
+        x /= 3
+        chunks = x.view(x.shape[0], 3, x.shape[1] // 3, x.shape[2])
+        size, strides = list(chunks.shape), list(chunks.stride())
+        size[1], strides[1] = size[1] * 2 - 1, strides[1] // 2
+        windows = chunks.as_strided(size, strides)
+        return torch.einsum("bcxd,bcyd->bcxy", windows, windows)
+
+    x = torch.randn(24, 2, 5)
+    with tilewright.compile(Function(function), (x,), target="native", threads=1, dynamic={"x": {1: "batch"}}, wait=True) as executable:
+        for batch in (2, 3):
+            x = torch.randn(24, batch, 5)
+            graph = executable.program(x).image.program.graph
+            assert any(node.operator == "strided" for node in graph.nodes) and not graph.constants
+            torch.testing.assert_close(executable(x).double(), function(x.double()), rtol=1e-5, atol=1e-6)
 
 
 def test_an_artifact_and_an_exported_program(tmp_path: Path) -> None:

@@ -85,18 +85,12 @@ def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
 
 def check_writes(program: ExportedProgram) -> None:
     """Raises InvalidModel for writes in place of which PyTorch's functional program would make something else: to a tensor of which several elements
-    lie in the same memory (one that was expanded), where it would add up what is written to one place, and to one that `as_strided` reads, of which
-    it keeps the elements but not the strides. Operators of others that change an argument, and may return nothing, are refused later."""
+    lie in the same memory (one that was expanded), where it would add up what is written to one place."""
     writes = [(node, value) for node in program.graph.nodes if written(node) is not None and isinstance(value := node.meta["val"], torch.Tensor)]
-    strided = [node.meta["val"] for node in program.graph.nodes if node.target is torch.ops.aten.as_strided.default]
-    read = {storage_of(value) for value in strided}
-    from_file = bool(strided) and not program.graph_module.meta.get(TRACED)  # whose tensors do not say what shares memory
     for node, value in writes:
-        at = f"{node.target} at {place_of(node) or 'an unknown place'}"
         if _overlaps(value):
+            at = f"{node.target} at {place_of(node) or 'an unknown place'}"
             raise InvalidModel(f"{at} writes to a tensor of which several elements lie in the same memory", "write to it before it is expanded")
-        if from_file or storage_of(value) in read:
-            raise InvalidModel(f"{at} writes to a tensor that as_strided reads", "give as_strided a clone()")
 
 
 def _overlaps(value: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, axis_of, through_torch
-from tilewright.frontend.sorting import MOST_PAIRS, first_sorted
+from tilewright.frontend.sorting import first_sorted
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
 
@@ -163,8 +163,10 @@ def top_k(call: NodeCall) -> tuple[Value, ...]:
     g, x, count = call.g, call.value(0), int(call.constant(1, "k").reshape(-1)[0])
     axis = axis_of(call.attribute("axis", -1), len(x.shape))
     descending = bool(call.attribute("largest", 1))
-    if 0 < x.elements * x.shape[axis] <= MOST_PAIRS:
-        return first_sorted(g, x, axis, count, descending, call.materialise)
+    try:
+        return first_sorted(g, x, axis, count, descending)
+    except Unsupported:
+        pass
     keywords = {"stable": True, "dim": axis, "descending": descending}
     return tuple(g.slice(v, axis, 0, count) for v in through_torch(g, "aten.sort.stable", (x,), keywords))
 

@@ -1,44 +1,54 @@
-"""The first elements of a few short sorted rows, by counting for each element those that come before it: maps and sums, which take less time than a
-call of PyTorch between kernels.
+"""The first elements of sorted rows: each element and its position become one integer, of which all are distinct, and the greatest is found again and
+again. A few passes over a row, in vectors, take less time than a sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import torch
 
-import numpy as np
-
+from tilewright.frontend.handlers import Unsupported
 from tilewright.graph.builder import GraphBuilder
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import ELEMENT_TYPES, is_float
 from tilewright.ir.graph import Value
 
-MOST_PAIRS = 1 << 12
-"""Pairs of elements of a row, over all rows, up to which every pair is compared."""
+MOST_PASSES = 16
+MOST_STEPS = 1 << 15
+"""Elements of a row, times passes, up to which a sort, or a selection in one pass, is not faster."""
+_SIGN, _NAN = 0x7FFFFFFF, 0x7FFFFFFF
 
 
-def first_sorted(g: GraphBuilder, x: Value, axis: int, count: int, descending: bool, constant: Callable[[np.ndarray], Value]) -> tuple[Value, Value]:
+def first_sorted(g: GraphBuilder, x: Value, axis: int, count: int, descending: bool) -> tuple[Value, Value]:
     """The first `count` elements along an axis in sorted order, and their positions (i64). Of equal elements the one with the lower position comes
-    first; NaN is greater than every number."""
-    extent = x.shape[axis]
-    rows = g.permute(x, (*(k for k in range(len(x.shape)) if k != axis), axis))
-    one, other = g.unsqueeze(rows, -1), g.unsqueeze(rows, -2)  # x_i and x_j
-    number = np.arange(extent, dtype=np.int64)
-    i, j = constant(number.reshape(-1, 1)), constant(number)
-    before = g.pointwise("gt" if descending else "lt", other, one)
-    equal = g.pointwise("eq", other, one)
-    if is_float(x.dtype):
-        mine, its = g.pointwise("isnan", one), g.pointwise("isnan", other)
-        wins, loses = (its, mine) if descending else (mine, its)
-        before = g.pointwise("logical_or", before, g.pointwise("logical_and", wins, g.pointwise("logical_not", loses)))
-        equal = g.pointwise("logical_or", equal, g.pointwise("logical_and", mine, its))
-    before = g.pointwise("logical_or", before, g.pointwise("logical_and", equal, g.pointwise("lt", j, i)))
-    rank = g.op("sum", g.cast(before, "i64"), axes=(len(rows.shape),), keepdim=False)  # of each element among its row
-    chosen = g.pointwise("eq", g.unsqueeze(rank, -2), constant(np.arange(count, dtype=np.int64).reshape(-1, 1)))
+    first; NaN is greater than every number. Raises Unsupported for types whose elements and positions do not fit 64 bits, and for many passes."""
+    if not x.shape:
+        values, positions = first_sorted(g, g.reshape(x, (1,)), 0, count, descending)
+        return g.reshape(values, ()), g.reshape(positions, ())
+    extent, last = x.shape[axis], len(x.shape) - 1
+    if count > MOST_PASSES or count * extent > MOST_STEPS:
+        raise Unsupported(f"{count} passes over rows of {extent} elements take longer than a sort")
+    if ELEMENT_TYPES[x.dtype].bytes > 4:
+        raise Unsupported(f"a sort of {x.dtype}, whose elements fill 64 bits")
+    if not (x.elements and count):
+        raise Unsupported("a sort of nothing")
+    rows = g.permute(x, (*(k for k in range(last + 1) if k != axis), axis))
+    bits = (extent - 1).bit_length()
+    order = g.cast(_order(g, rows), "i64")
+    order = order if descending else g.pointwise("bitwise_not", order)
+    first = g.constant(torch.arange(extent - 1, -1, -1), "positions")  # of equal elements the greatest
+    greatest = g.op("largest", g.pointwise("bitwise_or", g.pointwise("shift_left", order, bits), first), count=count)
+    back = g.pointwise("minimum", g.pointwise("remainder", greatest, 1 << bits), extent - 1)  # which proves the range of positions
+    positions = g.pointwise("sub", extent - 1, back, dtype="i64")
+    values = g.op("gather", rows, positions, axis=last)
+    turned = (*range(axis), last, *range(axis, last))
+    return g.permute(values, turned), g.permute(positions, turned)
 
-    def taken(values: Value) -> Value:
-        """The one element of a row that is chosen."""
-        found = g.op("sum", g.pointwise("where", chosen, values, 0, dtype=values.dtype), axes=(len(rows.shape),), keepdim=False)
-        last = len(rows.shape) - 1
-        return g.permute(g.cast(found, values.dtype), (*range(axis), last, *range(axis, last)))
 
-    return taken(g.unsqueeze(rows, -2)), taken(j)
+def _order(g: GraphBuilder, x: Value) -> Value:
+    """Integers in the order of numbers: of floats their bits, those below a negative sign inverted; zeros are equal, and all NaN."""
+    if not is_float(x.dtype):
+        return x
+    number = g.cast(x, "f32")
+    bits = g.op("bit_cast", number, dtype="i32")
+    order = g.pointwise("where", g.pointwise("lt", bits, 0), g.pointwise("bitwise_xor", bits, _SIGN), bits, dtype="i32")
+    order = g.pointwise("where", g.pointwise("eq", number, 0), 0, order, dtype="i32")
+    return g.pointwise("where", g.pointwise("isnan", number), _NAN, order, dtype="i32")

@@ -21,19 +21,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel
-from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape
+from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape, aten_sorting
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
+from tilewright.frontend.functional_forms import with_functions
 from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION
+from tilewright.frontend.torch_strides import with_copies
 from tilewright.system.autocast import autocast, autocast_types
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {
         target: handler
-        for family in (aten_pointwise, aten_shape, aten_scatter, aten_reduction, aten_neural, aten_recurrent)
+        for family in (aten_pointwise, aten_shape, aten_scatter, aten_reduction, aten_sorting, aten_neural, aten_recurrent)
         for target, handler in family.HANDLERS.table.items()
     }
 )
@@ -272,6 +274,7 @@ def load_exported(path: str | Path) -> ExportedProgram:
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without writes to tensors that others see, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch
     cannot, or would make another program of it."""
+    program = with_copies(with_functions(program))
     check_writes(program)
     if program.graph_module.meta.get(TRACED) and is_readable(program, HANDLERS.keys()):
         return program

@@ -33,7 +33,7 @@ from tilewright.frontend.torch_export import FILE, HANDLERS, exported, functiona
 from tilewright.frontend.torch_indices import checked_arguments
 from tilewright.frontend.torch_operators import permitted_operator
 from tilewright.frontend.torch_outputs import OutputReader
-from tilewright.frontend.torch_strides import STRIDED, fixed, gathered
+from tilewright.frontend.torch_strides import STRIDED, fixed, read_by
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
@@ -196,7 +196,7 @@ class _Importer:
             return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
         where = place_of(node) or "an unknown place"
         if node.target in FUNCTIONALIZED:
-            raise UnsupportedOperator(f"{node.args[0]} at {where} changes its arguments", CHANGES)
+            raise UnsupportedOperator(f"{node.args[0]} at {where} was made functional before", "give the program as torch.export.export made it")
         if not isinstance(node.target, torch._ops.OpOverload):
             raise UnsupportedOperator(f"{node.target} at {where} is no operator of PyTorch", "replace it by tensor operations")
         called = out_of_place(node.target)
@@ -224,11 +224,15 @@ class _Importer:
             return self._through_torch(node, called, values, reason or "")
 
     def _strided(self, node: torch.fx.Node) -> Value:
-        base, positions = gathered(node, self.sizes)
-        self.strides.update(fixed(base, node, self.leaf_of, self.sizes))
-        x = self.environment[base]
+        read = read_by(node, self.sizes)
+        self.strides.update(fixed(read.base, node, self.leaf_of, self.sizes))
+        x, view = self.environment[read.base], read.affine
         with self.builder.at(self.names[node], place_of(node)):
-            index = self.builder.constant(positions, "positions")
+            if x.dtype in COMPUTED and view is not None:
+                rows = self.builder.reshape(self.builder.permute(x, view.order), view.shape)
+                return self.builder.op("strided", rows, shape=read.wanted.shape, steps=view.steps, starts=view.starts)
+            assert read.positions is not None
+            index = self.builder.constant(read.positions, "positions")
             if x.dtype in COMPUTED:
                 return self.builder.op("index_select", self.builder.reshape(x, (-1,)), index, axis=0)
             reason = _uncomputed(x, ())

@@ -36,7 +36,8 @@ def slice_for(computation: Computation, output: str) -> tuple[Step, ...]:
     """The steps that `output` needs, with maps between them inlined: reductions and scans, then at most one map that is the output.
 
     If `output` is one component of a reduction with several, a map is added that reads it, so that the last step always stores its only result. Inner
-    reductions that are also outputs of the operator are renamed, since here they are not the stored values of those names."""
+    reductions that are also outputs of the operator are renamed, since here they are not the stored values of those names, and by the output first,
+    so that the names of their components (`Step.names`) differ between outputs too."""
     by_name = {name: step for step in computation.steps for name in step.names}
     final = by_name[output]
     maps = {step.name: step for step in computation.steps if step.kind == "map" and step.identity_index and step is not final}
@@ -56,10 +57,10 @@ def slice_for(computation: Computation, output: str) -> tuple[Step, ...]:
     if len(final.bodies) > 1:
         axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(final.shape))
         component = final.bodies[final.names.index(output)]
-        kept = _renamed(kept, {final.name: f"{final.name}@{output}"})
+        kept = _renamed(kept, {final.name: f"{output}@{final.name}"})
         inner = kept[-1].names[final.names.index(output)]
         kept.append(Step(output, final.shape, axes, (Load(inner, axes, component.dtype),)))
-    public = {step.name: f"{step.name}@{output}" for step in kept[:-1] if set(step.names) & set(computation.outputs)}
+    public = {step.name: f"{output}@{step.name}" for step in kept[:-1] if set(step.names) & set(computation.outputs)}
     return tuple(_renamed(kept, public))
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.graph.operators.definition import Operator, convert
-from tilewright.ir.computation import StepBuilder, Tensor
-from tilewright.ir.expr import INDEX, Const, Expr, binary, unary
+from tilewright.ir.computation import StepBuilder, Tensor, lowest
+from tilewright.ir.expr import INDEX, Const, Expr, binary, compare, select, unary
 
 
 def spread(index: Sequence[Expr], axes: Sequence[int]) -> tuple[Expr, ...]:
@@ -121,6 +121,29 @@ def _extreme(name: str) -> Operator:
     return Operator(f"{name}_with_value", define)
 
 
+def _largest(b: StepBuilder, x: Tensor, *, count: int) -> Tensor:
+    """The `count` largest of the distinct integers of each row, in descending order: each is the greatest of those below the one before."""
+    *rows, extent = x.shape
+    if not 0 < count <= extent:
+        raise ValueError(f"the {count} largest of {extent}")
+    found: list[Tensor] = []
+    for _ in range(count):
+
+        def below(*index: Expr, previous: Tensor | None = found[-1] if found else None) -> Expr:
+            value = x(*index)
+            return value if previous is None else select(compare("lt", value, previous(*index[:-1])), value, lowest(x.dtype))
+
+        found += b.reduce("max", rows, [extent], below)
+
+    def nth(*index: Expr) -> Expr:
+        result = found[-1](*index[:-1])
+        for i in reversed(range(count - 1)):
+            result = select(compare("eq", index[-1], i), found[i](*index[:-1]), result)
+        return result
+
+    return b.map((*rows, count), nth)
+
+
 def _norm(b: StepBuilder, x: Tensor, *, order: float, axes: Sequence[int], keepdim: bool = False) -> Tensor:
     """(sum |x| ** order) ** (1 / order); orders of infinity are extremes, order 0 counts."""
     if order == float("inf"):
@@ -160,6 +183,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("mean", _mean),
     Operator("variance", _variance),
     Operator("norm", _norm),
+    Operator("largest", _largest),
     _extreme("argmax"),
     _extreme("argmin"),
     _cumulative("cumsum", "sum"),

@@ -116,6 +116,20 @@ def _windows(b: StepBuilder, x: Tensor, *, axis: int, size: int, step: int) -> T
     return b.map(shape, lambda *i: x(*i[:axis], i[axis] * step + i[-1], *i[axis + 1 : -1]))
 
 
+def _strided(b: StepBuilder, x: Tensor, *, shape: Sequence[int], steps: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    """The element at index i is that of the input at `starts` + `steps` i (torch.Tensor.as_strided): a row of `steps` for each input dimension."""
+
+    for start, row, extent in zip(starts, steps, x.shape, strict=True):
+        last = start + sum(step * (size - 1) for step, size in zip(row, shape, strict=True))
+        if prod(shape) and (min(start, *row, 0) < 0 or last >= extent):
+            raise ValueError(f"elements outside of {x.shape}")
+
+    def place(index: Sequence[Expr], start: int, row: Sequence[int]) -> Expr:
+        return sum((v * step for v, step in zip(index, row, strict=True) if step), wrap(start))
+
+    return b.map(shape, lambda *index: x(*(place(index, start, row) for start, row in zip(starts, steps, strict=True))))
+
+
 def _concatenate(b: StepBuilder, *inputs: Tensor, axis: int) -> Tensor:
     """Joins inputs of the same type along an axis."""
     starts = [sum(t.shape[axis] for t in inputs[:k]) for k in range(len(inputs) + 1)]
@@ -242,6 +256,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("repeat", _repeat, view=True),
     Operator("diagonal", _diagonal, view=True),
     Operator("windows", _windows, view=True),
+    Operator("strided", _strided, view=True),
     Operator("concatenate", _concatenate),
     Operator("pad", _pad),
     Operator("triangle", _triangle),
