@@ -180,10 +180,8 @@ def main() -> None:
             with written(options.data) as file:
                 file.write(gzip.compress("".join(json.dumps(line) + "\n" for line in data).encode(), mtime=0))
     for order in dict.fromkeys(order for row in rows for order in row["loss"]):
-        own = [row["loss"][order] for row in rows if order in row["loss"]]
-        print(
-            f"{order}: mean {100 * statistics.fmean(own):.1f} %, median {100 * statistics.median(own):.1f} %, largest {100 * max(own):.1f} % of {len(own)}"
-        )
+        own = [100 * row["loss"][order] for row in rows if order in row["loss"]]
+        print(f"{order}: mean {statistics.fmean(own):.1f} %, median {statistics.median(own):.1f} %, largest {max(own):.1f} % of {len(own)}")
     if options.name:
         write_results(options.name, {**vars(options), "forests": list(map(str, options.forests)), "data": str(options.data)}, rows)
 
