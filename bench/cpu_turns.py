@@ -32,7 +32,7 @@ import numpy as np
 from bench.common import write_results
 from bench.cpu_choice import lines, problem, with_instructions_of
 from tilewright.files import written
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
@@ -145,9 +145,9 @@ def main() -> None:
     parser.add_argument("--name", help="of the file of results; none without it")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    machine = find_machine("native")
+    machine = identified_machine("native")
     if options.instructions is not None:
-        machine = with_instructions_of(machine, find_machine(options.instructions))
+        machine = with_instructions_of(machine, identified_machine(options.instructions))
     turns = Turns(machine)
     data = lines(options.data) if options.data and options.data.exists() else []
     rows: list[dict[str, Any]] = []
