@@ -27,6 +27,10 @@ for Zen 5, the fifth for Zen 3):
     python -m bench.cpu_choice --top 8 --by-forest 8 --evenly 12 --again 8 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
+Products of many rows with AVX-512 on one thread, call by call, since others worked on the machine:
+
+    python -m bench.cpu_turns --random 44 --seed 94000 --limit 4 --data FILE
+
 Products in bfloat16 on tile registers, first random ones, then those to judge:
 
     python -m bench.cpu_choice --precision bf16 --random 60 --seed 87000 --top 8 --evenly 8 --again 6 --beside 4 --seconds S --resume --data FILE
@@ -66,7 +70,7 @@ from tilewright.tuning.workloads import FP32
 DATA = Path(__file__).parent / "data"
 RANDOM = (
     "cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz", "cpu_random_threads.jsonl.gz", "cpu_random_avx2_threads.jsonl.gz", "cpu_random_zen5.jsonl.gz",
-    "cpu_random_zen5_avx2.jsonl.gz", "cpu_random_zen3.jsonl.gz",
+    "cpu_random_zen5_avx2.jsonl.gz", "cpu_random_zen3.jsonl.gz", "cpu_random_turns.jsonl.gz",
 )  # fmt: skip
 JUDGED = (
     "cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz", "cpu_layers_16_threads.jsonl.gz", "cpu_layers_zen5.jsonl.gz",
