@@ -308,6 +308,27 @@ def recurrent_rows(file: str, heading: str) -> tuple[Rows, list[float]]:
     return rows, ratios
 
 
+LAYOUT_ALTERNATIVES = {
+    "comparing bounds": "bounds compared at each load of the input, no copy", "for the sums": "a copy of the input with channels innermost",
+    "copied from": "a result stored with channels innermost, and copied", "in which a reader reads": "the order in which a reader reads",
+}  # fmt: skip
+"""What `bench.layouts` tells about alternatives, by a part of the text."""
+
+
+def gpu_layouts() -> Rows:
+    """What storing values otherwise than by rule is predicted and measured to gain on a GPU, by kind of alternative."""
+    rows = [["alternative", "measured", "signs right where 10 % are predicted", "predicted to gain", "these, measured", "at worst"]]
+    found = [entry for part in (1, 2) for entry in results_of(f"layouts_h100_{part}")]
+    for part, told in LAYOUT_ALTERNATIVES.items():
+        own = [entry for entry in found if part in entry["told"]]
+        ratios = [[times[1] / times[0] for times in (entry["predicted"], entry["seconds"])] for entry in own]
+        clear = [(predicted < 1) == (measured < 1) for predicted, measured in ratios if abs(predicted - 1) > 0.1]
+        gaining = [measured for predicted, measured in ratios if predicted < 0.99]
+        cells = (f"{statistics.geometric_mean(gaining):.2f}", f"{max(gaining):.2f}") if gaining else ("–", "–")
+        rows.append([told, str(len(own)), f"{sum(clear)} of {len(clear)}", str(len(gaining)), *cells])
+    return rows
+
+
 WORKLOADS = "gpu_workloads_h100_*.json"
 """Files with workloads, each of one or several runs."""
 CONTENDERS = {
@@ -469,6 +490,7 @@ GPU_TABLES = (
     searches,
     adapted,
     first_choices,
+    gpu_layouts,
     sealed,
     tuned,
     gpu_recurrent,

@@ -112,7 +112,7 @@ def chosen(graph: Graph, seconds: Callable[[Region, LaidOut], float], precision:
     def predict(laid_out: LaidOut, regions: Sequence[Region]) -> list[Timed]:
         return [Timed(region, seconds(region, laid_out)) for region in regions]
 
-    types = choose_types(graph, laid, Judge(predict, gpu=True, trusted=True), typed)
+    types = choose_types(graph, laid, Judge(predict, gpu=True), typed)
     return types, types.laid(laid)(Storing())
 
 
