@@ -119,6 +119,17 @@ def test_a_tensor_that_was_written(data: st.DataObject) -> None:
         torch.testing.assert_close(executable(x), function(x))
 
 
+def test_what_a_view_lacks_is_read_of_its_base() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        y[0].mul_(2)
+        return y[-1:].as_strided((2, 2), (3, 1), 1) + 1
+
+    x = torch.randn(2, 4)
+    with compiled(function, x) as executable:
+        torch.testing.assert_close(executable(x), function(x))
+
+
 def test_windows_are_read_by_a_map() -> None:
     """Halves of chunks that overlap, as in Longformer, which cross the dimension of the chunks."""
 

@@ -168,7 +168,8 @@ def with_copies(program: ExportedProgram) -> ExportedProgram:
 
 
 def _read_of_copy(node: torch.fx.Node, base: torch.fx.Node) -> bool:
-    """x.as_strided(...) → base.permute(order).clone().as_strided(...), in the order of the memory; False for a base that does not fill its memory."""
+    """x.as_strided(...) → base.permute(order).clone().as_strided(...), in the order of the memory; False for a base that does not fill its memory, or
+    lacks an element that is read."""
     x, size, stride, offset = bound(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
     value = base.meta["val"]
     if not isinstance(value, torch.Tensor):
@@ -178,9 +179,12 @@ def _read_of_copy(node: torch.fx.Node, base: torch.fx.Node) -> bool:
         return False
 
     def about(number: Any) -> int:
-        hint = number.node.hint if is_symbolic(number) else number
-        return int(hint)
+        number = number.meta["val"] if isinstance(number, torch.fx.Node) else number
+        return int(number.node.hint if is_symbolic(number) else number)
 
+    first = offset - value.storage_offset()
+    if first < 0 or first + sum((about(extent) - 1) * about(distance) for extent, distance in zip(size, stride, strict=True)) >= about(value.numel()):
+        return False
     order = sorted(range(value.dim()), key=lambda dim: (-about(value.stride(dim)), -about(value.shape[dim])))
     turned = value.permute(order)
     inner: Any = 1
@@ -196,7 +200,7 @@ def _read_of_copy(node: torch.fx.Node, base: torch.fx.Node) -> bool:
         ):
             base = node.graph.call_function(target, (base, *arguments), {} if arguments else {"memory_format": torch.contiguous_format})
             base.meta = {**{key: described for key, described in node.meta.items() if key != "val"}, "val": made}
-    node.args, node.kwargs = (base, size, stride, offset - value.storage_offset()), {}
+    node.args, node.kwargs = (base, size, stride, first), {}
     return True
 
 
