@@ -36,7 +36,7 @@ from tilewright.tuning.tuning import chooser_for
 
 TARGETS = ("x86-avx512", "x86-avx2", "neoverse-n1", "cortex-a53")
 PROBLEM = convolution_problem(48, 20, 9, 11, 3)
-UNDECIDED = convolution_problem(64, 32, 14, 14, 1)
+UNDECIDED = convolution_problem(64, 64, 14, 14, 1)
 """The first candidates of the models for x86-avx512 are close, direct, and different kernels."""
 
 
@@ -226,7 +226,7 @@ def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     """The plan's kernel is already in the cache when it is to be built."""
     target = machine("x86-avx512")
     need(target)
-    graph, _ = simplify(import_module(nn.Conv2d(32, 64, 1), (torch.randn(1, 32, 14, 14),)).graph)
+    graph, _ = simplify(import_module(nn.Conv2d(64, 64, 1), (torch.randn(1, 64, 14, 14),)).graph)
     program = plan_program(graph, target, 2, choices.remembered(USUAL, by_code=True))
     (source,) = [source for source in source_files(program, target) if source.name.startswith(("contraction", "winograd"))]
     found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source, CCompiler.find(target))

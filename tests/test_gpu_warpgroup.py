@@ -140,8 +140,8 @@ IN_TURNS = (
 
 
 def in_turns(program: Program) -> Kernel:
-    """The last region's kernel, which fits on the GPU and has more tiles than blocks."""
-    (kernel,) = program.regions[-1].kernels
+    """The last product's kernel, which fits on the GPU and has more tiles than blocks."""
+    (kernel,) = [lowered for lowered in program.regions if lowered.region.kind == "contraction"][-1].kernels
     assert shared_bytes(kernel) <= H200.shared_bytes_per_block
     assert any(isinstance(s, For) and s.variable.name == "turn" and (s.variable.extent or 1) > 1 for s in statements(kernel.body))
     return kernel

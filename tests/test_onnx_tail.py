@@ -180,6 +180,7 @@ def test_entries_of_bfloat16_that_are_not_zero(computed: bool) -> None:
 
 
 def test_the_file_as_a_module_for_comparisons(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # other scores may be so close that the reference in float32 orders them otherwise
     onnx.save(detector(), tmp_path / "d.onnx")
     module = OnnxModule(tmp_path / "d.onnx")
     assert copy.deepcopy(module) is module
