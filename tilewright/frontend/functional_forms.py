@@ -28,8 +28,8 @@ _FUNCTIONS: dict[str, torch._ops.OpOverload] = {}
 def with_functions(program: ExportedProgram) -> ExportedProgram:
     """The program with functions in the place of such operators, or itself if it has none.
 
-    Raises UnsupportedOperator for an operator that gets an argument to which it writes twice, whose result is no tensor, or of whose view a copy
-    would show: something is written to its memory, or it is returned."""
+    Raises UnsupportedOperator for an operator that gets an argument to which it writes twice, whose result is no tensor or another view of what it
+    writes, or of whose view a copy would show: something is written to its memory, or it is returned."""
     if not any(map(_is_foreign, program.graph.nodes)):
         return program
     graph = deepcopy(program.graph)
