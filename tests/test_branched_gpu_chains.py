@@ -66,6 +66,12 @@ def some_tiles(seed: int, share: float = 0.7) -> Iterator[list[Problem]]:
 NO_TILES, FEW_TILES = "a concatenation and its part", "a halo beside the padding of a maximum"
 
 
+def kinds_of_readers(problem: Problem) -> list[set[str]]:
+    """For each value that a chain reads, the kinds of its regions that do."""
+    stages = problem.region.stages
+    return [{stage.kind for stage in stages if name in stage.inputs} for name in {name for stage in stages for name in stage.inputs}]
+
+
 @pytest.mark.parametrize("seeds", [range(2, 3), pytest.param(range(4), marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_compile_and_compute_what_separate_kernels_do(name: str, seeds: range) -> None:
@@ -78,6 +84,8 @@ def test_tiles_compile_and_compute_what_separate_kernels_do(name: str, seeds: ra
         found += taken
         kernels |= {kernel.name: kernel for lowered in program.regions if branched(lowered.region) for kernel in lowered.kernels}
     assert bool(found) == (name != NO_TILES) or name == FEW_TILES, "a chain with branches was made or not against what is expected"
+    if name == FEW_TILES:
+        assert not any({"contraction", "window"} <= kinds for problem in found for kinds in kinds_of_readers(problem))
     assert bool(kernels) == bool(found)
     if kernels:
         passed, log = cuda_binary(print_cuda([*kernels.values()]), machine(H200).architecture)

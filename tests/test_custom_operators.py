@@ -29,6 +29,7 @@ def registered() -> Iterator[None]:
         library.define("increased(Tensor(a!)[] tensors, *, int by) -> Tensor")
         library.define("both(Tensor(a!) x, Tensor(b!) y, Tensor z) -> (Tensor, Tensor(b!))")
         library.define("last(Tensor(a) x) -> Tensor(a)")
+        library.define("turned(Tensor(a!) x) -> Tensor(a!)")
         library.define("counted(Tensor(a!) x) -> (Tensor, int)")
         evil.define("sort(Tensor x) -> Tensor")
 
@@ -47,6 +48,7 @@ def registered() -> Iterator[None]:
             "both": (lambda x, y, z: (x.mul_(z) + 2, y.sub_(z)), lambda x, y, z: (torch.empty_like(x), y)),
             "negate_": (lambda x: x.neg_(), lambda x: x),
             "last": (lambda x: x[:, -1], lambda x: x[:, -1]),
+            "turned": (lambda x: x.neg_().t(), lambda x: x.t()),
             "counted": (lambda x: (x.neg_() + 1, 3), lambda x: (torch.empty_like(x), 3)),
         }
         for name, (real, fake) in implemented.items():
@@ -252,6 +254,7 @@ REFUSED = {
     twice: "increased.default at .+ gets memory to which it writes as two arguments",
     written_view: "last.default at .+ returns a view of memory that aten.add_.Tensor at .+ writes; return a clone",
     returned_view: "last.default at .+ returns a view, and the model returns it or its memory; return a clone",
+    lambda x: operators.turned(x * 2) + 1: "turned.default at .+ returns a view of an argument to which it writes; return the argument itself",
     lambda x: operators.counted(x * 2): "counted.default writes to an argument and returns Tensor, int; let it return tensors",
 }
 

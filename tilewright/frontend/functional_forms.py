@@ -28,8 +28,8 @@ _FUNCTIONS: dict[str, torch._ops.OpOverload] = {}
 def with_functions(program: ExportedProgram) -> ExportedProgram:
     """The program with functions in the place of such operators, or itself if it has none.
 
-    Raises UnsupportedOperator for an operator that gets an argument to which it writes twice, whose result is no tensor, or of whose view a copy
-    would show: something is written to its memory, or it is returned."""
+    Raises UnsupportedOperator for an operator that gets an argument to which it writes twice, whose result is no tensor or another view of what it
+    writes, or of whose view a copy would show: something is written to its memory, or it is returned."""
     if not any(map(_is_foreign, program.graph.nodes)):
         return program
     graph = deepcopy(program.graph)
@@ -111,11 +111,22 @@ def _replace(node: torch.fx.Node) -> None:
     several = isinstance(value, (list, tuple))
     for user in list(node.users) if several else [node] if returns else []:
         number: int = user.args[1] if several else 0  # type: ignore[assignment]
-        same = [leaf for argument, leaf in changed if len(returns) > number and letters(argument) & letters(returns[number])]
-        user.target, user.args = (torch.ops.aten.alias.default, (same[0],)) if same else (operator.getitem, (made, number))
+        same = _returned(node, number, results[number])
+        user.target, user.args = (operator.getitem, (made, number)) if same is None else (torch.ops.aten.alias.default, (same,))
         user.kwargs = {}
     if several or not returns:
         graph.erase_node(node)
+
+
+def _returned(node: torch.fx.Node, number: int, result: Any) -> torch.fx.Node | None:
+    """The argument to which the operator writes and that it returns as this result; None if it shares memory with none. Raises UnsupportedOperator
+    for other views of such arguments."""
+    returns = node.target._schema.returns  # type: ignore[union-attr]
+    returned = letters(returns[min(number, len(returns) - 1)])  # a list is one return
+    same = [leaf for argument, value in arguments_of(node) if writes(argument) and letters(argument) & returned for leaf in nodes_in(value)]
+    if same and (len(same) > 1 or any(f(same[0].meta["val"]) != f(result) for f in (torch.Tensor.size, torch.Tensor.stride))):
+        raise UnsupportedOperator(f"{_described(node)} returns a view of an argument to which it writes", "return the argument itself, or a clone()")
+    return same[0] if same else None
 
 
 def _function(target: torch._ops.OpOverload) -> torch._ops.OpOverload:
