@@ -54,10 +54,9 @@ def handle_of(graph: torch.cuda.CUDAGraph) -> int:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    products, layers = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, layers.allow_tf32
-    products.allow_tf32 = layers.allow_tf32 = False
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, False
     try:
         yield
     finally:
-        products.allow_tf32, layers.allow_tf32 = before
+        products.allow_tf32 = before

@@ -10,6 +10,7 @@ whose elements are adjacent; all other results are copied to their place. Fourie
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import Any, TypeAlias
 
@@ -203,7 +204,8 @@ def _recurrent(call: LibraryCall, operator: Recurrent, constants: Sequence[torch
         outs, kinds = rest[-len(call.outs) :], states // directions
         before = [torch.stack(rest[kind:states:kinds]) for kind in range(kinds)]
         first = before if operator.name == "lstm" else before[0]
-        result, *after = compute(a, first, weights, is_biased, 1, 0.0, False, operator.bidirectional, False)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if a.is_cuda else nullcontext():
+            result, *after = compute(a, first, weights, is_biased, 1, 0.0, False, operator.bidirectional, False)
         outs[0].copy_(result)
         for number, out in enumerate(outs[1:]):
             out.copy_(after[number % kinds][number // kinds])
