@@ -63,10 +63,10 @@ PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     }.items()
 })  # fmt: skip
 """Matrix products: large ones, those of one row and of few, and the shapes of BERT-base at 128 words and of ResNet-50's 1x1 convolutions."""
-VECTORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType(
-    {f"vector_{outputs}": (nn.Linear(4096, outputs, bias=False), (1, 4096)) for outputs in (4096, 11008, 32000, 128256)}
-)
-"""Products of one row: projections of Llama, and its classifiers of 32,000 and 128,256 words."""
+CLASSIFIERS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
+    f"vector_{words}": (nn.Linear(4096, words, bias=False), (1, 4096)) for words in (32000, 128256)
+})  # fmt: skip
+"""Further products of one row: classifiers of Llama."""
 
 
 class CumulativeSum(nn.Module):
@@ -93,12 +93,12 @@ GROUPS: Mapping[str, Iterable[str]] = MappingProxyType(
     {
         "operators": OPERATORS,
         "products": PRODUCTS,
-        "vectors": VECTORS,
+        "vectors": ("vector_4096", "vector_11008", *CLASSIFIERS),
         "listed": (*LISTED, "product_4096"),
         "figure": FIGURE,
     }
 )
-SINGLE = MappingProxyType({**OPERATORS, **PRODUCTS, **VECTORS, **LISTED})
+SINGLE = MappingProxyType({**OPERATORS, **PRODUCTS, **CLASSIFIERS, **LISTED})
 TF32 = "tf32"
 TOLERANCES = {"operator": 2e-2, "network": half.TOLERANCE}
 """Largest errors relative to the largest output."""

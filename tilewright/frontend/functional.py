@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel
 from tilewright.frontend.places import place_of
+from tilewright.frontend.schema_memory import writes
 from tilewright.frontend.sizes import is_symbolic
 from tilewright.frontend.tensor_memory import storage_of
 
@@ -38,7 +39,7 @@ def out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         return target
     if target.namespace != "aten":
         return None
-    first, *others = (argument.alias_info is not None and argument.alias_info.is_write for argument in target._schema.arguments)
+    first, *others = map(writes, target._schema.arguments)
     name, overload = str(target).removeprefix("aten.").split(".")
     if not first or any(others) or not name.endswith("_"):
         return None
@@ -86,9 +87,8 @@ def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
 def check_writes(program: ExportedProgram) -> None:
     """Raises InvalidModel for writes in place of which PyTorch's functional program would make something else: to a tensor of which several elements
     lie in the same memory (one that was expanded), where it would add up what is written to one place."""
-    writes = [(node, value) for node in program.graph.nodes if written(node) is not None and isinstance(value := node.meta["val"], torch.Tensor)]
-    for node, value in writes:
-        if _overlaps(value):
+    for node in program.graph.nodes:
+        if written(node) is not None and isinstance(value := node.meta["val"], torch.Tensor) and _overlaps(value):
             at = f"{node.target} at {place_of(node) or 'an unknown place'}"
             raise InvalidModel(f"{at} writes to a tensor of which several elements lie in the same memory", "write to it before it is expanded")
 

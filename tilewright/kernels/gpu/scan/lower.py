@@ -92,7 +92,7 @@ def lower_scan(problem: Problem, form: ScanForm, schedule: ScanSchedule) -> Lowe
     # threads past the last row repeat it, so that every thread reaches the barriers; they store nothing
     root.append(Let(row, binary("min", raw, index_const(total - 1)) if total % schedule.rows else raw))
     lets, mapping = named(decode(row, form.rows))
-    bodies, offset, element = _of_row(form, mapping)
+    bodies, offset, element = [substitute(body, mapping) for body in form.bodies], substitute(form.offset, mapping), substitute(form.element, mapping)
     valid = compare("lt", raw, index_const(total))
 
     def read(position: Var) -> list[Expr]:
@@ -106,11 +106,6 @@ def lower_scan(problem: Problem, form: ScanForm, schedule: ScanSchedule) -> Lowe
 
     scan = _serial(form, read, stored) if threads_per_row == 1 else _in_turns(form, schedule, thread, lane, read, stored)
     return single(problem, schedule, block([*root, *lets, *scan]), launch)
-
-
-def _of_row(form: ScanForm, mapping: Mapping[Var, Expr]) -> tuple[list[Expr], Expr, Expr]:
-    """Bodies, offset and element of one row."""
-    return [substitute(body, mapping) for body in form.bodies], substitute(form.offset, mapping), substitute(form.element, mapping)
 
 
 def _serial(form: ScanForm, read: Read, stored: Stored) -> list[Statement]:
@@ -129,8 +124,8 @@ def _in_turns(form: ScanForm, schedule: ScanSchedule, thread: Var, lane: Var, re
     turns = -(-length // (shared_by * items))
     turn, item = Var("turn", turns), Var("item", items)
     start, held, update = accumulator(step, 1, "total")
-    start_carry, carry, _ = accumulator(step, 1, "carry")
-    start_before, before, _ = accumulator(step, 1, "before")
+    start_carry, carry, update_carry = accumulator(step, 1, "carry")
+    start_before, before, update_before = accumulator(step, 1, "before")
     kept = [Buffer(f"kept{i}", dtype, items, "register") for i, dtype in enumerate(dtypes)]
     exchanged = [Buffer(f"exchanged{i}", dtype, 2 * schedule.threads, "shared") for i, dtype in enumerate(dtypes)]
     distance = schedule.rows if form.facts.row_contiguous else 1
@@ -142,12 +137,12 @@ def _in_turns(form: ScanForm, schedule: ScanSchedule, thread: Var, lane: Var, re
     def put(names: Iterable[str], where: Expr, values: Iterable[Expr]) -> list[Statement]:
         return [Store(name, where, value) for name, value in zip(names, values, strict=True)]
 
-    def combined(left: Iterable[Expr], right: Iterable[Expr], target: Mapping[str, Load]) -> list[Statement]:
-        """Sets the target's registers, which may be among the operands."""
+    def preceded(other: Sequence[Expr]) -> list[Statement]:
+        """Combines the total with one that comes before it."""
         assert step.combiner is not None
-        lets, values = bind_shared(list(combine(step.combiner, tuple(left), tuple(right))), "w")
+        lets, values = bind_shared(list(combine(step.combiner, other, tuple(held.values()))), "w")
         new = [Let(Var(f"new{i}", None, value.dtype), value) for i, value in enumerate(values)]
-        return [*lets, *new, *put((load.buffer for load in target.values()), zero, (let.variable for let in new))]
+        return [*lets, *new, *put((load.buffer for load in held.values()), zero, (let.variable for let in new))]
 
     def over_items(body: Callable[[Var], Sequence[Statement]]) -> Statement:
         inner = block(below((turn * shared_by + lane) * items + item, length, form.along.name, body))
@@ -169,14 +164,14 @@ def _in_turns(form: ScanForm, schedule: ScanSchedule, thread: Var, lane: Var, re
         other = total_of(number % 2, thread - index_const(distance << number))
         body += [
             block_barrier(),
-            If(compare("ge", lane, index_const(1 << number)), block(combined(other, held.values(), held))),
+            If(compare("ge", lane, index_const(1 << number)), block(preceded(other))),
             *put((buffer.name for buffer in exchanged), thread + (number + 1) % 2 * schedule.threads, held.values()),
         ]
     last = steps % 2
     body += [block_barrier(), *put((load.buffer for load in before.values()), zero, carry.values())]
-    body.append(If(compare("ge", lane, index_const(1)), block(combined(carry.values(), total_of(last, thread - distance), before))))
+    body.append(If(compare("ge", lane, index_const(1)), block(update_before(total_of(last, thread - distance)))))
     if turns > 1:
-        body += combined(carry.values(), total_of(last, thread + (index_const(shared_by - 1) - lane) * distance), carry)
+        body += update_carry(total_of(last, thread + (index_const(shared_by - 1) - lane) * distance))
     body.append(over_items(store_item))
     if turns > 1:
         body.append(block_barrier())  # the next turn's totals take the place of these
