@@ -140,8 +140,8 @@ def test_weights_that_are_used_once_stay_16_bits(target: str, dtype: torch.dtype
         packed = {
             storage.value.dtype for storage in executable.image.program.storage.values() if storage.source is not None and "@" in storage.value.name
         }
-        on_tiles = any("amx" in row.schedule for row in executable.plan.rows)
-        assert packed == ({"f32"} if rows > 1 and not on_tiles else {"bf16" if dtype is torch.bfloat16 else "f16"})
+        natively = any("amx" in row.schedule or "pairs of bfloat16" in row.schedule for row in executable.plan.rows)
+        assert packed == ({"f32"} if rows > 1 and not natively else {"bf16" if dtype is torch.bfloat16 else "f16"})
 
 
 def test_explicit_casts_round() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from tilewright.ir.graph import Graph, Node
 from tilewright.ir.guards import guards
 from tilewright.ir.scalar import OPERATIONS
 
+T = TypeVar("T", bound=Any)
+"""A tensor, however it is held."""
 POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memory of temporaries
 MOST_THREADS = 8  # evaluate blocks at once
 
@@ -79,7 +81,7 @@ def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tup
         IndexOutOfRange: if an index from an input is out of range.
     """
     if node.operator == "scan":
-        return _evaluate_scan(node, inputs)
+        return looped(node, inputs, evaluate, np.stack)
     if node.operator == "torch":
         types = [graph.values[name].dtype for name in node.inputs]
         return tuple(to_numpy(t) for t in call_torch(node, [_tensor(v, dtype) for v, dtype in zip(inputs, types, strict=True)]))
@@ -90,21 +92,23 @@ def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tup
         raise IndexOutOfRange.at(node.described, fault.index, fault.extent) from None
 
 
-def _evaluate_scan(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The body maps (states, an element of each sequence, other inputs) to (new states, an element of each stacked result). `reverse` says of each
+def looped(node: Node, inputs: Sequence[T], body_of: Callable[[Graph, Sequence[T]], tuple[T, ...]], stack: Callable[[list[T]], T]) -> tuple[T, ...]:
+    """The results of a `scan` node, from a function that evaluates its body and one that joins arrays along a new first dimension.
+
+    The body maps (states, an element of each sequence, other inputs) to (new states, an element of each stacked result). `reverse` says of each
     sequence, then of each stacked result, whether step t has its element length - 1 - t instead of t."""
     attributes = node.attributes
     body, states, sequences, length = attributes["body"], attributes["states"], attributes["sequences"], attributes["length"]
     reverse = attributes["reverse"]
     state = tuple(inputs[:states])
-    collected: list[tuple[np.ndarray, ...]] = []
+    collected: list[tuple[T, ...]] = []
     for t in range(length):
         pairs = zip(inputs[states : states + sequences], reverse[:sequences], strict=True)
         slices = [sequence[length - 1 - t if backwards else t] for sequence, backwards in pairs]
-        results = evaluate(body, [*state, *slices, *inputs[states + sequences :]])
+        results = body_of(body, [*state, *slices, *inputs[states + sequences :]])
         state = results[:states]
         collected.append(results[states:])
-    stacked = [np.stack([step[k] for step in collected][:: -1 if backwards else 1]) for k, backwards in enumerate(reverse[sequences:])]
+    stacked = [stack([step[k] for step in collected][:: -1 if backwards else 1]) for k, backwards in enumerate(reverse[sequences:])]
     return (*state, *stacked)
 
 

@@ -1,13 +1,15 @@
 """``verify``: compares every stored value of an executable with the same graph in float64, to find the first wrong region.
 
 Memory is shared between values, so the executable runs one region at a time, and each region's results are read before the next one runs. The
-reference evaluates the graph's nodes in float64: sums of products through PyTorch, all others by their definition in the operator table.
+reference evaluates the graph's nodes in float64 on the device of the inputs: sums of products by PyTorch's operators, all others by their definition
+in the operator table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +18,11 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from tilewright.graph.reference import evaluate_node, to_numpy
+from tilewright.graph import table, tensor_reference
+from tilewright.graph.reference import evaluate_node, looped, to_numpy
+from tilewright.graph.tensor_reference import Unsupported
 from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, NARROW_FLOATS
+from tilewright.ir.expr import Apply, walk
 from tilewright.ir.graph import Graph, Node, Value
 
 TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, t in ELEMENT_TYPES.items() if t.tolerance})
@@ -118,50 +123,61 @@ def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: fix(key, item) for key, item in attributes.items()}
 
 
-def reference_values(graph: Graph, inputs: Sequence[torch.Tensor], wanted: frozenset[str]) -> dict[str, np.ndarray]:
-    """The wanted values of the graph in float64 (integers and booleans unchanged)."""
+def reference_values(graph: Graph, inputs: Sequence[torch.Tensor], wanted: frozenset[str]) -> dict[str, torch.Tensor]:
+    """The wanted values of the graph in float64 (integers and booleans unchanged), on the device of its inputs; on the host if its memory is too
+    small."""
     wide = widened(graph)
-    environment: dict[str, np.ndarray] = {}
-    for name, tensor in zip(wide.inputs, inputs, strict=True):
-        environment[name] = to_numpy(_widened_tensor(tensor))
-    for name, tensor in wide.constants.items():
-        environment[name] = to_numpy(tensor)
-    last_use = {name: i for i, node in enumerate(wide.nodes) for name in node.inputs}
-    kept = {name: array for name, array in environment.items() if name in wanted}
-    for i, node in enumerate(wide.nodes):
-        results = _evaluate(wide, node, [environment[name] for name in node.inputs])
-        for name, array in zip(node.outputs, results, strict=True):
-            environment[name] = array
+    device = inputs[0].device if inputs else torch.device("cpu")
+    with suppress(torch.cuda.OutOfMemoryError):
+        found = _values(wide, [_widened_tensor(tensor) for tensor in inputs], wanted, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what PyTorch keeps for later tensors is not there for programs
+        return found
+    torch.cuda.empty_cache()
+    return _values(wide, [_widened_tensor(tensor).cpu() for tensor in inputs], wanted, torch.device("cpu"))
+
+
+def _values(graph: Graph, inputs: Sequence[torch.Tensor], wanted: frozenset[str], device: torch.device) -> dict[str, torch.Tensor]:
+    environment = dict(zip(graph.inputs, inputs, strict=True)) | {name: tensor.to(device) for name, tensor in graph.constants.items()}
+    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    kept = {name: tensor for name, tensor in environment.items() if name in wanted}
+    for i, node in enumerate(graph.nodes):
+        for name, result in zip(node.outputs, _evaluate(graph, node, [environment[name] for name in node.inputs], device), strict=True):
+            environment[name] = result
             if name in wanted:
-                kept[name] = array
+                kept[name] = result
         for name in node.inputs:
             if last_use[name] == i:
                 environment.pop(name, None)
     return kept
 
 
-def _evaluate(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    floating = all(array.dtype == np.float64 for array in inputs)
+def _evaluate(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> Sequence[torch.Tensor]:
+    floating = all(tensor.dtype == torch.float64 for tensor in inputs)
     if floating and node.operator in ("matmul", "linear") and len(inputs) == 2:
         x, y = inputs
-        return (np.matmul(x, y if node.operator == "matmul" else y.T),)
+        return (x @ (y if node.operator == "matmul" else y.T),)
     rank = inputs[0].ndim - 2 if inputs else 0
     if floating and node.operator == "convolution" and len(inputs) == 2 and rank in (1, 2, 3):
         a = node.attributes
-        image, filters = (torch.from_numpy(np.ascontiguousarray(array)) for array in inputs)
+        image, filters = inputs
         padding = [amount for pair in reversed(a["padding"]) for amount in pair]
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
-        result = convolve(
-            functional.pad(image, padding),
-            filters,
-            None,
-            tuple(a["stride"]),
-            0,
-            tuple(a["dilation"]),
-            a.get("groups", 1),
-        )
-        return (result.numpy(),)
-    return evaluate_node(graph, node, inputs)
+        return (convolve(functional.pad(image, padding), filters, None, tuple(a["stride"]), 0, tuple(a["dilation"]), a.get("groups", 1)),)
+    if node.operator == "scan":
+        return looped(node, inputs, lambda body, given: _outputs(body, given, device), torch.stack)
+    if node.operator != "torch":
+        computation = table.computation(node, graph.values)
+        if not any(isinstance(part, Apply) and part.operation == "checked" for step in computation.steps for part in walk(*step.bodies)):
+            with suppress(Unsupported):
+                return tensor_reference.run(computation, dict(zip(node.inputs, inputs, strict=True)), device)
+    results = evaluate_node(graph, node, [to_numpy(tensor) for tensor in inputs])
+    return [torch.from_numpy(np.array(result)).to(device) for result in results]
+
+
+def _outputs(graph: Graph, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
+    found = _values(graph, inputs, frozenset(graph.outputs), device)
+    return tuple(found[name] for name in graph.outputs)
 
 
 def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
@@ -183,10 +199,9 @@ def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     return absolute, absolute / max(largest, torch.finfo(torch.float32).tiny) if absolute else 0.0
 
 
-def compare(region: str, order: int, value: Value, got: torch.Tensor, expected: np.ndarray, tolerance: float | None) -> VerifiedValue:
+def compare(region: str, order: int, value: Value, got: torch.Tensor, expected: torch.Tensor, tolerance: float | None) -> VerifiedValue:
     """The error of one value; `expected` is its float64 reference."""
     exact = value.dtype not in TOLERANCES
     limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCES[value.dtype]
-    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    absolute, relative = errors(got.detach().cpu(), torch.from_numpy(np.array(expected, dtype=wide)))
+    absolute, relative = errors(got.detach().to(expected.device), expected)
     return VerifiedValue(region, order, value.name, value.dtype, value.shape, absolute, relative, limit)

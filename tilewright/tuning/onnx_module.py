@@ -41,6 +41,6 @@ class OnnxModule(nn.Module):
         imported = self._imported
         given = [x.cpu() for x, number in zip(inputs, imported.leaves, strict=True) if number is not None]
         found = reference_values(imported.graph, given, frozenset(imported.graph.outputs))
-        made = [torch.as_tensor(found[name]) for name in imported.graph.outputs]
+        made = [found[name] for name in imported.graph.outputs]
         later = [] if imported.tail is None else imported.tail.results(made.__getitem__)
         return tuple(later[output.index] if output.kind == "tail" else made[output.index] for output in imported.outputs)

@@ -25,7 +25,6 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from tilewright.errors import TilewrightError
@@ -53,7 +52,7 @@ class Server:
 
     def __init__(self, device: int, threads: int) -> None:
         self.index, self.threads, self.device = device, threads, torch.device("cpu")
-        self.expected: Mapping[str, np.ndarray] = {}
+        self.expected: Mapping[str, torch.Tensor] = {}
         self.reached: Mapping[str, float] = {}
         self.programs: list[tuple[Executable, Message]] = []
         self.other = torch.zeros(0)

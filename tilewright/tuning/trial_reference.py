@@ -1,4 +1,4 @@
-"""Reference results of a region in float64, for checking candidates: sums of products by PyTorch on the device, all else by definition."""
+"""Reference results of a region in float64, for checking candidates, by PyTorch on the device; what PyTorch does not compute alike, by definition."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from tilewright.codegen.common import guarded_load
+from tilewright.graph import reference, tensor_reference
 from tilewright.graph.contraction import Contraction, anchor, contraction
-from tilewright.graph.reference import evaluate_expressions, run
+from tilewright.graph.tensor_reference import Unsupported, Window
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import Expr, Load, Var, add, loads, rewrite
@@ -43,11 +44,19 @@ def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> d
         if found is not None:
             wide[step.name] = _product(found, wide, device)
             continue
-        read = {load.buffer for load in loads(*step.bodies)}
-        arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items() if name in read}
-        results = run(Computation((_widened(step),), step.names), arrays)
-        wide |= {name: torch.from_numpy(np.ascontiguousarray(result)).to(device) for name, result in zip(step.names, results, strict=True)}
+        wide |= zip(step.names, _evaluated(_widened(step), wide, device), strict=True)
     return {name: wide[name] for name in region.outputs}
+
+
+def _evaluated(step: Step, wide: Mapping[str, torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
+    read = {load.buffer for load in loads(*step.bodies)}
+    computation = Computation((step,), step.names)
+    inputs = {name: tensor for name, tensor in wide.items() if name in read}
+    try:
+        return tensor_reference.run(computation, inputs, device)
+    except Unsupported:
+        results = reference.run(computation, {name: tensor.cpu().numpy() for name, tensor in inputs.items()})
+        return tuple(torch.from_numpy(np.ascontiguousarray(result)).to(device) for result in results)
 
 
 def _as_read(step: Step, read_at: Mapping[str, int]) -> Step:
@@ -85,13 +94,13 @@ def _wide(body: Expr) -> Expr:
 def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
     """The sum of products, as a product of its factors expanded as matrices."""
     step = found.step
-    unit = {axis.name: np.zeros((), np.int64) for axis in step.reduction if axis not in found.r}
+    unit = [axis for axis in step.reduction if axis not in found.r]
     b = _factor(found.b, (*found.batch, *found.n, *found.r), {}, unit, wide, device).reshape(found.size_batch, found.size_n, found.size_r)
     rows = found.m[0].extent or 1 if found.m else 1
     each = max(1, ELEMENTS_AT_ONCE // max(found.size_batch * found.size_r * (found.size_m // rows), 1))
     parts = []
     for start in range(0, rows, each):
-        window = {found.m[0].name: (start, min(start + each, rows))} if found.m else {}
+        window = {found.m[0]: (start, min(start + each, rows))} if found.m else {}
         a = _factor(found.a, (*found.batch, *found.m, *found.r), window, unit, wide, device).reshape(found.size_batch, -1, found.size_r)
         parts.append(a @ b.transpose(1, 2))
     axes = (*found.batch, *found.m, *found.n)
@@ -102,38 +111,40 @@ def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch
     if step.index == step.axes:
         return product
     result = torch.zeros(step.shape, dtype=torch.float64, device=device)
-    where = evaluate_expressions(step.index, _indices(step.axes, {}), {})
-    result[tuple(torch.from_numpy(np.asarray(i)).to(device) for i in where)] = product
+    space = {axis: (0, axis.extent or 0) for axis in step.axes}
+    result[tuple(tensor_reference.values(step.index, space, {}, device))] = product
     return result
-
-
-def _indices(axes: Sequence[Var], window: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
-    """Each axis's values, along a separate dimension."""
-    return {
-        axis.name: np.arange(*window.get(axis.name, (0, axis.extent or 0)), dtype=np.int64).reshape([-1 if k == j else 1 for j in range(len(axes))])
-        for k, axis in enumerate(axes)
-    }
 
 
 def _factor(
     expr: Expr,
     axes: Sequence[Var],
-    window: Mapping[str, tuple[int, int]],
-    unit: Mapping[str, np.ndarray],
+    window: Mapping[Var, Window],
+    unit: Sequence[Var],
     wide: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> torch.Tensor:
-    """A factor at every point of the axes, in float64; for a load, only the indices are computed on the host."""
-    indices = {**_indices(axes, window), **unit}
-    shape = [indices[axis.name].size for axis in axes]
+    """A factor at every point of the axes, in float64; axes of `unit` have the value 0."""
+    space = {axis: window.get(axis, (0, axis.extent or 0)) for axis in axes} | {axis: (0, 1) for axis in unit}
+    shape = [last - first for first, last in space.values()]
     simple = guarded_load(expr)
-    if simple is None:
+    if simple is not None:
+        guard, value = tensor_reference.values(simple, space, wide, device)
+        return torch.where(guard, value, torch.zeros((), dtype=torch.float64, device=device)).expand(shape)
+    body = _wide(expr)
+    try:
+        tensor_reference.refuse((body,), wide)
+        (computed,) = tensor_reference.values((body,), space, wide, device)
+    except Unsupported:
         arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
-        (computed,) = evaluate_expressions([_wide(expr)], indices, arrays)
-        return torch.from_numpy(np.array(np.broadcast_to(computed, shape))).to(device)
-    condition, load = simple
-    source = wide[load.buffer]
-    where = evaluate_expressions([*load.index, condition], indices, {})
-    positions = [np.clip(i, 0, extent - 1) for i, extent in zip(where, source.shape, strict=False)]
-    values = source[tuple(torch.from_numpy(np.asarray(i)).to(device) for i in positions)] if positions else source
-    return (values * torch.from_numpy(np.asarray(where[-1])).to(device)).expand(shape)
+        (found,) = reference.evaluate_expressions([body], _indices(space), arrays)
+        computed = torch.from_numpy(np.ascontiguousarray(found)).to(device)
+    return computed.expand(shape)
+
+
+def _indices(space: Mapping[Var, Window]) -> dict[str, np.ndarray]:
+    """Each axis's values, along a separate dimension."""
+    return {
+        axis.name: np.arange(*window, dtype=np.int64).reshape([-1 if k == j else 1 for j in range(len(space))])
+        for k, (axis, window) in enumerate(space.items())
+    }
