@@ -297,7 +297,7 @@ def half_networks() -> Rows:
 
 def first_day() -> Rows:
     """Models of transformers and timm through `torch.compile` on a CPU with AVX2."""
-    return _first_day("first_day")
+    return _first_day("first_day_zen4")
 
 
 def first_day_avx512() -> Rows:
