@@ -296,12 +296,12 @@ def half_networks() -> Rows:
 
 
 def first_day() -> Rows:
-    """Models of transformers and timm through `torch.compile` on a CPU with AVX2."""
+    """Models of transformers and timm through `torch.compile` on a CPU with AVX-512."""
     return _first_day("first_day_zen4")
 
 
 def first_day_avx512() -> Rows:
-    """The same on a CPU with AVX-512, at an earlier commit."""
+    """The same on another such CPU, at an earlier commit."""
     return _first_day("first_day_1", "first_day_2")
 
 
