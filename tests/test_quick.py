@@ -13,13 +13,14 @@ from torch import nn
 
 import tilewright
 from tests.batches import check
-from tilewright.compile import source_files
+from tilewright.compile import read, source_files
 from tilewright.errors import UnsupportedOption
 from tilewright.frontend.sized import ModuleModel
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
+from tilewright.partition import merges
 from tilewright.partition.merges import Memory
-from tilewright.partition.plan import plan_program
+from tilewright.partition.plan import divide, plan_program
 from tilewright.runtime.builds import Builds, wait_for_all
 from tilewright.runtime.dynamic import DynamicExecutable
 from tilewright.toolchain.cache import kernel_key
@@ -52,6 +53,28 @@ def test_nothing_is_predicted_for_sizes_planned_as_before() -> None:
     assert not fault.called
     assert again == schedules
     assert len(same - kernels) <= 2  # of few images, whose loops are for one thread
+
+
+class Attention(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("kept", [0.0, 10.0])
+def test_attention_of_another_size_joins_as_before_where_that_is_nearly_as_fast(kept: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of both ways are often close, and what is decided otherwise for the next size has other regions, whose kernels no size had."""
+    monkeypatch.setattr(merges, "KEPT", kept)
+    queries = [torch.randn(batch, 6, 197, 64) for batch in (1, 3)]
+    graphs = [simplify(read(Attention(), (x, x, x)).graph)[0] for x in queries]
+    memory = Memory()
+    divide(graphs[0], machine("x86-avx2"), 1, memory=memory)
+    results, taken = max(memory.joins.items(), key=lambda item: len(item[0]))
+    memory.joins[results] = not taken
+    (decision,) = (each for each in divide(graphs[1], machine("x86-avx2"), 1, memory=memory).search if each.results == results)
+    (alone,) = (each for each in divide(graphs[1], machine("x86-avx2"), 1).search if each.results == results)
+    assert decision.taken == (alone.taken if kept == 0 else not taken)
+    assert ("as for another size" in decision.text) == (decision.taken != alone.taken)
+    assert memory.joins[results] == decision.taken
 
 
 def test_rows_longer_than_a_tile_of_the_size_before() -> None:

@@ -132,6 +132,8 @@ class RowJudge:
     """Seconds that trials measured of a canonical problem; they decide where predictions are close."""
     policy: Policy = BY_MERGES
     """Reductions and attention about which no time decides."""
+    before: Mapping[tuple[str, ...], bool] = field(default_factory=dict)
+    """What was decided for another size of the model, by the results of the regions, which is decided again if it is predicted nearly as fast."""
 
     def __call__(self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]) -> JoinDecision:
         """Whether the joined `steps` are faster than `host` and `rows` as separate kernels. `steps` is the result of `with_rows` or `with_pixels`.

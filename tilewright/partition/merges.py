@@ -115,6 +115,12 @@ def gains(together: float, apart: float) -> bool:
     return together < (1 - LEAST_GAIN) * apart
 
 
+def as_before(ways: Ways, before: bool) -> bool:
+    """Whether the way that was taken for another size takes at most `KEPT` longer than the other one, measured or predicted."""
+    together, apart = ways.measured or ways.predicted
+    return (together if before else apart) <= (1 + KEPT) * min(together, apart)
+
+
 def compared(together: Sequence[Timed], apart: Sequence[Timed], decided: bool | None = None, by_prediction: bool = False) -> Compared:
     """The times of the regions of both ways. `decided`, `by_prediction`: as in `Compared`."""
     one, other = (sum(timed.seconds for timed in way) for way in (together, apart))
@@ -268,6 +274,8 @@ class Memory:
     """By the results of maps and of the contraction that reads them whether that computes them."""
     loops: dict[tuple[str, ...], bool] = field(default_factory=dict)
     """By the results of two loops whether these are one."""
+    joins: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    """By the results of regions that a reduction or attention may join whether it does."""
     layouts: dict[tuple[str, str], bool] = field(default_factory=dict)
     """By value and description whether an alternative to its layout is taken."""
 

@@ -17,6 +17,7 @@ from tilewright.ir.region import Lowered, MergeDecision, Program, Region, Storag
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.chains import Ready, Search
 from tilewright.partition.context import Chooser, Context, Recorded, canonical_problem, deciding_once
+from tilewright.partition.joining import JOIN
 from tilewright.partition.layouts import LaidOut
 from tilewright.partition.library_layers import lower_layer
 from tilewright.partition.loops import lower_loop
@@ -88,7 +89,7 @@ def divide(
         (`hardware.calibration.gpu_recurrence`).
     updates: (input, output) numbers of the outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible
         (`partition.updates`).
-    memory: of plans for other sizes, whose schedules and chains are kept where they are predicted nearly as fast as the best, and on CPUs whose
+    memory: of plans for other sizes, whose schedules, joins and chains are kept where they are predicted nearly as fast as the best, and on CPUs whose
         merged siblings are kept; this plan is added.
     ready: is called with kernels as soon as the program is likely to have them.
     as_before: what the memory knows is taken without a prediction, on CPUs: the plan takes a fraction of the time, but nothing says how good it is.
@@ -109,10 +110,11 @@ def divide(
     by_prediction = chains or (chains is None and not machine.is_gpu)
     if persistent is None:
         persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
-    earlier = None if machine.is_gpu or policy.predicted else dict(memory.layouts)
+    follows = not machine.is_gpu and not policy.predicted
     predictions = Predictions(
         models or partial(choose, numerics=numerics), machine, threads, numerics, stages, precision, measured=measured, chains=by_prediction,
-        replaced=frozenset(output for _, output in updates), layouts=earlier, persistent=persistent, policy=policy,
+        replaced=frozenset(output for _, output in updates), layouts=dict(memory.layouts) if follows else None,
+        joins=dict(memory.joins) if follows else {}, persistent=persistent, policy=policy,
     )  # fmt: skip
     stages.report("partition")
     with stages.stage("partition"):
@@ -121,6 +123,7 @@ def divide(
         fused = partial(predictions.laid_out, graph, changed.unstored)
         laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
         memory.layouts.update(predictions.decided.get((id(graph), changed.unstored), {}))
+        memory.joins.update((each.results, each.taken) for each in laid_out.considered if each.kind == JOIN and each.ways is not None)
         if updates and not machine.is_gpu:
             pairs = [(graph.outputs[output], graph.inputs[given]) for given, output in updates]
             apart = laid_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -55,6 +55,8 @@ class Predictions:
     """Numbers of the graph's outputs that replace inputs after a call."""
     layouts: Decided | None = None
     """What was decided about layouts for another size of the model."""
+    joins: Mapping[tuple[str, ...], bool] = field(default_factory=dict)
+    """What was decided for another size about reductions and attention that join the regions before them."""
     persistent: bool = True
     """Whether all steps of a recurrent layer may be one kernel."""
     policy: Policy = BY_MERGES
@@ -74,7 +76,7 @@ class Predictions:
         if key not in self.graphs:
             judge = RowJudge(
                 self.machine, self.threads, frozenset(graph.constants), self.numerics, self.precision, self.rows, self._measured_seconds,
-                self.policy,
+                self.policy, self.joins,
             )  # fmt: skip
             parts = regions_of(graph, judge if self.precision.whole_rows or self.precision.attention else None, unstored=unstored)
             gpu = self.machine.is_gpu
