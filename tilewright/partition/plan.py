@@ -28,7 +28,7 @@ from tilewright.partition.regions import unfused
 from tilewright.partition.rewriting import Rewritten, rewritten
 from tilewright.partition.updates import in_place
 from tilewright.partition.without_kernels import through_torch
-from tilewright.selection.choice import choose
+from tilewright.selection.choice import choose, choosing
 from tilewright.stages import Stages
 
 
@@ -103,7 +103,7 @@ def divide(
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
     if models is None and chooser is choose and numerics == USUAL:  # which then choose alike
-        models = chooser = deciding_once(choose)
+        models = chooser = deciding_once(choosing())
     measured = deciding_once(chooser) if recorded is not None else None
     memory = memory or Memory()
     by_prediction = chains or (chains is None and not machine.is_gpu)
@@ -111,7 +111,7 @@ def divide(
         persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
     earlier = None if machine.is_gpu or policy.predicted else dict(memory.layouts)
     predictions = Predictions(
-        models or partial(choose, numerics=numerics), machine, threads, numerics, stages, precision, measured=measured, chains=by_prediction,
+        models or choosing(numerics), machine, threads, numerics, stages, precision, measured=measured, chains=by_prediction,
         replaced=frozenset(output for _, output in updates), layouts=earlier, persistent=persistent, policy=policy,
     )  # fmt: skip
     stages.report("partition")
