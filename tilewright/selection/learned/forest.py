@@ -99,7 +99,8 @@ class Forest:
         for bit in range(int(number.max()).bit_length()):
             having = np.bitwise_or.reduceat(np.where((number >> bit & 1)[:, None], sets, 0), first)
             found |= np.unpackbits(having.view(np.uint8), axis=1).astype(found.dtype, copy=False) << bit
-        return self.value[leaves].take(first[:, None] + found[:, :rows])
+        values: np.ndarray = self.value[leaves].take(first[:, None] + found[:, :rows])
+        return values
 
 
 def _bits(flags: np.ndarray) -> np.ndarray:
