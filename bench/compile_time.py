@@ -97,6 +97,7 @@ def one_search(network: str, target: str, precision: str) -> dict[str, float]:
     from tilewright.hardware import identified_machine, planned_threads
     from tilewright.partition.chains import Search
     from tilewright.partition.plan import divide
+    from tilewright.system.collection import collection_paused
 
     module, inputs = zoo.build(network)
     graph, here, chained, chains = simplify(read(module, inputs).graph)[0], identified_machine(target), Search.chained, 0.0
@@ -110,7 +111,8 @@ def one_search(network: str, target: str, precision: str) -> dict[str, float]:
 
     Search.chained = timed  # type: ignore[method-assign, assignment]
     start, began = time.perf_counter(), time.process_time()
-    divide(graph, here, planned_threads(here), precision=precision, chains=True)
+    with collection_paused():  # as in compilations
+        divide(graph, here, planned_threads(here), precision=precision, chains=True)
     return {"search": time.process_time() - began, "wall": time.perf_counter() - start, "chains": chains}
 
 

@@ -98,11 +98,11 @@ def test_no_tiles_beat_the_bounds(found: Any, channels: int, batch: int, extent:
         return
     seconds, least = ranked[0].seconds, judge.least(problem, [])
     assert 0 < least <= seconds * (1 + 1e-12)
-    for tiling, products in judge.tilings(problem):
-        for share, number in product(SHARES, range(len(products))):
+    for tiling, bounds in judge.tilings(problem):
+        for share, number in product(SHARES, range(len(bounds))):
             with suppress(Unsuitable):
                 part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
-                through, latency = products[number]
+                through, latency = bounds[number]
                 assert part >= (share * through + latency) * (1 - 1e-12), (tiling.sizes, number, share)
     for most in (0.5 * seconds, 0.99 * seconds, seconds, 1.01 * seconds, ranked[-1].seconds):
         other = replace(judge, tiles={})

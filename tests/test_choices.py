@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tilewright
 from tilewright.errors import InvalidModel
 from tilewright.hardware import machine
 from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.selection import choice
 from tilewright.selection.choice import choose
 from tilewright.selection.learned import cpu
 from tilewright.tuning import choices, problems
@@ -35,11 +37,23 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
     problem = convolution_problem(32, 16, 20, 20, 3)
     first = choices.remembered()(problem, H200, 1)
     assert first == choose(problem, H200, 1) and len(list(kept.iterdir())) == 1
-    monkeypatch.setattr(choices, "choose", never)
+    monkeypatch.setattr(choice, "choose", never)
     assert choices.remembered()(problem, H200, 1) == first
     for other, atomics in ((convolution_problem(32, 16, 20, 21, 3), False), (problem, True)):
         with pytest.raises(AssertionError, match="ranked again"):
             choices.remembered(Numerics(atomics=atomics))(other, H200, 1)
+
+
+def test_problems_that_schemas_see_alike_are_ranked_once() -> None:
+    """The places of results in wider buffers make no difference, other sizes do, and so does what a caller allows."""
+    problem = convolution_problem(32, 16, 20, 20, 3)
+    (result,) = problem.region.outputs
+    wider = replace(problem.layouts[result], around=((0, 0), (0, 0), (0, 0), (0, 32)))
+    beside = replace(problem, layouts={**problem.layouts, result: wider})
+    with mock.patch.object(choice, "choose", side_effect=choose) as asked:
+        chosen = choice.choosing()
+        found = [chosen(each, H200, 1) for each in (problem, beside, convolution_problem(32, 16, 20, 21, 3), problem)]
+    assert asked.call_count == 2 and found[0] is found[1] is found[3] and found[1] == choose(beside, H200, 1)
 
 
 def test_choices_for_gpus_do_not_need_the_forest_of_cpus(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,7 +71,7 @@ def test_a_choice_by_a_forest_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatc
     for target, files in (("neoverse-n1", 0), ("x86-avx2", 1)):
         first = choices.remembered()(problem, machine(target), 2)
         assert first == choose(problem, machine(target), 2) and len(list(kept.glob("*"))) == files
-    monkeypatch.setattr(choices, "choose", never)
+    monkeypatch.setattr(choice, "choose", never)
     assert choices.remembered()(problem, machine("x86-avx2"), 2) == first
 
 

@@ -152,3 +152,23 @@ def test_models_of_another_record_are_refused(tmp_path: Path) -> None:
     trees.save(forest, tmp_path / "f.npz", {"record": "hybrid", "target": "time", "overheads": {}})
     with pytest.raises(InvalidModel, match="another feature record"):
         hybrid.load(tmp_path / "f.npz")
+
+
+def test_each_row_takes_its_own_way() -> None:
+    """Numbers equal to a threshold go left and missing ones right; sums of any numbers of rows and trees are those of walks down single trees."""
+    table, goal = training_table()
+    forest = trees.fit("random_forest", table, goal, None, NAMES, 4, {"n_estimators": 4})
+    thresholds = forest.threshold[forest.left != np.arange(len(forest.left))]
+    rows = np.concatenate([table, np.resize(thresholds, (130, 5)), np.full((1, 5), np.inf), np.full((1, 5), np.nan)])
+    rows[::7, 2] = np.nan
+
+    def walked(row: np.ndarray, node: int) -> np.float32:
+        while forest.left[node] != node:
+            node = (forest.left if row[forest.feature[node]] <= forest.threshold[node] else forest.right)[node]
+        return forest.value[node]
+
+    for first, last in ((0, None), (1, 3), (2, 2)):
+        roots = [int(root) for root in forest.roots[first:last]]
+        expected = [(forest.base if first == 0 else 0.0) + sum(float(walked(row, root)) for root in roots) for row in rows]
+        np.testing.assert_allclose(forest.predict(rows, first, last), expected, rtol=1e-12)
+        np.testing.assert_allclose(forest.predict(rows[-1:], first, last), expected[-1:], rtol=1e-12)

@@ -71,7 +71,7 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
 
     def drawn(*given: Any) -> TileWork:
         work = tile_work(*given)
-        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), products=0 * work.products, latencies=0 * work.latencies)
+        return replace(work, seconds=np.array([source.random() for _ in work.seconds]), least=0 * work.least, latencies=0 * work.latencies)
 
     def suitable(judge: TileJudge, problem: Any, cuts: Any, axes: Any, chunks: bool, axis: int | None = None) -> Any:
         asked = chunked in (None, chunks) and exchanged in (None, axis is not None)
@@ -348,7 +348,7 @@ def test_the_work_of_tiles_is_that_of_each_tiling() -> None:
     assert [tiling.shared_bytes for tiling in tilings] == list(work.shared_bytes) and len(tilings) == 12
     found = {tiling.sizes: seconds for tiling, seconds in zip(tilings, work.seconds, strict=True)}
     assert found[8, 4, 14] < found[1, 14, 28] / 3
-    assert (work.products.sum(axis=1) < work.seconds).all()
+    assert (work.least.sum(axis=1) < work.seconds).all()
 
 
 def test_chunks_take_the_room_of_a_chunk() -> None:

@@ -29,7 +29,7 @@ from tilewright.partition.regions import unfused
 from tilewright.partition.rewriting import Rewritten, rewritten
 from tilewright.partition.updates import in_place
 from tilewright.partition.without_kernels import through_torch
-from tilewright.selection.choice import choose
+from tilewright.selection.choice import choose, choosing
 from tilewright.stages import Stages
 
 
@@ -89,8 +89,8 @@ def divide(
         (`hardware.calibration.gpu_recurrence`).
     updates: (input, output) numbers of the outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible
         (`partition.updates`).
-    memory: of plans for other sizes, whose schedules, joins and chains are kept where they are predicted nearly as fast as the best, and on CPUs whose
-        merged siblings are kept; this plan is added.
+    memory: of plans for other sizes, whose schedules, joins and chains are kept where they are predicted nearly as fast as the best, and on CPUs
+        whose merged siblings are kept; this plan is added.
     ready: is called with kernels as soon as the program is likely to have them.
     as_before: what the memory knows is taken without a prediction, on CPUs: the plan takes a fraction of the time, but nothing says how good it is.
     policy: merges about which not their own times decide.
@@ -104,7 +104,7 @@ def divide(
         precision = precision_of(precision, graph, machine)
     stages = stages or Stages()
     if models is None and chooser is choose and numerics == USUAL:  # which then choose alike
-        models = chooser = deciding_once(choose)
+        models = chooser = deciding_once(choosing())
     measured = deciding_once(chooser) if recorded is not None else None
     memory = memory or Memory()
     by_prediction = chains or (chains is None and not machine.is_gpu)
@@ -112,7 +112,7 @@ def divide(
         persistent = not machine.is_gpu or gpu_recurrence(machine) is not None
     follows = not machine.is_gpu and not policy.predicted
     predictions = Predictions(
-        models or partial(choose, numerics=numerics), machine, threads, numerics, stages, precision, measured=measured, chains=by_prediction,
+        models or choosing(numerics), machine, threads, numerics, stages, precision, measured=measured, chains=by_prediction,
         replaced=frozenset(output for _, output in updates), layouts=dict(memory.layouts) if follows else None,
         joins=dict(memory.joins) if follows else {}, persistent=persistent, policy=policy,
     )  # fmt: skip

@@ -250,7 +250,7 @@ class TileJudge:
         Raises:
             Unsuitable: if it cannot be cut, or nothing fits into shared memory.
         """
-        open_ones = [one for tiling, products in self.tilings(problem) for one in self._opened(tiling, products)]
+        open_ones = [one for tiling, least in self.tilings(problem) for one in self._opened(tiling, least)]
         waiting = [(self._bound(one), number, one) for number, one in enumerate(open_ones)]
         heapq.heapify(waiting)
         found: list[tuple[float, int, Tiles]] = []
@@ -279,7 +279,7 @@ class TileJudge:
 
     def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[Least]]]:
         """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that the parts of its regions take at
-        least (`TileWork.products`, `latencies`).
+        least (`TileWork.least`, `latencies`).
 
         Raises:
             Unsuitable: if the chain cannot be cut.
@@ -313,19 +313,19 @@ class TileJudge:
         return [
             (
                 Tiling(problem, cuts, tuple(map(int, work.sizes[row])), chunked, exchanged),
-                [*zip(work.products[row].tolist(), work.latencies[row].tolist(), strict=True)],
+                [*zip(work.least[row].tolist(), work.latencies[row].tolist(), strict=True)],
             )
             for row in chosen
         ]
 
-    def _opened(self, tiling: Tiling, products: Sequence[Least]) -> Iterator[_Open]:
-        """The tiles with each number of resident blocks for which there are enough. `products`: what the parts of each region take at least. Those of
-        other regions, of which that is nothing, are ranked first, then those with most operations."""
-        order = sorted(range(len(products)), key=lambda number: (not products[number][0], tiling.cuts[number].region.flops()))
+    def _opened(self, tiling: Tiling, least: Sequence[Least]) -> Iterator[_Open]:
+        """The tiles with each number of resident blocks for which there are enough. `least`: what the parts of each region take at least. Those of
+        which nothing is known are ranked first, then those with most operations."""
+        order = sorted(range(len(least)), key=lambda number: (not any(least[number]), tiling.cuts[number].region.flops()))
         for share in SHARES:
             if share == 1 or tiling.blocks > (share - 1) * self.machine.processors:
-                least = tuple((share * seconds + latency,) * len(THREADS) for seconds, latency in products)
-                yield _Open(tiling, share, self._parts(tiling, 1.0, share), least, tuple(order))
+                each = tuple((share * seconds + latency,) * len(THREADS) for seconds, latency in least)
+                yield _Open(tiling, share, self._parts(tiling, 1.0, share), each, tuple(order))
 
     def _bound(self, tiles: _Open) -> float:
         """Seconds that the tiles take at least; infinite if no schedules of the regions that are ranked fit."""

@@ -35,20 +35,23 @@ from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.strips import Cut, readers_in
 from tilewright.partition.tiles import in_use, windows_along
 
+PASSING = ("contraction", "window")
+"""Kinds of regions that every schema predicts to take at least as long as their bytes pass."""
 MOST_RESIDENT = 4
 """Resident blocks beyond which latencies count as hidden."""
 
 
 @dataclass(frozen=True)
 class TileWork:
-    """Tilings in columns. sizes: [tilings, axes]. seconds: by the closed form. products: [tilings, regions], seconds that the parts of each region in
-    a tile are predicted to take at least on a processor, whatever their schedules (`product_seconds`). latencies: [tilings, regions], seconds that
-    these take besides, however many units of the processor they have (`product_latency`). shared_bytes: of the storage of inner results. results:
-    elements of the last result."""
+    """Tilings in columns. sizes: [tilings, axes]. seconds: by the closed form. least: [tilings, regions], seconds that the parts of each region in a
+    tile are predicted to take at least on a processor, whatever their schedules: for their products (`product_seconds`), or, of PASSING regions, for
+    the distinct bytes that they read and store, at the rates of shared memory and of level 2. latencies: [tilings, regions], seconds that products
+    take besides, however many units of the processor they have (`product_latency`). shared_bytes: of the storage of inner results. results: elements
+    of the last result."""
 
     sizes: np.ndarray
     seconds: np.ndarray
-    products: np.ndarray
+    least: np.ndarray
     latencies: np.ndarray
     shared_bytes: np.ndarray
     results: np.ndarray
@@ -76,13 +79,14 @@ def tile_work(
         counts = np.array([window.count + (sum(window.halo) if halo else 0) for window in windows if window is not None], np.float64)
         return np.asarray(counts[places[axis]])
 
-    def extents(region: int, name: str, read: bool, halo: bool = False) -> dict[int, np.ndarray]:
-        """By dimension along which a value is cut the rows of it that a tile of a region reads, or has."""
+    def extents(region: int, name: str, read: bool, halo: bool = False, skipped: bool = True) -> dict[int, np.ndarray]:
+        """By dimension along which a value is cut the rows of it that a tile of a region reads, or has. `skipped`: with those between windows."""
         found = {}
         for axis, rows in enumerate(cuts[region].spans.get(name, ())):
             count = column(region, axis, halo)
             if rows is not None and count is not None:
-                found[rows.dim] = (count - 1) * rows.stride + rows.span if read else count
+                step = rows.stride if skipped else min(rows.stride, rows.span)
+                found[rows.dim] = (count - 1) * step + rows.span if read else count
         return found
 
     def words(name: str, found: dict[int, np.ndarray]) -> np.ndarray:
@@ -102,7 +106,7 @@ def tile_work(
     clock, level_2 = machine.clock_hz, machine.cache(2)
     assert level_2 is not None
     work, turns = np.zeros(len(one)), np.zeros(len(one))
-    products: list[np.ndarray] = []
+    least: list[np.ndarray] = []
     waiting: list[np.ndarray] = []
     for number, part in enumerate(cuts):
         whole = problem.values[part.result].shape
@@ -134,7 +138,13 @@ def tile_work(
                 wavefronts += times * outputs / WARP * prod(rows.span for rows in spans.values()) * conflicts
         traffic = sectors * SECTOR_WORDS * WORD / (level_2.bandwidth * clock)
         work += operations + wavefronts / clock + traffic
-        products.append(product_seconds(part.region, problem, machine, numerics) * machine.processors * share)
+        accessed = {name: name != part.result for name in (*part.region.inputs, part.result)}
+        sizes_of = {name: words(name, extents(number, name, read)) for name, read in accessed.items()}
+        near = sum((size for name, size in sizes_of.items() if name in stored), 0 * one) / sum(sizes_of.values())
+        distinct = sum((words(name, extents(number, name, read, skipped=False)) for name, read in accessed.items()), 0 * one)
+        passing = WORD * distinct * (near / machine.shared_bytes_per_cycle + (1 - near) / level_2.bandwidth) / clock
+        arithmetic = product_seconds(part.region, problem, machine, numerics) * machine.processors * share
+        least.append(np.maximum(arithmetic, (part.region.kind in PASSING) * repeats * passing))
         found_product = anchor(part.region.steps, problem.constants) if part.region.kind == "contraction" else None
         columns = found_product.size_batch * found_product.size_n if found_product is not None else 0
         many = columns * GEMV_ROWS * size_of(problem.values[part.result].dtype) < WORD * outputs  # rows of any part
@@ -146,7 +156,7 @@ def tile_work(
     rounds, waves = np.ceil(blocks / machine.processors), np.ceil(blocks / (machine.processors * resident))
     latencies = waves * turns * 2 * level_2.latency_cycles / clock
     grid = np.stack([np.array(each)[place] for each, place in zip(sizes, places, strict=True)], axis=1)
-    return TileWork(grid, rounds * work + latencies, np.stack(products, axis=1), np.stack(waiting, axis=1), shared, outputs)
+    return TileWork(grid, rounds * work + latencies, np.stack(least, axis=1), np.stack(waiting, axis=1), shared, outputs)
 
 
 def product_seconds(region: Region, problem: Problem, machine: Machine, numerics: Numerics) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.registry import library, schemas
+from tilewright.kernels.registry import has_registered, library, schemas
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.selection.learned import cpu, gpu
 from tilewright.selection.ranking import Choice, Ranking, estimated
@@ -84,3 +85,22 @@ def choose(problem: Problem, machine: Machine, threads: int = 1, numerics: Numer
     """
     ranking = rank(problem, machine, threads, numerics)
     return ranking.compared(ranking.first())
+
+
+def choosing(numerics: Numerics = USUAL) -> Callable[[Problem, Machine, int], Choice]:
+    """`choose` for one machine, which ranks once for all problems that every schema sees alike: such as layers that store their results in different
+    places of a concatenation."""
+    known: dict[object, Choice] = {}
+
+    def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
+        kind = problem.region.kind
+        if has_registered(machine, kind):  # whose facts may be anything
+            return choose(problem, machine, threads, numerics)
+        asked = (*schemas(machine, kind), *([library(machine)] if numerics.vendor and kind in library(machine).kinds else []))
+        forms = [form_of(schema, problem, machine) for schema in asked if numerics.winograd or not schema.transforms]
+        key = (kind, threads, *(str(form) if isinstance(form, Unsuitable) else form.facts for form in forms))
+        if key not in known:
+            known[key] = choose(problem, machine, threads, numerics)
+        return known[key]
+
+    return chosen

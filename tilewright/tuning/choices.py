@@ -28,7 +28,7 @@ from tilewright.ir.space import Candidate, Comparison
 from tilewright.kernels.registry import has_registered, schema_of
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.context import Chooser
-from tilewright.selection.choice import choose, rank
+from tilewright.selection.choice import choosing, rank
 from tilewright.selection.learned import cpu
 from tilewright.selection.ranking import Choice
 from tilewright.system.private_files import read_private, write_private
@@ -53,10 +53,12 @@ def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
     """A chooser that follows the models, and, `by_code` for contractions on a CPU, the code of their favourites. Earlier choices are read from the
     cache, except on a CPU where only the analytical models decide: ranking again is as quick. `numerics`: as in `selection.choice.rank`."""
 
+    predicted = choosing(numerics)
+
     def models(problem: Problem, machine: Machine, threads: int) -> tuple[Choice, bool]:
         """The choice, and whether it is reproducible."""
         if not by_code or machine.is_gpu or problem.region.kind != "contraction":
-            return choose(problem, machine, threads, numerics), True
+            return predicted(problem, machine, threads), True
         ranking = rank(problem, machine, threads, numerics)
         choice, whole = best(problem, ranking, threads)
         return ranking.compared(choice), whole

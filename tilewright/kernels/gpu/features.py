@@ -158,10 +158,10 @@ def streamed(
 
 
 def features(record: str, described: Columns, volumes: LaunchCounts, machine: Machine, overheads: Overheads) -> np.ndarray:
-    """The features, [candidates, names of the record] float32."""
+    """The features, [candidates, names of the record] float32, those of one name adjacent."""
     names = RECORDS[record].names
     if not RECORDS[record].tiled:
-        return np.stack([described[name] for name in names], axis=1).astype(np.float32)
+        return np.array([described[name] for name in names], dtype=np.float32).T
     assert isinstance(volumes, TileCounts)
     columns = dict(described)
     if record not in ("black box", "own black box"):
@@ -172,11 +172,11 @@ def features(record: str, described: Columns, volumes: LaunchCounts, machine: Ma
     plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
     plain |= PLAIN
     plain |= {f"tile {name}" for name in OWN_TILES}
-    result = np.empty((len(volumes), len(names)), dtype=np.float32)
+    result = np.empty((len(names), len(volumes)), dtype=np.float32)
     for position, name in enumerate(names):
         column = np.asarray(columns[name], dtype=np.float64)
-        result[:, position] = column if name in plain else np.log2(np.maximum(column, 1e-12))
-    return result
+        result[position] = column if name in plain else np.log2(np.maximum(column, 1e-12))
+    return result.T
 
 
 def _terms(volumes: TileCounts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:

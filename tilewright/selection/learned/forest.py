@@ -1,7 +1,7 @@
 """Forests of regression trees as plain arrays: trained by scikit-learn, stored without pickle, evaluated with numpy over whole columns.
 
-The nodes of a tree are contiguous, with children after their parent. A leaf is its own child, so every row takes as many steps as the height of the
-tree, without a check for leaves. Only `fit` imports scikit-learn (the extra `train`).
+The nodes of a tree are contiguous, with children after their parent. A leaf is its own child. The rows are candidates for one problem, of which tests
+tell few apart, so that trees are evaluated node by node for sets of rows. Only `fit` imports scikit-learn (the extra `train`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +25,9 @@ MAX_STORED_BYTES = 256 * 1024 * 1024
 """Maximum unpacked size of a stored forest."""
 MAX_HEIGHT = 64
 BLOCK_ROWS = 4096
-"""Rows evaluated at once: few enough that their features and nodes stay in a core's cache."""
+"""Rows evaluated at once: few enough that their features stay in a core's cache."""
+SET_BITS = 64
+"""Rows of one word of a set."""
 DTYPES: Mapping[str, type] = {
     "feature": np.int16, "threshold": np.float32, "left": np.int32, "right": np.int32, "value": np.float32, "roots": np.int32,
 }  # fmt: skip
@@ -45,15 +46,9 @@ class Forest:
     right: np.ndarray
     value: np.ndarray
     roots: np.ndarray
-    heights: np.ndarray
     base: float
     names: tuple[str, ...]
     version: int
-
-    @cached_property
-    def _children(self) -> np.ndarray:
-        """[2 * nodes]: the right child of node n is at 2n, the left child at 2n + 1."""
-        return np.stack([self.right, self.left], 1).astype(np.intp).ravel()
 
     def predict(self, features: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
         """Predictions, [rows] float64, for [rows, len(names)] features, which are converted to float32. Sums only trees `first` to `last` - 1, plus
@@ -64,42 +59,61 @@ class Forest:
         """
         if features.ndim != 2 or features.shape[1] != len(self.names):
             raise ValueError(f"features have the shape {features.shape}, and the forest was trained with {len(self.names)} of them")
-        roots, heights = self.roots[first:last].astype(np.intp), self.heights[first:last]
+        roots = self.roots[first:last]
         result = np.full(len(features), 0.0 if first else self.base)
-        for start in range(0, len(features), BLOCK_ROWS):
+        for start in range(0, len(features) if len(roots) else 0, BLOCK_ROWS):
             block = features[start : start + BLOCK_ROWS]
-            count = len(block)
-            # features are outermost, so that rows that test the same feature find its values adjacent
-            flat = np.asarray(block, dtype=np.float32).T.ravel()
-            offset = self.feature.astype(np.intp) * count
-            together = max(1, BLOCK_ROWS // count)  # several trees at once if there are few rows
+            values = self._values(block, roots)
+            together = max(1, BLOCK_ROWS // len(block))  # the order of additions decides about the last bits
             for tree in range(0, len(roots), together):
-                group = roots[tree : tree + together]
-                row = np.tile(np.arange(count), len(group))
-                node = np.repeat(group, count)
-                for _ in range(heights[tree : tree + together].max(initial=0)):
-                    # all indices are in range ("clip" avoids NumPy's check)
-                    place = offset.take(node, mode="clip")
-                    place += row
-                    smaller = flat.take(place, mode="clip") <= self.threshold.take(node, mode="clip")
-                    node += node
-                    node += smaller
-                    node = self._children.take(node, mode="clip")
-                result[start : start + count] += self.value.take(node).reshape(len(group), count).sum(0, dtype=np.float64)
+                result[start : start + len(block)] += values[tree : tree + together].sum(0, dtype=np.float64)
         return result
 
+    def _values(self, features: np.ndarray, roots: np.ndarray) -> np.ndarray:
+        """[roots, rows]: the values of the leaves that rows reach. Goes down all trees together, with the set of the rows that reach a node as bits:
+        rows that a test does not tell apart cost nothing there, and nodes that no row reaches are left out."""
+        rows = len(features)
+        columns = np.zeros((len(self.names), -(-rows // SET_BITS) * SET_BITS), dtype=np.float32)
+        columns[:, :rows] = features.T
+        low, high = columns[:, :rows].min(1), columns[:, :rows].max(1)
+        nodes, sets = roots, _bits(np.broadcast_to(np.arange(columns.shape[1]) < rows, (len(roots), columns.shape[1])))
+        ends: list[tuple[np.ndarray, np.ndarray]] = []
+        while len(nodes):
+            left, leaf = self.left[nodes], self.left[nodes] == nodes
+            ends.append((nodes[leaf], sets[leaf]))
+            nodes, left, sets = nodes[~leaf], left[~leaf], sets[~leaf]
+            feature, threshold = self.feature[nodes], self.threshold[nodes]
+            every, none = high[feature] <= threshold, low[feature] > threshold
+            passing, telling = np.where(every[:, None], sets, 0), np.flatnonzero(~(every | none))
+            passing[telling] = sets[telling] & _bits(columns.take(feature[telling], axis=0) <= threshold[telling, None])
+            nodes, sets = np.concatenate([left, self.right[nodes]]), np.concatenate([passing, sets ^ passing])
+            reached = sets.any(1)
+            nodes, sets = nodes[reached], sets[reached]
+        leaves, sets = (np.concatenate(parts) for parts in zip(*ends, strict=True))
+        order = np.argsort(leaves)
+        leaves, sets = leaves[order], sets[order]
+        # each row is in the set of one leaf of each tree: the bits of this leaf's number among those of its tree
+        first = np.searchsorted(leaves, roots)
+        number = np.arange(len(leaves)) - np.repeat(first, np.diff(np.append(first, len(leaves))))
+        found = np.zeros((len(roots), columns.shape[1]), dtype=np.min_scalar_type(number.max()))
+        for bit in range(int(number.max()).bit_length()):
+            having = np.bitwise_or.reduceat(np.where((number >> bit & 1)[:, None], sets, 0), first)
+            found |= np.unpackbits(having.view(np.uint8), axis=1).astype(found.dtype, copy=False) << bit
+        values: np.ndarray = self.value[leaves].take(first[:, None] + found[:, :rows])
+        return values
 
-def _heights(left: np.ndarray, right: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Steps from each root to its deepest leaf; children come after their parents."""
-    depth = np.zeros(len(left), dtype=np.int64)
-    level = np.asarray(roots, dtype=np.int64)
-    while len(level):
-        inner = level[left[level] != level]
-        for children in (left[inner], right[inner]):
-            depth[children] = depth[inner] + 1
-        level = np.concatenate([left[inner], right[inner]])
-    ends = np.append(roots[1:], len(left))
-    return np.array([depth[start:end].max(initial=0) for start, end in zip(roots, ends, strict=True)], dtype=np.int64)
+
+def _bits(flags: np.ndarray) -> np.ndarray:
+    """Flags of [..., SET_BITS n] elements as bits, [..., n]."""
+    return np.packbits(flags, axis=-1).view(np.uint64)
+
+
+def _height(left: np.ndarray, right: np.ndarray, roots: np.ndarray) -> int:
+    """Steps from the roots to the deepest leaf."""
+    steps, level = 0, roots
+    while len(inner := level[left[level] != level]):
+        steps, level = steps + 1, np.concatenate([left[inner], right[inner]])
+    return steps
 
 
 def _assemble(trees: list[dict[str, np.ndarray]], base: float, names: tuple[str, ...], version: int) -> Forest:
@@ -121,7 +135,7 @@ def _assemble(trees: list[dict[str, np.ndarray]], base: float, names: tuple[str,
         start += len(number)
     arrays: dict[str, Any] = {name: np.concatenate(part).astype(DTYPES[name]) for name, part in parts.items()}
     first = np.array(roots, dtype=np.int32)
-    return Forest(**arrays, roots=first, heights=_heights(arrays["left"], arrays["right"], first), base=base, names=names, version=version)
+    return Forest(**arrays, roots=first, base=base, names=names, version=version)
 
 
 def fit(
@@ -186,10 +200,10 @@ def mean_of(forests: list[Forest]) -> Forest:
     starts = np.cumsum([0, *(len(one.left) for one in forests)])[:-1]
     joined = {
         name: np.concatenate([getattr(one, name) + (start if moves else 0) for one, start in zip(forests, starts, strict=True)])
-        for name, moves in (("feature", 0), ("threshold", 0), ("heights", 0), ("left", 1), ("right", 1), ("roots", 1))
+        for name, moves in (("feature", 0), ("threshold", 0), ("left", 1), ("right", 1), ("roots", 1))
     }
     value = np.concatenate([one.value * np.float32(share) for one in forests])
-    arrays: dict[str, Any] = {name: array.astype(DTYPES.get(name, np.int64)) for name, array in joined.items()}
+    arrays: dict[str, Any] = {name: array.astype(DTYPES[name]) for name, array in joined.items()}
     base = share * sum(one.base for one in forests)
     return Forest(**arrays, value=value, base=base, names=forests[0].names, version=forests[0].version)
 
@@ -225,10 +239,9 @@ def load(path: Path, content: bytes | None = None) -> tuple[Forest, dict[str, An
     reason = _fault(arrays, len(names), base)
     if reason:
         raise InvalidModel(f"{path} is damaged: {reason}", remedy)
-    heights = _heights(arrays["left"], arrays["right"], arrays["roots"])
-    if heights.max(initial=0) > MAX_HEIGHT:
+    if _height(arrays["left"], arrays["right"], arrays["roots"]) > MAX_HEIGHT:
         raise InvalidModel(f"{path} is damaged: a tree is higher than {MAX_HEIGHT}", remedy)
-    return Forest(**arrays, heights=heights, base=base, names=names, version=version), more
+    return Forest(**arrays, base=base, names=names, version=version), more
 
 
 def _fault(arrays: Mapping[str, np.ndarray], features: int, base: float) -> str:

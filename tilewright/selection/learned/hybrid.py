@@ -111,14 +111,14 @@ class Learned:
         boosted forest corrects the error of the previous ones, so a few trees show whether a candidate is among the best.)"""
         table = features(self.record, described, volumes, machine, self.overheads)
         known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)
-        left, done = np.arange(len(table)), 0
+        result, left, done = np.full(len(table), np.nan), np.arange(len(table)), 0
         for trees_asked, kept in stages:
-            known[left] += self.forest.predict(table[left], done, trees_asked)
+            known[left] += self.forest.predict(table, done, trees_asked)
             done = trees_asked
             if len(left) > kept:
-                left = left[np.sort(np.argpartition(known[left], kept)[:kept])]
-        known[left] += self.forest.predict(table[left], done)
-        result = np.full(len(table), np.nan)
+                best = np.sort(np.argpartition(known[left], kept)[:kept])
+                left, table = left[best], table.T.take(best, axis=1).T
+        known[left] += self.forest.predict(table, done)
         result[left] = np.exp(known[left])
         return result
 
