@@ -127,7 +127,7 @@ def test_a_sample_of_blocks_spreads_over_the_grid() -> None:
 # --- against counters -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["D5", "R9"])
+@pytest.mark.parametrize("name", ["D5", pytest.param("R9", marks=pytest.mark.slow)])
 def test_transactions_are_those_that_an_h200_counted(name: str) -> None:
     rows = counted(name)
     assert len(rows) == 9 and all("predicted" in row for row in rows)

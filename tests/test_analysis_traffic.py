@@ -104,7 +104,7 @@ def test_a_convolution_reads_its_operands_once_from_memory() -> None:
     assert 0.8 * distinct <= read <= distinct + 2 and written == stored
 
 
-@pytest.mark.parametrize("name", ["D5", "R9"])
+@pytest.mark.parametrize("name", ["D5", pytest.param("R9", marks=pytest.mark.slow)])
 def test_memory_is_read_as_an_h200_counted(name: str) -> None:
     for row in counted(name):
         assert row["predicted"]["memory reads"] == pytest.approx(row["counted"]["memory reads"], rel=0.045), row["schedule"]

@@ -126,6 +126,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns(9)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str) -> None:
     """Under schedules drawn from the spaces of a GPU and of this CPU, in the interpreter."""

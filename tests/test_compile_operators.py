@@ -13,6 +13,9 @@ from tests.operator_cases import FAMILIES, once, seeds
 
 # A seed does not shrink: failures are reported by the case's name.
 
+# Families of whole networks and large tensors: the operators in them are in other families.
+LARGE = ("attentions", "convolution networks", "large maps and windows")
+
 
 def check_family(family: str, seed: int, target: str = "native", calls: int = 1) -> None:
     with torch.random.fork_rng(devices=[]):
@@ -20,7 +23,7 @@ def check_family(family: str, seed: int, target: str = "native", calls: int = 1)
         check_native(FAMILIES[family](Random(seed)), target, calls)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in FAMILIES])
 def test_family(family: str) -> None:
     """A fixed sample, whose kernels stay in the cache; two calls, the second on memory that the first used."""
     check_family(family, 1, calls=2)

@@ -118,7 +118,7 @@ def test_regions_of_networks_are_counted(target: str) -> None:
         return ranking.first()
 
     for family in ("poolings", "reductions", "normalisations", "products", "attentions"):
-        for case in FAMILIES[family](random.Random(5))[:6]:
+        for case in FAMILIES[family](random.Random(5))[:3]:
             plan_program(simplify(read(case.module.eval(), case.inputs).graph)[0], here, 2, chosen, "fp32")
     assert {"map", "window", "row reduction", "contraction", "attention"} <= seen
 

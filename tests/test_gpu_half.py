@@ -73,7 +73,7 @@ def compiles(program: Program, target: Machine) -> None:
     assert passed, log
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @EACH_TARGET
 @EACH_TYPE
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -164,7 +164,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, planned(module, inputs, target, any_schedule(random, target)))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize(
     "module, shape",
@@ -235,7 +235,7 @@ def test_chains(dtype: torch.dtype) -> None:
     check(module, inputs, planned(module, inputs, H200, chains=True))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("seed", range(2))
 def test_chunks_of_channels(name: str, seed: int) -> None:
@@ -267,7 +267,7 @@ def test_chunks_of_channels_on_tensor_cores(dtype: torch.dtype) -> None:
     raise AssertionError("no tile has whole matrices")
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH_TYPE
 @pytest.mark.parametrize("name", EXCHANGED)
 def test_blocks_of_a_cluster_exchange_rows(name: str, dtype: torch.dtype) -> None:
@@ -366,7 +366,7 @@ def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
             assert answer["relative_error"] < (2.0**-8 if dtype is torch.bfloat16 else 2.0**-11), choice.schedule
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 @pytest.mark.parametrize("module, shape", [(nn.GRU(32, 96, bidirectional=True), (5, 3, 32)), (nn.LSTM(32, 512), (3, 1, 32))], ids=["cluster", "grid"])
 def test_recurrent_layers_are_one_kernel(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:

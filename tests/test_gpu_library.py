@@ -121,6 +121,7 @@ def fresh(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn_like(x) for x in inputs)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_holds_ours_and_the_librarys(name: str, tmp_path: Path) -> None:
     module, inputs = case(name)

@@ -108,6 +108,7 @@ def test_an_artifact_for_aarch64_under_emulation(tmp_path: Path, monkeypatch: py
     )
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_avx2_on_this_host(name: str, tmp_path: Path) -> None:
     if "avx2" not in Path("/proc/cpuinfo").read_text().split():
