@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.draws import draws
 from tests.gpu_accesses import counted, executed, kernels
 from tests.gpu_cases import convolution_case
 from tilewright.analysis.gpu.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
@@ -34,7 +35,7 @@ def by_hand(kernel: Kernel) -> set[int]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(kernels())
 def test_no_sector_that_a_thread_touches_is_missing(kernel: Kernel) -> None:
     """Accesses that guards leave out may be counted too."""

@@ -252,6 +252,7 @@ def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> Non
     assert found or name == "a concatenation and its part", "no chain with branches was made"
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", ["basic blocks", "bottleneck, stride 2", "dense block", "concatenated results", "two results", "inception"])
 def test_strips_on_this_machine(name: str) -> None:
     module, shape = CASES[name]

@@ -146,7 +146,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_strips_compute_what_separate_kernels_do(name: str, threads: int) -> None:
@@ -156,6 +156,7 @@ def test_strips_compute_what_separate_kernels_do(name: str, threads: int) -> Non
     assert taken, "nothing was merged"
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", CASES)
 def test_strips_on_this_machine(name: str) -> None:
     module, shape, rows = CASES[name]

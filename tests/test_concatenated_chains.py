@@ -156,6 +156,7 @@ def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> Non
     assert of_concatenations(checked_in_strips(name, *CASES[name], seeds, 0.9)), "no chain over a concatenation was made"
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", ["normalised", "narrow parts", "ghost", "fire", "part added"])
 def test_strips_on_this_machine(name: str) -> None:
     module, shape = CASES[name]

@@ -80,7 +80,7 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("dynamic", [True, NAMED], ids=["all", "named"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 @settings(max_examples=2, deadline=None)

@@ -157,7 +157,7 @@ SCHEDULES = (
 through shared memory that exceed the tiles, or not."""
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: TensorCoreSchedule, dtype: torch.dtype) -> None:

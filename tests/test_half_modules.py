@@ -100,7 +100,7 @@ def assert_as_good_as_eager(module: nn.Module, inputs: Sequence[torch.Tensor], f
         assert error <= max(2 * allowed, 2 * torch.finfo(theirs.dtype).eps), (error, allowed)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(6)
 @EACH_TYPE
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_modules_are_as_good_as_pytorch(number: int, dtype: torch.dtype) -> None:

@@ -120,6 +120,7 @@ SCHEDULES = (
 pixels of each line, with more lines than those of the tile."""
 
 
+@pytest.mark.in_turns(6)
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
@@ -131,6 +132,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(made)
 
 
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: PatchSchedule, dtype: torch.dtype) -> None:
@@ -152,6 +154,7 @@ IN_TURNS = (
 )
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("schedule", IN_TURNS, ids=str)
 def test_tiles_in_turns(schedule: PatchSchedule) -> None:
     torch.manual_seed(0)
