@@ -11,6 +11,8 @@ from hypothesis import settings
 
 THOROUGH = "thorough"
 SHARE = 0.15
+IN_THIRDS = pytest.mark.parametrize("third", [0, *(pytest.param(third, marks=pytest.mark.slow) for third in (1, 2))])
+"""For cases that a test compiles together: the usual run takes `cases[0::3]`, the slow tests also `cases[1::3]` and `cases[2::3]`."""
 
 
 def draws(number: int) -> int:

@@ -245,6 +245,7 @@ def checked_in_strips(name: str, module: nn.Module, shape: tuple[int, ...], seed
     return found
 
 
+@pytest.mark.in_turns(13)
 @DRAWS
 @pytest.mark.parametrize("name", CASES)
 def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> None:

@@ -9,24 +9,23 @@ import torch
 from hypothesis import given, settings
 
 from tests.compiled import check_native
+from tests.draws import IN_THIRDS
 from tests.operator_cases import FAMILIES, once, seeds
 
 # A seed does not shrink: failures are reported by the case's name.
 
-# Families of whole networks and large tensors: the operators in them are in other families.
-LARGE = ("attentions", "convolution networks", "large maps and windows")
 
-
-def check_family(family: str, seed: int, target: str = "native", calls: int = 1) -> None:
+def check_family(family: str, seed: int, target: str = "native", calls: int = 1, some: slice = slice(None)) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        check_native(FAMILIES[family](Random(seed)), target, calls)
+        check_native(FAMILIES[family](Random(seed))[some], target, calls)
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in FAMILIES])
-def test_family(family: str) -> None:
+@IN_THIRDS
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family: str, third: int) -> None:
     """A fixed sample, whose kernels stay in the cache; two calls, the second on memory that the first used."""
-    check_family(family, 1, calls=2)
+    check_family(family, 1, calls=2, some=slice(third, None, 3))
 
 
 @pytest.mark.slow

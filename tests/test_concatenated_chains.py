@@ -149,6 +149,7 @@ def of_concatenations(problems: Sequence[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.region.wholes]
 
 
+@pytest.mark.in_turns(11)
 @DRAWS
 @pytest.mark.parametrize("name", CASES)
 def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> None:

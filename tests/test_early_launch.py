@@ -67,12 +67,12 @@ def network() -> nn.Module:
 @lru_cache
 @lru_cache
 def compiled(dtype: torch.dtype, target: str = "h200") -> Executable:
-    return tilewright.compile(network().to(dtype), (torch.randn(2, 3, 56, 56).to(dtype),), target, unsupported="error")
+    return tilewright.compile(network().to(dtype), (torch.randn(2, 3, 40, 40).to(dtype),), target, unsupported="error")
 
 
 @lru_cache
 def kernels(dtype: torch.dtype, target: str = "h200") -> list[Kernel]:
-    graph, _ = simplify(import_module(network().to(dtype), (torch.randn(2, 3, 56, 56).to(dtype),)).graph)
+    graph, _ = simplify(import_module(network().to(dtype), (torch.randn(2, 3, 40, 40).to(dtype),)).graph)
     return list(plan_program(graph, machine(target), 1).kernels().values())
 
 
@@ -119,7 +119,7 @@ def in_order(body: Block) -> Iterator[Statement]:
 def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before it a kernel accesses nothing but constants; most products have their first filters then."""
     monkeypatch.setattr(early, "AHEAD", True)
-    inputs = (torch.randn(2, 3, 56, 56).to(dtype),)
+    inputs = (torch.randn(2, 3, 40, 40).to(dtype),)
     graph, _ = simplify(import_module(network().to(dtype), inputs).graph)
     program = plan_program(graph, H200, 1)
     packed = {name for region in program.regions for name, storage in region.storage.items() if storage.source is not None}

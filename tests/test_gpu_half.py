@@ -251,6 +251,7 @@ def test_chunks_of_channels(name: str, seed: int) -> None:
     compiles(program, H200)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_chunks_of_channels_on_tensor_cores(dtype: torch.dtype) -> None:
     """The first of the tiles that are drawn which has whole matrices."""
@@ -308,13 +309,14 @@ class Regions(nn.Module):
             return self.last(y), y
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
     module, inputs = Regions(dtype).eval(), (torch.randn(6, 32),)
     check(module, inputs, planned(module, inputs, H200))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 6])
 def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -346,6 +348,7 @@ def test_networks_have_no_node_of_pytorch(name: str, dtype: torch.dtype, tmp_pat
     assert (tmp_path / "model.zip").stat().st_size < 1.1 * sum(2 * p.numel() for p in module.parameters()) + (1 << 22)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
     problems: list[Problem] = []

@@ -95,7 +95,7 @@ def layers() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return module, (torch.randn(512, 256),)
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 def test_a_residual_that_is_a_view_of_a_concatenation(precision: str) -> None:
     """Convolution, activation and residual in one kernel on tensor cores, where the residual is a slice of the convolution's concatenated input."""

@@ -311,6 +311,7 @@ def test_products_of_computed_factors(dtype: torch.dtype) -> None:
         check(Product(), inputs, program)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -401,6 +402,7 @@ def test_parts_of_a_split_are_not_staged() -> None:
         WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, cluster=2, meeting=1), H200)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     "left_out, position, found",
     [

@@ -141,6 +141,7 @@ def test_layers_in_tf32(layer: str) -> None:
     assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

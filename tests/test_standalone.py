@@ -35,6 +35,7 @@ NETWORKS: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
     """Compiled without optimisation: every access in the source is checked, and gcc is seconds faster than for unrolled tiles with checks."""

@@ -214,7 +214,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_accurate_and_predicted_no_slower(name: str, precision: str) -> None:
