@@ -19,6 +19,7 @@ from torch import nn
 import tilewright
 from tests.batches import check
 from tests.compiled import Case, compare, poison
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.test_branched_chains import DRAWS, Dense, Elan, Inception, Partial, checked_in_strips, lowered_apart, some
 from tests.test_chains import X86, conv, graph_of
@@ -206,7 +207,7 @@ random_layers = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=draws(15), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
 @given(random_layers, st.sampled_from([8, 12, 17]), st.integers(1, 2), st.integers(4, 11), st.integers(5, 9), st.integers(0, 2**31))
 def test_random_concatenations(layers: Any, first: int, batch: int, height: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)

@@ -76,7 +76,7 @@ def kernels(dtype: torch.dtype, target: str = "h200") -> list[Kernel]:
     return list(plan_program(graph, machine(target), 1).kernels().values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
 def test_kernels_wait_before_they_access_global_memory(dtype: torch.dtype) -> None:
     found = kernels(dtype)
     for kernel in found:
