@@ -329,6 +329,7 @@ def test_regions_apart_compute_the_same(name: str) -> None:
         check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 2)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("name", ["narrow parts", "part added"])
 def test_trials_check_both_ways(name: str, tmp_path: Path) -> None:
     """Values that share memory do so in trials too."""

@@ -196,6 +196,7 @@ def of_a_buffer(x: Tensor, total: Tensor) -> Tensor:
 CHANGING = (changed, the_input, parts, itself, of_two, seen, of_a_buffer)
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("function", CHANGING)

@@ -537,6 +537,7 @@ def lowered_tiles(judge: TileJudge, problem: Any) -> Iterator[tuple[Tiles, Lower
             yield tiles, judge.lower(problem, tiles.schedule)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bounds_contain_what_adjacent_tiles_both_compute(chunked: bool) -> None:
     """The multiply-adds of the busiest processor's blocks, rows at borders and all chunks included, are below the bound; predictions are above."""

@@ -1,4 +1,4 @@
-"""Mutated files of each kind: some thirty, the same in each run, and twenty times as many with the slow tests. ``python -m tests.fuzz.campaign`` runs more."""
+"""Mutated files of each kind: 27, the same in each run, and twenty times as many with the slow tests. ``python -m tests.fuzz.campaign`` runs more."""
 
 from __future__ import annotations
 
