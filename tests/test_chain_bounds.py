@@ -264,6 +264,7 @@ def test_the_bound_changes_no_plan() -> None:
     assert judged[0] < judged[1] and concatenated
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize(
     "module, shape, said",
     [

@@ -377,6 +377,7 @@ def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
     assert all(lowered.region.kind != "torch" for lowered in program.regions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", [X86, "h200"])
 def test_repeated_blocks_are_ranked_once(target: str) -> None:
     """The regions of equal blocks, their merges and the parts of their chains: a longer network ranks no more candidates."""

@@ -36,6 +36,7 @@ def test_family_at_random(family: str, seed: int) -> None:
     check_family(family, seed)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("family", ["products", "normalisations"])
 @once
 @given(seeds)

@@ -345,6 +345,7 @@ def test_random_graphs_on_this_cpu(seed: int) -> None:
     check_native([random_net(seed + number) for number in range(draws(3))])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30))
 def test_random_graphs_of_interpreted_gpu_kernels(seed: int) -> None:

@@ -211,6 +211,7 @@ def test_operators_that_change_arguments(function: Callable[..., Any], free: boo
             torch.testing.assert_close(mine, x)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
 @pytest.mark.parametrize("function", CHANGING[:-1])
 def test_torch_compile_of_operators_that_change_arguments(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

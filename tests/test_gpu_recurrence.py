@@ -121,6 +121,7 @@ def test_weights_in_registers_or_shared_memory(shared: int) -> None:
     assert ("shared memory" in lowered.schedule) == bool(shared) and lowered.kernels[-1].cooperative
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_models_choose_one_kernel(kind: str) -> None:
     """Of usual sizes, with the predictions for both ways as the reason; all blocks are resident; small layers are clusters, which need no counter."""

@@ -169,6 +169,7 @@ def test_schedules(schedule: TensorCoreSchedule, dtype: torch.dtype) -> None:
     assert used == [schedule]
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
     used: list[TensorCoreSchedule] = []

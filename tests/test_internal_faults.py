@@ -135,6 +135,7 @@ def test_each_region_on_its_own(model: tuple[nn.Module, Tensor], monkeypatch: py
         assert any(words in subject.partition(": runs")[0] for subject in subjects), (words, subjects)
 
 
+@pytest.mark.slow
 def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third region of twelve random graphs fails."""
     cases = [random_case(seed) for seed in range(60, 72)]

@@ -479,6 +479,7 @@ def test_results_that_are_copied_keep_their_precision(always: list[Group]) -> No
     assert stored and all(entry.value.dtype == "f32" for entry in stored)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=draws(6), deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_modules_are_right(always: list[Group], seed: int) -> None:

@@ -124,6 +124,7 @@ def operator_of(layer: nn.RNNBase) -> str:
     return layer.mode.lower()
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_16_bits(kind: str) -> None:
     module = Layers(KINDS[kind](6, 8, bidirectional=True), "all", False).to(torch.bfloat16)
@@ -260,6 +261,7 @@ def by_library(program: Program) -> bool:
     return any(lowered.library is not None for lowered in program.regions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("here", [NATIVE, machine("h200")], ids=lambda here: here.name)
 def test_only_a_measured_time_of_the_network_chooses_a_library(here: Any, tmp_path: Path) -> None:
     with Records(tmp_path / "records") as records:
