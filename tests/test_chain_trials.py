@@ -139,6 +139,7 @@ def test_each_partition_of_a_path_on_a_gpu_is_a_candidate() -> None:
         serialisation.check_schedule_text(serialisation.schedule_text(schedules[0]))
 
 
+@pytest.mark.slow
 def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
     """Processes that stand in for a GPU's lower all candidates, and of each chain the fastest of its regions apart; a plan takes a chain whose
     recorded time is less than that. Nothing is measured twice, unless another schedule of a region becomes the fastest."""

@@ -139,6 +139,7 @@ def test_kernels_of_one_batch_serve_others(seed: int) -> None:
         check(module, with_kernels(planned(module, x, memory), known), x)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_an_encoder_of_many_sizes(precision: str) -> None:
     torch.manual_seed(1)

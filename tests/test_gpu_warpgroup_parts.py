@@ -128,6 +128,7 @@ def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: 
     check(module, inputs, program)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 @pytest.mark.parametrize("target", ["h100", "h200"])
 def test_parts_meet_only_by_trials(target: str, precision: str) -> None:

@@ -298,6 +298,7 @@ def test_without_libraries_nothing_is_said_of_them() -> None:
     assert not [decision for decision in search if decision.kind == LIBRARY]
 
 
+@pytest.mark.slow
 def test_trials_measure_layers_of_a_library(tmp_path: Path) -> None:
     """Both partitions are right, whichever is faster here."""
     executable = tilewright.compile(MODULE, INPUTS, "native", threads=1, vendor=True, trials=2, records=tmp_path / "records")

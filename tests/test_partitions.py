@@ -409,6 +409,7 @@ def test_what_was_compared_is_told(tuned: Any, tmp_path: Path, capsys: pytest.Ca
     assert "network" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tilewright.errors.NotCompiled")
 def test_networks_with_parts_through_pytorch_are_compared(tuned: Any, tmp_path: Path) -> None:
     class Both(nn.Module):
