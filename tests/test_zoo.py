@@ -177,7 +177,6 @@ def test_single_precision_is_close_to_double(name: str) -> None:
         assert (output - reference).abs().max() < 1e-4 * reference.abs().max()
 
 
-@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_export(name: str) -> None:
     module, inputs = zoo.build(name)
