@@ -247,6 +247,7 @@ def on_tensor_cores_in(program: Program) -> int:
     return sum(lowered.schedule.startswith("tensor cores") and len({*loads(*lowered.region.steps[0].bodies)}) > 2 for lowered in program.regions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("seed", range(2))
 def test_computed_factors_on_tensor_cores(always: None, seed: int, dtype: torch.dtype) -> None:

@@ -189,7 +189,7 @@ def best_of(ranking: Ranking, wide: int) -> TensorAttentionSchedule:
     return schedule
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_KIND
 @pytest.mark.parametrize("size", [64, 128])
 def test_compiled_code_has_the_instructions_and_no_spills(kind: str, size: int) -> None:
