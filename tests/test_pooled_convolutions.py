@@ -133,7 +133,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(made)
 
 
-@pytest.mark.in_turns(5)
+@pytest.mark.in_turns(3)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: PatchSchedule, dtype: torch.dtype) -> None:
