@@ -20,10 +20,9 @@ each comparison; after `--seconds-in-all` no further one begins, and `--resume` 
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -44,17 +43,17 @@ from tilewright.selection.learned import gpu
 from tilewright.tuning import choices
 
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base")
-OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType(
+OPERATORS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType(
     {
         **half.OPERATORS,
-        "linear": (nn.Linear(768, 3072), (128, 768)),
-        "convolution": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
-        "pointwise": (nn.Conv2d(256, 64, 1), (1, 256, 56, 56)),
+        "linear": (lambda: nn.Linear(768, 3072), (128, 768)),
+        "convolution": (lambda: nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),
+        "pointwise": (lambda: nn.Conv2d(256, 64, 1), (1, 256, 56, 56)),
     }
 )
-"""Single operators with the shape of their inputs at batch 1; the first dimension grows with the batch."""
-PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
-    name: (nn.Linear(channels, outputs, bias=name.startswith("bert")), (rows, channels))
+"""Makers of single operators with the shape of their inputs at batch 1; the first dimension grows with the batch."""
+PRODUCTS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType({
+    name: (partial(nn.Linear, channels, outputs, bias=name.startswith("bert")), (rows, channels))
     for name, (rows, channels, outputs) in {
         "product_4096": (4096, 4096, 4096), "vector_4096": (1, 4096, 4096), "vector_11008": (1, 4096, 11008), "rows_16": (16, 4096, 4096),
         "bert_qkv": (128, 768, 2304), "bert_output": (128, 768, 768), "bert_inner": (128, 768, 3072), "bert_outer": (128, 3072, 768),
@@ -63,8 +62,8 @@ PRODUCTS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
     }.items()
 })  # fmt: skip
 """Matrix products: large ones, those of one row and of few, and the shapes of BERT-base at 128 words and of ResNet-50's 1x1 convolutions."""
-CLASSIFIERS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
-    f"vector_{words}": (nn.Linear(4096, words, bias=False), (1, 4096)) for words in (32000, 128256)
+CLASSIFIERS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType({
+    f"vector_{words}": (partial(nn.Linear, 4096, words, bias=False), (1, 4096)) for words in (32000, 128256)
 })  # fmt: skip
 """Further products of one row: classifiers of Llama."""
 
@@ -74,13 +73,13 @@ class CumulativeSum(nn.Module):
         return x.cumsum(-1)
 
 
-LISTED: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType(
+LISTED: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType(
     {
-        "depthwise_7x7": (nn.Conv2d(192, 192, 7, padding=3, groups=192), (1, 192, 56, 56)),
-        "depthwise_64": (nn.Conv2d(192, 192, 3, padding=1, groups=192), (64, 192, 28, 28)),
-        "softmax_4096": (nn.Softmax(-1), (4096, 4096)),
-        "cumsum_8192": (CumulativeSum(), (1024, 8192)),
-        "convolution_64": (nn.Conv2d(128, 128, 3, padding=1), (64, 128, 28, 28)),
+        "depthwise_7x7": (lambda: nn.Conv2d(192, 192, 7, padding=3, groups=192), (1, 192, 56, 56)),
+        "depthwise_64": (lambda: nn.Conv2d(192, 192, 3, padding=1, groups=192), (64, 192, 28, 28)),
+        "softmax_4096": (lambda: nn.Softmax(-1), (4096, 4096)),
+        "cumsum_8192": (CumulativeSum, (1024, 8192)),
+        "convolution_64": (lambda: nn.Conv2d(128, 128, 3, padding=1), (64, 128, 28, 28)),
     }
 )
 """Operators that once took 1.1 to 2.1 times as long as PyTorch's in float32; `product_4096` was another."""
@@ -132,11 +131,12 @@ def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[T
     elif name not in SINGLE:
         module, inputs = zoo.build(name, batch)
     else:
-        module, (first, *rest) = SINGLE[name]
+        make, (first, *rest) = SINGLE[name]
+        module = make()
         inputs = tuple(torch.randn(batch * first, *rest) for _ in range(3 if isinstance(module, half.Attention) else 1))
         if isinstance(module, nn.Embedding):
             inputs = (torch.randint(module.num_embeddings, (batch * first, *rest)),)
-    return copy.deepcopy(module).eval().to("cuda", dtype), tuple(x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for x in inputs)
+    return module.eval().to("cuda", dtype), tuple(x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for x in inputs)
 
 
 def label_of(name: str, dtype: str, batch: int) -> str:

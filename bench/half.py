@@ -11,9 +11,8 @@ in float64 on the rounded weights before it is timed, in turns.
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -38,25 +37,25 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-OPERATORS: Mapping[str, tuple[nn.Module, tuple[int, ...]]] = MappingProxyType({
-    "gelu": (nn.GELU(), (128, 3072)),
-    "silu": (nn.SiLU(), (128, 3072)),
-    "relu": (nn.ReLU(), (1, 64, 56, 56)),
-    "softmax": (nn.Softmax(-1), (12, 128, 128)),
-    "log_softmax": (nn.LogSoftmax(-1), (128, 1000)),
-    "layer_norm": (nn.LayerNorm(768), (128, 768)),
-    "group_norm": (nn.GroupNorm(8, 64), (1, 64, 56, 56)),
-    "batch_norm": (nn.BatchNorm2d(64), (1, 64, 56, 56)),
-    "attention_128": (Attention(), (1, 12, 128, 64)),
-    "attention_512": (Attention(), (1, 12, 512, 64)),
-    "depthwise": (nn.Conv2d(64, 64, 3, padding=1, groups=64), (1, 64, 56, 56)),
-    "encoder_512": (nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 512, 768)),
-    "encoder_1024": (nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 1024, 768)),
-    "encoder_2048": (nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 2048, 768)),
-    "embedding": (nn.Embedding(30522, 768), (1, 128)),
-    "max_pool": (nn.MaxPool2d(2), (1, 64, 56, 56)),
+OPERATORS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType({
+    "gelu": (nn.GELU, (128, 3072)),
+    "silu": (nn.SiLU, (128, 3072)),
+    "relu": (nn.ReLU, (1, 64, 56, 56)),
+    "softmax": (lambda: nn.Softmax(-1), (12, 128, 128)),
+    "log_softmax": (lambda: nn.LogSoftmax(-1), (128, 1000)),
+    "layer_norm": (lambda: nn.LayerNorm(768), (128, 768)),
+    "group_norm": (lambda: nn.GroupNorm(8, 64), (1, 64, 56, 56)),
+    "batch_norm": (lambda: nn.BatchNorm2d(64), (1, 64, 56, 56)),
+    "attention_128": (Attention, (1, 12, 128, 64)),
+    "attention_512": (Attention, (1, 12, 512, 64)),
+    "depthwise": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=64), (1, 64, 56, 56)),
+    "encoder_512": (lambda: nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 512, 768)),
+    "encoder_1024": (lambda: nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 1024, 768)),
+    "encoder_2048": (lambda: nn.Sequential(*(EncoderLayer(768, 12, 3072) for _ in range(2))), (1, 2048, 768)),
+    "embedding": (lambda: nn.Embedding(30522, 768), (1, 128)),
+    "max_pool": (lambda: nn.MaxPool2d(2), (1, 64, 56, 56)),
 })  # fmt: skip
-"""Single operators, and two layers of BERT over long sequences, with the shape of their inputs."""
+"""Makers of single operators, and of two layers of BERT over long sequences, with the shape of their inputs."""
 
 
 def built(name: str, batch: int, seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -64,14 +63,15 @@ def built(name: str, batch: int, seed: int) -> tuple[nn.Module, tuple[Tensor, ..
     if name not in OPERATORS:
         return zoo.build(name, batch, seed)
     torch.manual_seed(seed)
-    return copy.deepcopy(OPERATORS[name][0]).eval(), drawn(name, batch)
+    module = OPERATORS[name][0]().eval()
+    return module, drawn(name, module, batch)
 
 
-def drawn(name: str, batch: int) -> tuple[Tensor, ...]:
+def drawn(name: str, module: nn.Module, batch: int) -> tuple[Tensor, ...]:
     """Inputs of a network or operator."""
     if name not in OPERATORS:
         return zoo.NETWORKS[name].example_inputs(batch)
-    module, shape = OPERATORS[name]
+    shape = OPERATORS[name][1]
     if isinstance(module, nn.Embedding):
         return (torch.randint(module.num_embeddings, shape),)
     return tuple(torch.randn(shape) for _ in range(3 if isinstance(module, Attention) else 1))
@@ -82,7 +82,7 @@ def converted(name: str, dtype: torch.dtype, batch: int, seed: int) -> Iterator[
     module, inputs = built(name, batch, seed)
     module = module.to(dtype)
     torch.manual_seed(seed + 1)
-    for values in (inputs, drawn(name, batch)):
+    for values in (inputs, drawn(name, module, batch)):
         yield module, tuple(x.to(dtype) if x.is_floating_point() else x for x in values)
 
 

@@ -268,7 +268,7 @@ def test_a_sparse_tensor_is_refused() -> None:
         compiled("added")(torch.zeros(6, 6).to_sparse(), torch.zeros(6, 6))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize(
     "pieces", [lambda x, d: x.split(2, d), lambda x, d: x.split([1, 3, 2], d), lambda x, d: x.chunk(4, d), lambda x, d: x.unbind(d)]

@@ -249,6 +249,7 @@ def convolution(rows: int, columns: int, outputs: int, channels: int, stride: in
     return Kernel("convolution", parameters, nest([y, tile], inner))
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("extents", [(3, 12, 8, 16, 1, 4), (3, 10, 16, 8, 2, 4), (2, 7, 8, 32, 1, 7)])
 def test_predictions_stand_beside_an_exact_cache(extents: tuple[int, int, int, int, int, int]) -> None:
     kernel = convolution(*extents)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.draws import draws
 from tests.gpu_accesses import counted, executed, kernels
 from tilewright.analysis.gpu.warps import Access, NotStatic, accesses, chosen_blocks, shared_wavefronts, transactions_of
 from tilewright.codegen.intrinsics.async_copy import copy
@@ -74,7 +75,7 @@ def summed(found: tuple[Access, ...], buffer: str) -> tuple[float, float, float]
     return sum(a.requests for a in of), sum(a.lanes for a in of), sum(a.transactions for a in of)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(kernels())
 def test_counts_are_those_of_a_count_by_hand(kernel: Kernel) -> None:
     found, expected = accesses(kernel), by_hand(kernel)
@@ -127,7 +128,7 @@ def test_a_sample_of_blocks_spreads_over_the_grid() -> None:
 # --- against counters -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["D5", "R9"])
+@pytest.mark.parametrize("name", ["D5", pytest.param("R9", marks=pytest.mark.slow)])
 def test_transactions_are_those_that_an_h200_counted(name: str) -> None:
     rows = counted(name)
     assert len(rows) == 9 and all("predicted" in row for row in rows)

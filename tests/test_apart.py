@@ -45,7 +45,7 @@ def lowered_apart(judge: StripJudge | TileJudge, problem: Problem, schedule: obj
     return lower_apart(problem, apart(problem, judge.machine, getattr(judge, "threads", 1)), judge.machine)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("here", [H200, X86], ids=lambda here: here.name)
 def test_regions_one_after_another_compute_the_chain(here: Any, name: str) -> None:

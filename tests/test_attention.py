@@ -126,6 +126,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns(9)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str) -> None:
     """Under schedules drawn from the spaces of a GPU and of this CPU, in the interpreter."""
@@ -160,6 +161,7 @@ DIVIDED = ("plain", "odd sizes", "other size of values", "boolean mask", "additi
            "no batch", "epilogue", "large logits", "not finite values, masked")  # fmt: skip
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", DIVIDED)
 def test_divided_keys_give_the_same(name: str) -> None:
     """Parts of one, two or three tiles, also where all keys of a part are masked."""

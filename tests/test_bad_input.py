@@ -378,7 +378,7 @@ class Layers(nn.Module):
     ("module", "shape"),
     [
         (Layers(), (2, 3, 8, 8)),
-        (nn.LSTM(6, 5, 2, bidirectional=True), (4, 2, 6)),
+        pytest.param(nn.LSTM(6, 5, 2, bidirectional=True), (4, 2, 6), marks=pytest.mark.slow),
         (nn.GRU(6, 5), (4, 1, 6)),
         (nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), (2, 5, 16)),
         (Function(lambda x: ((x.bfloat16() * 1.5).relu(), x.half() + 0.1)), (3, 7)),

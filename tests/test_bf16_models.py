@@ -106,6 +106,7 @@ def assert_as_good_as_autocast(module: nn.Module, inputs: Sequence[torch.Tensor]
         assert error <= max(2 * float((theirs.double() - wanted).abs().max() / scale), 2.0**-7), error
 
 
+@pytest.mark.in_turns(3)
 @here
 @pytest.mark.parametrize("number", range(len(model_cases())))
 def test_models_are_as_good_as_autocast(number: int) -> None:
@@ -217,6 +218,7 @@ def test_permission_is_requested_for_kernels_that_require_it(monkeypatch: pytest
         cpu.Library((), {kernel.name: replace(kernel, requires=("amx_tile",))})
 
 
+@pytest.mark.slow
 @here
 def test_trials_measure_tiles(tmp_path: Path) -> None:
     module, inputs = nn.Sequential(nn.Conv2d(16, 32, 3, 1, 1), nn.ReLU()).eval(), (torch.randn(1, 16, 12, 12),)

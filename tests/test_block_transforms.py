@@ -113,6 +113,7 @@ def drawn(transform: Transform, channels: int, seed: int, count: int = 4) -> tup
     return tiles, generator.standard_normal((taps, channels)) / (taps * channels) ** 0.5
 
 
+@pytest.mark.in_turns(12)
 @pytest.mark.parametrize("transform", EVERY, ids=str)
 def test_its_statements_correlate(transform: Transform) -> None:
     tiles, filters = drawn(transform, 3, 0)

@@ -245,6 +245,7 @@ def checked_in_strips(name: str, module: nn.Module, shape: tuple[int, ...], seed
     return found
 
 
+@pytest.mark.in_turns(13)
 @DRAWS
 @pytest.mark.parametrize("name", CASES)
 def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> None:
@@ -252,6 +253,7 @@ def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> Non
     assert found or name == "a concatenation and its part", "no chain with branches was made"
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", ["basic blocks", "bottleneck, stride 2", "dense block", "concatenated results", "two results", "inception"])
 def test_strips_on_this_machine(name: str) -> None:
     module, shape = CASES[name]
@@ -383,7 +385,7 @@ def test_paths_stay_together() -> None:
     assert [region.nodes[0].name for region in section.regions][:2] == ["conv2d", "conv2d_1"]
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", [X86, "h200"])
 @pytest.mark.parametrize("name", ["pooled shortcut", "inception"])
 def test_regions_that_are_not_successive_in_the_order(name: str, target: str) -> None:
@@ -468,6 +470,7 @@ def test_edges_of_artifacts_join_stages_in_order(edge: list[Any], tmp_path: Path
         artifact.read(tmp_path / "chain.tw")
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("name", ["basic blocks", "concatenated results", "bottleneck, stride 2"])
 def test_any_number_of_images(name: str) -> None:
     module, shape = CASES[name]
@@ -498,6 +501,7 @@ def test_regions_apart_compute_the_same(name: str) -> None:
         check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 2)
 
 
+@pytest.mark.slow
 def test_all_results_of_a_chain_are_checked_by_trials(tmp_path: Path) -> None:
     native, problem = machine("native"), chain_with_branches("concatenated results")
     assert len(problem.region.outputs) > 1

@@ -72,6 +72,7 @@ def kinds_of_readers(problem: Problem) -> list[set[str]]:
     return [{stage.kind for stage in stages if name in stage.inputs} for name in {name for stage in stages for name in stage.inputs}]
 
 
+@pytest.mark.in_turns(9)
 @pytest.mark.parametrize("seeds", [range(2, 3), pytest.param(range(4), marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_compile_and_compute_what_separate_kernels_do(name: str, seeds: range) -> None:

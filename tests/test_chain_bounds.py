@@ -62,7 +62,7 @@ def drawn(found: Sequence[tuple[str, int, int]], channels: int) -> nn.Module:
     return nn.Sequential(*parts)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=draws(25), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
 @given(layers, st.sampled_from([8, 16, 24]), st.integers(1, 2), st.integers(8, 40), st.sampled_from([2**14, 2**17, 2**21]), st.integers(1, 3))
 def test_no_strips_beat_the_bound(found: Any, channels: int, batch: int, extent: int, cache: int, threads: int) -> None:
     target = small(machine(X86), cache)
@@ -264,6 +264,7 @@ def test_the_bound_changes_no_plan() -> None:
     assert judged[0] < judged[1] and concatenated
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize(
     "module, shape, said",
     [

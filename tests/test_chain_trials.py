@@ -139,6 +139,7 @@ def test_each_partition_of_a_path_on_a_gpu_is_a_candidate() -> None:
         serialisation.check_schedule_text(serialisation.schedule_text(schedules[0]))
 
 
+@pytest.mark.slow
 def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
     """Processes that stand in for a GPU's lower all candidates, and of each chain the fastest of its regions apart; a plan takes a chain whose
     recorded time is less than that. Nothing is measured twice, unless another schedule of a region becomes the fastest."""
@@ -161,7 +162,7 @@ def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
 
     with Records(tmp_path / "records.sqlite") as records:
         reports: list[tuple[int, int]] = []
-        tuned = tune(problems, H200, 9, records, report=lambda done, total, _: reports.append((done, total)), start=stand_ins)
+        tuned = tune(problems, H200, 5, records, report=lambda done, total, _: reports.append((done, total)), start=stand_ins)
         assert tuned.failed == 0 and reports[-1] == (tuned.measured, tuned.measured)
         gains = []
         for chain in chains:
@@ -172,20 +173,20 @@ def test_partitions_on_a_gpu_are_measured_and_decided(tmp_path: Path) -> None:
                 assert way.count == rest.count == ROUNDS, "not measured in turns"
         taken = [lowered for lowered in planned(records, H200).regions if lowered.region.kind == "chain"]
         assert bool(taken) == (max(gains) > LEAST_GAIN)
-        assert tune(problems, H200, 9, records, start=never).measured == 0
+        assert tune(problems, H200, 5, records, start=never).measured == 0
         part = parts_of(chains[0])[0]
         entry = records.standing(key_of(part), "h200")[1]
         records.add([replace(entry, median=1e-9, lower=1e-9, upper=1e-9, date="2099-01-01T00:00:00.000+00:00", count=ROUNDS)])
         reading = sum(any(key_of(stage) == key_of(part) for stage in parts_of(chain)) for chain in chains)
         assert reading and decided(records) == len(chains) - reading, "decided by regions apart that would not be planned"
-        again = tune(problems, H200, 9, records, start=stand_ins)
+        again = tune(problems, H200, 5, records, start=stand_ins)
         assert (again.measured, again.failed) == (reading, 0) and decided(records) == len(chains)
         dates = {entry.date for chain in chains for entry in compared(records, chain)}
         tune(problems, H200, 1, records, again=True, start=stand_ins)
         assert dates.isdisjoint({entry.date for chain in chains for entry in compared(records, chain)})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
 def test_tiles_of_each_kind_are_checked_and_timed(dtype: torch.dtype, tmp_path: Path) -> None:
     """The process that measures on a GPU, over an emulated one: without and with chunks of channels, and rows that clusters exchange."""
     problem = chain_problem(inverted(8, 32).to(dtype), torch.randn(1, 8, 8, 4, dtype=dtype))
@@ -206,7 +207,7 @@ def test_chains_are_measured_and_right(tmp_path: Path) -> None:
     path = tmp_path / "records.sqlite"
     reference = MODULE.double()(INPUT.double())
     module = MODULE.float()
-    executable = tilewright.compile(module, (INPUT,), "native", trials=2, records=path, threads=1)
+    executable = tilewright.compile(module, (INPUT,), "native", trials=1, records=path, threads=1)
     torch.testing.assert_close(executable(INPUT).double(), reference, rtol=1e-5, atol=1e-5)
     with Records(path, write=False) as records:
         found = [entry for entry in records.all() if entry.kind == "chain"]

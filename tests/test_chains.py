@@ -146,7 +146,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_strips_compute_what_separate_kernels_do(name: str, threads: int) -> None:
@@ -156,6 +156,7 @@ def test_strips_compute_what_separate_kernels_do(name: str, threads: int) -> Non
     assert taken, "nothing was merged"
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", CASES)
 def test_strips_on_this_machine(name: str) -> None:
     module, shape, rows = CASES[name]
@@ -376,6 +377,7 @@ def test_a_depthwise_filter_of_one_element_is_no_attention() -> None:
     assert all(lowered.region.kind != "torch" for lowered in program.regions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", [X86, "h200"])
 def test_repeated_blocks_are_ranked_once(target: str) -> None:
     """The regions of equal blocks, their merges and the parts of their chains: a longer network ranks no more candidates."""

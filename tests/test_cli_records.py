@@ -93,6 +93,7 @@ def test_nothing_is_forgotten_by_mistake(file: Path, capsys: pytest.CaptureFixtu
         assert len(records) == 4
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_machine_that_is_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if host_gpu() is not None:
         pytest.skip("there is a GPU here")

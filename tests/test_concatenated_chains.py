@@ -19,6 +19,7 @@ from torch import nn
 import tilewright
 from tests.batches import check
 from tests.compiled import Case, compare, poison
+from tests.draws import draws
 from tests.interpreted import check_interpreted
 from tests.test_branched_chains import DRAWS, Dense, Elan, Inception, Partial, checked_in_strips, lowered_apart, some
 from tests.test_chains import X86, conv, graph_of
@@ -149,6 +150,7 @@ def of_concatenations(problems: Sequence[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.region.wholes]
 
 
+@pytest.mark.in_turns(11)
 @DRAWS
 @pytest.mark.parametrize("name", CASES)
 def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> None:
@@ -156,6 +158,7 @@ def test_strips_compute_what_separate_kernels_do(name: str, seeds: range) -> Non
     assert of_concatenations(checked_in_strips(name, *CASES[name], seeds, 0.9)), "no chain over a concatenation was made"
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", ["normalised", "narrow parts", "ghost", "fire", "part added"])
 def test_strips_on_this_machine(name: str) -> None:
     module, shape = CASES[name]
@@ -204,7 +207,7 @@ random_layers = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=draws(15), deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate))
 @given(random_layers, st.sampled_from([8, 12, 17]), st.integers(1, 2), st.integers(4, 11), st.integers(5, 9), st.integers(0, 2**31))
 def test_random_concatenations(layers: Any, first: int, batch: int, height: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -326,6 +329,7 @@ def test_regions_apart_compute_the_same(name: str) -> None:
         check_interpreted([Case(name, module, (torch.randn(shape),))], machine(X86), 2)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("name", ["narrow parts", "part added"])
 def test_trials_check_both_ways(name: str, tmp_path: Path) -> None:
     """Values that share memory do so in trials too."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import Case, check_native, compare
+from tests.draws import IN_THIRDS, draws
 from tests.interpreted import check_interpreted, run_program
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
@@ -268,7 +269,11 @@ def test_a_dense_block_has_one_buffer_and_its_layers_one_kernel(target: str) -> 
     assert len(growth) == 3 and len({part.calls[0].kernel for part in growth}) == 1  # the offset is no part of a kernel
 
 
-@pytest.mark.parametrize("network", [lambda: densenet121(10, growth=8), lambda: inception_v3(10)], ids=["densenet121", "inception_v3"])
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(lambda: densenet121(10, growth=8), marks=pytest.mark.slow), lambda: inception_v3(10)],
+    ids=["densenet121", "inception_v3"],
+)
 def test_networks_copy_nothing(network: Any) -> None:
     graph = graph_of(network(), (torch.randn(1, 3, 75, 75),))
     assert sum(node.operator == "concatenate" for node in graph.nodes) >= 15
@@ -279,14 +284,16 @@ def test_networks_copy_nothing(network: Any) -> None:
 # Results
 
 
-def test_results_on_this_cpu() -> None:
-    check_native([case(function.__name__, function) for function, _ in CASES], calls=2)
+@IN_THIRDS
+def test_results_on_this_cpu(third: int) -> None:
+    check_native([case(function.__name__, function) for function, _ in CASES[third::3]], calls=2)
 
 
+@IN_THIRDS
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
-def test_results_of_interpreted_kernels(target: str) -> None:
+def test_results_of_interpreted_kernels(target: str, third: int) -> None:
     """Of single regions: chains of concatenations are interpreted in test_concatenated_chains.py."""
-    check_interpreted([case(function.__name__, function) for function, _ in CASES], machine(target), chains=False)
+    check_interpreted([case(function.__name__, function) for function, _ in CASES[third::3]], machine(target), chains=False)
 
 
 def odd(n: Net, x: Tensor) -> Any:
@@ -335,13 +342,14 @@ def random_net(seed: int) -> Case:
 @settings(deadline=None, max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30))
 def test_random_graphs_on_this_cpu(seed: int) -> None:
-    check_native([random_net(seed + number) for number in range(3)])
+    check_native([random_net(seed + number) for number in range(draws(3))])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30))
 def test_random_graphs_of_interpreted_gpu_kernels(seed: int) -> None:
-    check_interpreted([random_net(seed + number) for number in range(3)], machine("h200"))
+    check_interpreted([random_net(seed + number) for number in range(draws(3))], machine("h200"))
 
 
 @pytest.mark.parametrize("name", ["cat.0", "cat.16", "relu"])

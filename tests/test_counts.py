@@ -105,6 +105,7 @@ def test_bytes_of_an_implicit_gemm() -> None:
     assert counts.level2_bytes.tolist() == [2 * 2 * 4 * 64 * 128 + 256] * 2 and counts.flops.tolist() == [2 * 64 * 64 * 128] * 2
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_regions_of_networks_are_counted(target: str) -> None:
     """Regions of other kinds: maps, windows, row reductions, scans and attention."""
@@ -118,7 +119,7 @@ def test_regions_of_networks_are_counted(target: str) -> None:
         return ranking.first()
 
     for family in ("poolings", "reductions", "normalisations", "products", "attentions"):
-        for case in FAMILIES[family](random.Random(5))[:6]:
+        for case in FAMILIES[family](random.Random(5))[:3]:
             plan_program(simplify(read(case.module.eval(), case.inputs).graph)[0], here, 2, chosen, "fp32")
     assert {"map", "window", "row reduction", "contraction", "attention"} <= seen
 

@@ -147,6 +147,7 @@ def test_the_space_of_a_typical_layer(channels: int, size: int, stride: int) -> 
     assert filters_held(facts, small, AVX512).all() and not filters_held(facts, {**small, "vectors": np.array([2])}, AVX512).any()
 
 
+@pytest.mark.slow
 def test_a_whole_network_of_them() -> None:
     torch.manual_seed(0)
     layers = [

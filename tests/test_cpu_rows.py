@@ -13,6 +13,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import draws
 from tests.gpu_cases import Case, check, double, exp, make_case, random, tensor
 from tilewright.codegen.assemble import assemble
 from tilewright.hardware import machine
@@ -99,7 +100,7 @@ def case_of(name: str, shape: tuple[int, ...], dim: int, last: bool = False, see
     return make_case(kind, builder, result, {"x": x}, expected, {"x": stored(shape)} | ({"out": stored(shape)} if result.shape == shape else {}))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(60), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     target=st.sampled_from([NEON, AVX2, AVX512]),
     name=st.sampled_from(list(OPERATORS)),
@@ -156,7 +157,7 @@ def test_lines_of_a_plane_after_another() -> None:
     assert lines_loaded(nest, 16, 100) == 64 * 784
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(100), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(nest=st.lists(st.tuples(st.sampled_from([0, 1, 3, 16, 40, 100]), st.integers(1, 12)), min_size=1, max_size=3), held=st.integers(1, 400))
 def test_a_level_loads_between_all_lines_and_all_accesses(nest: list[tuple[int, int]], held: int) -> None:
     """Never fewer lines than there are, and never more than accesses, besides the lines that a run of unknown alignment may begin in; and no more with

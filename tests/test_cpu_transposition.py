@@ -117,7 +117,7 @@ def copy_case(shape: tuple[int, int, int, int], to_channels_last: bool, halo: tu
     return make_case("map", builder, result, inputs, expected.numpy(), {"out" if to_channels_last else "x": last})
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(40), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     target=st.sampled_from([NEON, AVX2, AVX512]),
     shape=st.tuples(st.integers(1, 2), st.sampled_from([1, 3, 4, 5, 8, 16, 19, 24, 32, 50]), st.integers(1, 9), st.integers(1, 37)),

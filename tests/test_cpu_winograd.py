@@ -92,6 +92,7 @@ MEMBERS = [(2, 3, 3, 0), (4, 3, 3, 0), (2, 5, 5, 0), (4, 5, 5, 0), (8, 5, 5, 1),
 """Transforms as fields of schedules: output tile, taps of the filter down and across, Fourier."""
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("member", MEMBERS)
 def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
     size, filter_y, filter_x, fourier = member
@@ -101,7 +102,7 @@ def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
     check(case, lower(case.problem, CpuWinogradSchedule(size, 2, 2, 2, 2, 1, 8, filter_y, filter_x, fourier), AVX2))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("epilogue", [False, True])
 def test_the_output_may_be_row_major(member: tuple[int, int, int, int], epilogue: bool) -> None:

@@ -196,6 +196,7 @@ def of_a_buffer(x: Tensor, total: Tensor) -> Tensor:
 CHANGING = (changed, the_input, parts, itself, of_two, seen, of_a_buffer)
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("function", CHANGING)
@@ -210,6 +211,7 @@ def test_operators_that_change_arguments(function: Callable[..., Any], free: boo
             torch.testing.assert_close(mine, x)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
 @pytest.mark.parametrize("function", CHANGING[:-1])
 def test_torch_compile_of_operators_that_change_arguments(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.attention_cases import attention_case
 from tests.direct_cases import Convolution, convolution
+from tests.draws import draws
 from tests.gpu_cases import Case, convolution_case, matmul_case
 from tilewright.analysis.gpu.warps import accesses
 from tilewright.hardware import machine
@@ -66,7 +67,7 @@ def test_a_coefficient_by_hand() -> None:
     assert conflict_coefficient([apart, adjacent]) == 19 / 4
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(40), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     blocks=st.tuples(st.sampled_from((16, 32, 64)), st.sampled_from((16, 32, 64)), st.sampled_from((8, 16, 32))),
     threads=st.tuples(st.sampled_from((2, 4, 8)), st.sampled_from((2, 4, 8))),
@@ -87,7 +88,7 @@ def test_products(blocks: Any, threads: Any, stages: int, layout: int, loop: int
     assert coefficient(GEMM, case, schedule) == pytest.approx(in_code(kernel, ("a_tile", "b_tile")))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(40), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     kernel=st.sampled_from((RS, S)),
     sizes=st.tuples(st.sampled_from((1, 2, 4, 8)), st.integers(1, 4), st.integers(1, 5)),

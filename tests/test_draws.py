@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.draws import is_in_turn, left_for_later
+from tests.draws import is_in_turn, left_for_later, spread
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=4))
@@ -38,3 +38,21 @@ def test_parameters_of_one_decorator_are_one_axis(request: pytest.FixtureRequest
     later = list(left_for_later(own))
     taken = [item.callspec.params for item in own if item not in later]  # type: ignore[attr-defined]
     assert sorted((each["name"], each["number"], each["flag"]) for each in taken) == [("one", 1, False), ("three", 2, False), ("two", 2, True)]
+
+
+@given(st.integers(1, 40), st.integers(1, 45))
+def test_positions_are_spread_from_the_first_to_the_last(length: int, most: int) -> None:
+    taken = spread(length, most)
+    assert list(taken.values()) == list(range(min(length, most))) and list(taken) == sorted(taken) and min(taken) == 0
+    assert max(taken) == length - 1 or most == 1
+    assert list(spread(length)) == list(range(length))
+
+
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.in_turns(3)
+def test_some_values_of_the_longest_axis_have_turns(request: pytest.FixtureRequest, number: int, flag: bool) -> None:
+    own = [item for item in request.session.items if getattr(item, "originalname", None) == "test_some_values_of_the_longest_axis_have_turns"]
+    if request.node.get_closest_marker("slow") is None:
+        assert (number, flag) in {(0, False), (4, True), (8, False)}
+    assert all(item.get_closest_marker("slow") is not None for item in left_for_later(own) if len(own) == 18)

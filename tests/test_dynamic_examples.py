@@ -23,6 +23,7 @@ class Begins(nn.Module):
         return torch.relu(x[:, :4]).sum(1) + x.mean(1)
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("dynamic", [True, {"x": {1: "length"}}], ids=["all", "named"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("module", [Halves(), Begins()], ids=["halves", "begins"])

@@ -157,6 +157,7 @@ class Mixing(nn.Module):
         return (q @ k.transpose(1, 2)).softmax(-1) @ v
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("batch", [2, 1])
 def test_some_sizes_of_an_exported_program(batch: int, tmp_path: Path) -> None:
     """With the others fixed a sequence has programs for ranges of its lengths, whatever the batch."""

@@ -80,7 +80,7 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("dynamic", [True, NAMED], ids=["all", "named"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 @settings(max_examples=2, deadline=None)
@@ -187,7 +187,7 @@ def test_numbers_that_equal_a_size_in_the_example() -> None:
             torch.testing.assert_close(executable(x, count), module(x, count))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_other_relations_through_torch_compile(function: Callable[..., torch.Tensor], dynamic: bool | None) -> None:

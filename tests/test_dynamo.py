@@ -158,6 +158,7 @@ def test_gradients_are_not_lost_where_dynamo_does_not_capture_again(later: str) 
     close(after.detach(), before)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("change", ["in place", "optimiser", "state", "replaced", "data"])
 def test_a_changed_parameter_is_seen(change: str) -> None:
     network, x = Network().eval(), torch.randn(3, 6)

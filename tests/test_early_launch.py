@@ -67,16 +67,16 @@ def network() -> nn.Module:
 @lru_cache
 @lru_cache
 def compiled(dtype: torch.dtype, target: str = "h200") -> Executable:
-    return tilewright.compile(network().to(dtype), (torch.randn(2, 3, 56, 56).to(dtype),), target, unsupported="error")
+    return tilewright.compile(network().to(dtype), (torch.randn(2, 3, 40, 40).to(dtype),), target, unsupported="error")
 
 
 @lru_cache
 def kernels(dtype: torch.dtype, target: str = "h200") -> list[Kernel]:
-    graph, _ = simplify(import_module(network().to(dtype), (torch.randn(2, 3, 56, 56).to(dtype),)).graph)
+    graph, _ = simplify(import_module(network().to(dtype), (torch.randn(2, 3, 40, 40).to(dtype),)).graph)
     return list(plan_program(graph, machine(target), 1).kernels().values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
 def test_kernels_wait_before_they_access_global_memory(dtype: torch.dtype) -> None:
     found = kernels(dtype)
     for kernel in found:
@@ -115,11 +115,11 @@ def in_order(body: Block) -> Iterator[Statement]:
         yield from in_order(statement) if isinstance(statement, Block) else (statement,)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
 def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before it a kernel accesses nothing but constants; most products have their first filters then."""
     monkeypatch.setattr(early, "AHEAD", True)
-    inputs = (torch.randn(2, 3, 56, 56).to(dtype),)
+    inputs = (torch.randn(2, 3, 40, 40).to(dtype),)
     graph, _ = simplify(import_module(network().to(dtype), inputs).graph)
     program = plan_program(graph, H200, 1)
     packed = {name for region in program.regions for name, storage in region.storage.items() if storage.source is not None}
@@ -145,7 +145,8 @@ def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypat
     assert compiler.compile(SourceFile("kernel.cu", print_cuda([*found.values()]), "cuda", tuple(found)), tmp_path).succeeded
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
 def test_the_assembler_keeps_accesses_behind_the_wait(dtype: torch.dtype, tmp_path: Path) -> None:
     """ptxas may move loads of what it takes for constants, although they are results of the kernel before."""
     package = importlib.util.find_spec("nvidia")

@@ -141,5 +141,5 @@ def test_two_stages_leave_out_what_is_infeasible() -> None:
 
 def test_a_pool_of_processes_gives_the_same() -> None:
     cheap = ranking(bias=0.1)
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert rescored(cheap, expensive, 20, pool) == rescored(cheap, expensive, 20)

@@ -137,6 +137,7 @@ def test_gpu_kernels() -> None:
     assert len(cells(made)) == len(names)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", ["x86-avx2", "h200"])
 def test_artifacts(target: str, tmp_path: Path) -> None:
     """Everything that is in the code; what needs the kernel IR is absent."""

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(7)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str, target: str) -> None:

@@ -100,7 +100,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(seed=st.integers(0, 2**31), lanes=st.sampled_from([4, 8]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_folded_images_mean_the_same(seed: int, lanes: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -131,7 +131,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, program)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("schema", [TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH], ids=lambda schema: schema.name)
 @pytest.mark.parametrize(
@@ -154,6 +154,7 @@ def test_all_schemas_of_tensor_cores(layer: nn.Module, shape: tuple[int, ...], s
     check(module, inputs, program)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 def test_precisions_of_float32_modules(precision: str) -> None:

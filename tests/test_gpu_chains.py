@@ -89,7 +89,7 @@ def any_tiles(seed: int, chunked: bool | None = None, exchanged: bool | None = N
             yield taken
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tiles_compute_what_separate_kernels_do(name: str, seed: int) -> None:
@@ -126,7 +126,7 @@ CHUNKED: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_over_chunks_of_channels(name: str, seed: int) -> None:
@@ -150,7 +150,7 @@ EXCHANGED: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", EXCHANGED)
 @pytest.mark.parametrize(("seed", "chunked"), [(2, True), (0, False), (1, False)])
 def test_blocks_of_a_cluster_exchange_rows(name: str, seed: int, chunked: bool) -> None:
@@ -326,6 +326,7 @@ def test_tiles_of_channels(seed: int) -> None:
     assert len(taken) >= 3
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("shape", [(2, 16, 14, 13), (1, 16, 14, 13), (2, 16, 1, 13), (2, 16, 1, 1)], ids=str)
 def test_other_values_are_read_at_the_place_of_the_tile(shape: tuple[int, ...]) -> None:
     with any_tiles(len(shape) + shape[0]) as taken:
@@ -453,7 +454,7 @@ def kernels_of(module: nn.Module, target: str, seed: int, *inputs: torch.Tensor,
     return [kernel for lowered in program.regions if lowered.region.kind == "chain" for kernel in lowered.kernels]
 
 
-@pytest.mark.parametrize("target", ["a100", "h200"])
+@pytest.mark.parametrize("target", [pytest.param("a100", marks=pytest.mark.slow), "h200"])
 def test_the_kernels_compile(target: str, tmp_path: Path) -> None:
     try:
         compiler = NvrtcCompiler.find(machine(target))
@@ -536,6 +537,7 @@ def lowered_tiles(judge: TileJudge, problem: Any) -> Iterator[tuple[Tiles, Lower
             yield tiles, judge.lower(problem, tiles.schedule)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bounds_contain_what_adjacent_tiles_both_compute(chunked: bool) -> None:
     """The multiply-adds of the busiest processor's blocks, rows at borders and all chunks included, are below the bound; predictions are above."""

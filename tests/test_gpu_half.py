@@ -73,7 +73,7 @@ def compiles(program: Program, target: Machine) -> None:
     assert passed, log
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @EACH_TARGET
 @EACH_TYPE
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -164,7 +164,7 @@ def test_any_schedule_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, targe
     check(module, inputs, planned(module, inputs, target, any_schedule(random, target)))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize(
     "module, shape",
@@ -235,7 +235,7 @@ def test_chains(dtype: torch.dtype) -> None:
     check(module, inputs, planned(module, inputs, H200, chains=True))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("seed", range(2))
 def test_chunks_of_channels(name: str, seed: int) -> None:
@@ -251,6 +251,7 @@ def test_chunks_of_channels(name: str, seed: int) -> None:
     compiles(program, H200)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_chunks_of_channels_on_tensor_cores(dtype: torch.dtype) -> None:
     """The first of the tiles that are drawn which has whole matrices."""
@@ -267,7 +268,7 @@ def test_chunks_of_channels_on_tensor_cores(dtype: torch.dtype) -> None:
     raise AssertionError("no tile has whole matrices")
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH_TYPE
 @pytest.mark.parametrize("name", EXCHANGED)
 def test_blocks_of_a_cluster_exchange_rows(name: str, dtype: torch.dtype) -> None:
@@ -308,13 +309,14 @@ class Regions(nn.Module):
             return self.last(y), y
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
     module, inputs = Regions(dtype).eval(), (torch.randn(6, 32),)
     check(module, inputs, planned(module, inputs, H200))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 6])
 def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -346,6 +348,7 @@ def test_networks_have_no_node_of_pytorch(name: str, dtype: torch.dtype, tmp_pat
     assert (tmp_path / "model.zip").stat().st_size < 1.1 * sum(2 * p.numel() for p in module.parameters()) + (1 << 22)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
     problems: list[Problem] = []
@@ -366,7 +369,7 @@ def test_trials_measure_them(dtype: torch.dtype, tmp_path: Path) -> None:
             assert answer["relative_error"] < (2.0**-8 if dtype is torch.bfloat16 else 2.0**-11), choice.schedule
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 @pytest.mark.parametrize("module, shape", [(nn.GRU(32, 96, bidirectional=True), (5, 3, 32)), (nn.LSTM(32, 512), (3, 1, 32))], ids=["cluster", "grid"])
 def test_recurrent_layers_are_one_kernel(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -121,6 +121,7 @@ def fresh(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn_like(x) for x in inputs)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_holds_ours_and_the_librarys(name: str, tmp_path: Path) -> None:
     module, inputs = case(name)
@@ -176,6 +177,7 @@ def test_fourier_transforms_are_an_operator(tmp_path: Path) -> None:
             agree(executable(*given), module, given)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_operators_take_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     """Convolutions with an epilogue and without one, and a linear layer, whose factors and products are all stored in 16 bits."""

@@ -417,6 +417,7 @@ TYPICAL = (
 )
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("schedule", TYPICAL, ids=str)
 def test_typical_kernels_compile_without_spills(schedule: ContractionSchedule, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")

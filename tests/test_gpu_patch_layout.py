@@ -226,6 +226,7 @@ def test_without_a_measured_gain_no_order_is_chosen() -> None:
         assert not getattr(rank(case.problem, H200).first().schedule, "order", 0)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("order", range(1, len(ORDERS)), ids=lambda order: ORDERS[order])
 def test_kernels_compile_without_spills(order: int, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")

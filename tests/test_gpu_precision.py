@@ -75,7 +75,7 @@ class Large(nn.Module):
 CASES = [*model_cases()[:2], (Shared().eval(), (torch.randn(9, 24), torch.randn(24, 16)))]
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_PRECISION
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_networks_are_accurate(number: int, precision: str) -> None:
@@ -95,6 +95,7 @@ def layers() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return module, (torch.randn(512, 256),)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 def test_a_residual_that_is_a_view_of_a_concatenation(precision: str) -> None:
     """Convolution, activation and residual in one kernel on tensor cores, where the residual is a slice of the convolution's concatenated input."""
@@ -149,6 +150,7 @@ def test_machines_without_them() -> None:
     assert tilewright.compile(module, x, "rtx2080", precision="fp16").plan.rows
 
 
+@pytest.mark.in_turns(2)
 @EACH_PRECISION
 def test_executables(precision: str) -> None:
     module, inputs = layers()

@@ -67,6 +67,7 @@ def normalisations() -> nn.Module:
     return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.InstanceNorm2d(8), nn.Conv2d(8, 6, 3, 2, groups=2))
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     "build, shape",
     [

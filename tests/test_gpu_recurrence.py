@@ -91,7 +91,7 @@ def test_any_cluster_without_races(layer: Any, seed: int, cluster: int) -> None:
         assert ("tw_cluster_address(states + " in code) == (cluster > 1) and ("barrier.cluster" in code) == (cluster > 1)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind, hidden", [("LSTM", 64), ("GRU", 64), ("GRU", 96), ("LSTM", 33)])
 def test_states_of_16_bits_are_read_in_pairs(kind: str, hidden: int, dtype: torch.dtype) -> None:
@@ -121,6 +121,7 @@ def test_weights_in_registers_or_shared_memory(shared: int) -> None:
     assert ("shared memory" in lowered.schedule) == bool(shared) and lowered.kernels[-1].cooperative
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_models_choose_one_kernel(kind: str) -> None:
     """Of usual sizes, with the predictions for both ways as the reason; all blocks are resident; small layers are clusters, which need no counter."""
@@ -213,7 +214,7 @@ def test_weights_that_do_not_fit() -> None:
     assert "kernels for each step: no schedule is feasible" in reasons(program) and "registers exceed a thread's" in reasons(program)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("target", ["h200", "a100"])
 @pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 256), ("LSTM", 1024), ("GRU", 512)])
 def test_kernels_compile_without_spills(kind: str, hidden: int, target: str) -> None:

@@ -120,6 +120,7 @@ def drawn(form: str, random: Random) -> tuple[nn.Module, tuple[torch.Tensor, ...
     return nn.Sequential(first, nn.Conv2d(channels, outputs, taps, **options), nn.ReLU()), (torch.randn(size(1, 2), channels, size(6, 9), 8),)  # type: ignore[arg-type]
 
 
+@pytest.mark.in_turns(5)
 @settings(max_examples=draws(5), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from([*TYPES, torch.float32]), target=st.sampled_from([H200, A100]))
 @pytest.mark.parametrize("form", FORMS)
@@ -157,7 +158,7 @@ SCHEDULES = (
 through shared memory that exceed the tiles, or not."""
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: TensorCoreSchedule, dtype: torch.dtype) -> None:
@@ -168,6 +169,7 @@ def test_schedules(schedule: TensorCoreSchedule, dtype: torch.dtype) -> None:
     assert used == [schedule]
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
     used: list[TensorCoreSchedule] = []
@@ -262,6 +264,7 @@ def layer_program(target: Machine, schedule: TensorCoreSchedule, dtype: torch.dt
     return planned(nn.Conv2d(128, 128, 3, padding=1).to(dtype), (torch.zeros(8, 128, 28, 28, dtype=dtype),), target, with_schedule(schedule, []))
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize(
     "schedule",
     [TensorCoreSchedule(128, 128, 32, 2, 4, 4), TensorCoreSchedule(64, 64, 64, 2, 2, 3), TensorCoreSchedule(64, 128, 32, 1, 4, 1)],

@@ -139,6 +139,7 @@ def test_kernels_of_one_batch_serve_others(seed: int) -> None:
         check(module, with_kernels(planned(module, x, memory), known), x)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_an_encoder_of_many_sizes(precision: str) -> None:
     torch.manual_seed(1)
@@ -154,8 +155,8 @@ def test_an_encoder_of_many_sizes_has_few_kernels() -> None:
     module, memory = Encoder().eval(), Memory()
     found: dict[tuple[str, bool], set[str]] = {}
     programs = 0
-    for batch in (4, 6, 7, 9, 12, 14, 20, 24):
-        for length in (16, 24, 32, 48):
+    for batch in (4, 7, 12, 24):
+        for length in (16, 24, 48):
             programs += 1
             for region in planned(module, torch.randn(batch, length, 32), memory).regions:
                 for kernel in region.kernels:

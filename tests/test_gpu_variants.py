@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bench import gpu_variants
+from tests.draws import draws
 from tests.gpu_cases import Case, check, compiled, convolution_case, matmul_case
 from tests.stand_ins import processes
 from tilewright.analysis.gpu.warps import accesses
@@ -96,7 +97,7 @@ def check_if_possible(case: Case, schedule: ContractionSchedule) -> None:
     check(case, lowered)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(60), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     channels=st.sampled_from([2, 3, 4, 6, 16]),
     outputs=st.sampled_from([4, 6, 10, 24]),
@@ -117,7 +118,7 @@ def test_convolutions(channels: int, filter_size: int, groups: int, base: Contra
     check_if_possible(case, varied(base, kind))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(40), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     batch=st.sampled_from([(), (2,), (2, 3)]),
     m=st.sampled_from([1, 5, 16, 36]),
@@ -249,7 +250,7 @@ def winograd_variants(case: Case, count: int, seed: int) -> list[WinogradSchedul
     return [WinogradSchedule(**row(rows, at)) for at in range(length(rows))]
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(10), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     channels=st.sampled_from((8, 12, 32)),
     outputs=st.sampled_from((8, 20, 32)),

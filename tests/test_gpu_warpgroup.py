@@ -154,7 +154,7 @@ def tiled(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return layers, (torch.randn(2, 16, 19, 17).to(dtype),)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule, target", IN_TURNS, ids=lambda value: "" if isinstance(value, Machine) else str(value))
 def test_tiles_in_turns(schedule: WarpgroupSchedule, target: Machine, dtype: torch.dtype) -> None:
@@ -191,7 +191,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
@@ -203,7 +203,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(program)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", [*SCHEDULES[1:4], *SCHEDULES[5:9], *SCHEDULES[-2:]], ids=str)
 def test_schedules_of_groups(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
@@ -234,13 +234,14 @@ def check_infinite_group(channels: int, taps: int, schedule: Any, schema: AnySch
     return bool(used)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("channels", [48, 40])
 @pytest.mark.parametrize("taps", [1, 3])
 def test_infinite_channels_of_a_group_stay_there(channels: int, taps: int) -> None:
     assert check_infinite_group(channels, taps, WarpgroupSchedule(16, 1, 2)) == (channels == 48 or taps == 1)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
@@ -265,6 +266,7 @@ def check_tf32(module: nn.Module, inputs: tuple[torch.Tensor, ...], program: Pro
     assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "stride", "groups", "groups, stride"])
 def test_layers_in_tf32(layer: str) -> None:
     torch.manual_seed(0)
@@ -309,6 +311,7 @@ def test_products_of_computed_factors(dtype: torch.dtype) -> None:
         check(Product(), inputs, program)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -399,6 +402,7 @@ def test_parts_of_a_split_are_not_staged() -> None:
         WARPGROUP.lower(problem, form, WarpgroupSchedule(32, 1, 2, split=2, cluster=2, meeting=1), H200)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     "left_out, position, found",
     [

@@ -62,7 +62,7 @@ def meeting(program: Program, split: int) -> Kernel:
     return kernel
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", MEETING, ids=str)
 def test_parts_that_meet(schedule: WarpgroupSchedule, dtype: torch.dtype) -> None:
@@ -73,6 +73,7 @@ def test_parts_that_meet(schedule: WarpgroupSchedule, dtype: torch.dtype) -> Non
     compiles(program)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("schedule", MEETING[1:3], ids=str)
 def test_parts_that_meet_in_tf32(schedule: WarpgroupSchedule) -> None:
     module, inputs = deep(torch.float32)
@@ -82,6 +83,7 @@ def test_parts_that_meet_in_tf32(schedule: WarpgroupSchedule) -> None:
     compiles(program)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_parts_of_groups_that_meet(dtype: torch.dtype) -> None:
     module, inputs = made_of(LAYERS["groups"], dtype)
@@ -90,6 +92,7 @@ def test_parts_of_groups_that_meet(dtype: torch.dtype) -> None:
     check(module, inputs, program)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     "left_out, position, found", [("cluster barrier", 0, "race"), ("cluster barrier", -1, "may have ended"), ("wait of a warpgroup", 0, "race")]
 )
@@ -125,6 +128,7 @@ def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: 
     check(module, inputs, program)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 @pytest.mark.parametrize("target", ["h100", "h200"])
 def test_parts_meet_only_by_trials(target: str, precision: str) -> None:

@@ -66,7 +66,7 @@ def tiled(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return layers, (torch.randn(3, 16, 10, 9).to(dtype),)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule, target", IN_TURNS, ids=lambda value: "" if isinstance(value, Machine) else str(value))
 def test_tiles_in_turns(schedule: PatchSchedule, target: Machine, dtype: torch.dtype) -> None:
@@ -93,7 +93,7 @@ def program(module: nn.Module, inputs: tuple[torch.Tensor, ...], pick: Any, used
     return program_of(module, inputs, pick, used, schema=WARPGROUP_PATCH, **given)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
@@ -105,7 +105,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(made)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("groups", [1, 2], ids=["", "groups"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -141,6 +141,7 @@ def test_layers_in_tf32(layer: str) -> None:
     assert 1e-7 < error < 4 * 2.0**-10 * abs(expected).max()
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

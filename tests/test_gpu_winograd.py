@@ -139,6 +139,7 @@ def test_a_split_sum_over_channels(split: int, cluster: int) -> None:
     check(case, lowered)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("member", [(4, 3, 3, 0), (4, 5, 5, 0), (8, 5, 5, 1), (2, 3, 5, 0), (4, 1, 7, 0)])
 def test_the_output_may_have_a_halo(member: tuple[int, int, int, int]) -> None:
     output_tile, filter_y, filter_x, fourier = member
@@ -346,6 +347,7 @@ COMPILED = (
 """Transforms as fields of schedules, and the width of vectors."""
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("member", COMPILED)
 def test_its_kernels_compile_without_spills(member: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -437,6 +439,7 @@ def test_the_space_of_one_kernel(name: str, some: bool) -> None:
     assert np.all(np.isfinite(estimate.seconds)) and np.all(estimate.seconds > target.launch_seconds)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     "output_tile, block, filter_shape",
     [

@@ -100,7 +100,7 @@ def assert_as_good_as_eager(module: nn.Module, inputs: Sequence[torch.Tensor], f
         assert error <= max(2 * allowed, 2 * torch.finfo(theirs.dtype).eps), (error, allowed)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @EACH_TYPE
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_modules_are_as_good_as_pytorch(number: int, dtype: torch.dtype) -> None:
@@ -127,7 +127,7 @@ def test_networks_are_as_good_as_pytorch(name: str, dtype: torch.dtype) -> None:
             assert_as_good_as_eager(module, inputs, compiled(*inputs))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize("target", TARGETS)
 def test_weights_that_are_used_once_stay_16_bits(target: str, dtype: torch.dtype) -> None:
@@ -202,6 +202,7 @@ class Scaled(nn.Module):
         return y, x + y
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_autocast_around_a_model_keeps_its_types(dtype: torch.dtype) -> None:
     module, inputs = Scaled().eval(), (torch.randn(64, 32),)
@@ -390,7 +391,7 @@ def test_the_interpreter_runs_the_same_kernels(number: int, target: Machine, dty
     assert_as_good_as_eager(module, inputs, [x.view(dtype) if x.dtype == torch.uint16 else x for x in found])
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 5])
 def test_artifacts_keep_the_types(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -400,7 +401,7 @@ def test_artifacts_keep_the_types(number: int, dtype: torch.dtype, tmp_path: Pat
     assert torch.equal(tilewright.load(tmp_path / "model.zip")(*inputs), executable(*inputs))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 @pytest.mark.parametrize("number", [0, 1, 6])
 def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -410,7 +411,7 @@ def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
     assert_as_good_as_eager(module, inputs, executable(*inputs))
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(5), nn.BatchNorm2d(5, affine=False), nn.InstanceNorm2d(5, track_running_stats=True)])
 def test_norms_in_training_mode(norm: nn.Module, dtype: torch.dtype) -> None:

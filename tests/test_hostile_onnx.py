@@ -299,6 +299,7 @@ def test_a_chain_of_1200_nodes_is_right() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     "model",
     [
@@ -320,6 +321,7 @@ def test_long_graphs_are_planned(model: Any) -> None:
     assert deepest <= 2000
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("count", [1000, pytest.param(2500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["maps", "rows", "one value read by all"])
 def test_thousands_of_nodes_are_planned(kind: str, count: int) -> None:

@@ -22,6 +22,7 @@ def need(target: str) -> None:
 TARGETS = [pytest.param("neoverse-n1"), pytest.param("cortex-a53", marks=pytest.mark.slow)]
 
 
+@pytest.mark.in_turns(16)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [name for name in cases() if name not in DATA])
 def test_aarch64_counts_are_exact(name: str, target: str) -> None:
@@ -35,6 +36,7 @@ def test_aarch64_counts_are_exact(name: str, target: str) -> None:
         assert row.counted["total"] > 500
 
 
+@pytest.mark.in_turns(8)
 @pytest.mark.parametrize("name", cases())
 def test_avx2_totals(name: str) -> None:
     """Within 2 % of cachegrind's totals."""

@@ -100,6 +100,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = PLACES[place]
@@ -134,6 +135,7 @@ def test_each_region_on_its_own(model: tuple[nn.Module, Tensor], monkeypatch: py
         assert any(words in subject.partition(": runs")[0] for subject in subjects), (words, subjects)
 
 
+@pytest.mark.slow
 def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third region of twelve random graphs fails."""
     cases = [random_case(seed) for seed in range(60, 72)]
@@ -203,6 +205,7 @@ def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor],
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(
     "error", [CacheError("it cannot be written", "make room"), MemoryError(), KeyboardInterrupt()], ids=lambda e: type(e).__name__
 )

@@ -13,7 +13,7 @@ from tests.operator_cases import FAMILIES, once, seeds
 from tilewright.hardware import machine
 
 # The quickest families, for fast test runs.
-QUICK = ("products", "poolings", "resamplings", "indexings", "normalisations", "other types")
+QUICK = ("products", "poolings", "resamplings", "other types")
 
 
 def check(family: str, seed: int, target: str) -> None:

@@ -94,6 +94,7 @@ def ours_in(place: Path) -> list[str]:
     return [str(path) for path in (place / "home" / "tmp").rglob("*") if path.name.startswith(("tilewright", "kernel"))]
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
     where, command = STAGES[stage]

@@ -449,7 +449,7 @@ def test_policies_leave_other_pairs_as_for_another_size() -> None:
 # --- GPUs ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("target", ["h200", "a100"])
 @pytest.mark.parametrize(("kind", "hidden", "batch", "dtype"), [
     ("LSTM", 512, 1, torch.float32), ("GRU", 800, 1, torch.float32), ("LSTM", 512, 64, torch.float16), ("GRU", 512, 16, torch.bfloat16),

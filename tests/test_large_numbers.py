@@ -61,6 +61,7 @@ def compiled(function: Callable[[Tensor], Tensor], target: str = "native") -> ti
         return tilewright.compile(Function(function).eval(), (X,), target)
 
 
+@pytest.mark.in_turns(10)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_numbers_that_pytorch_accepts(name: str, tmp_path: Path) -> None:
     executable = compiled(ACCEPTED[name])

@@ -322,6 +322,7 @@ def depthwise(channels: int, taps: int = 3, stride: int = 1, padding: int = 1) -
     return nn.Conv2d(channels, channels, taps, stride, padding, groups=channels)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("module", [depthwise(64), depthwise(64, 5, 2, 0), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 2)], ids=str)
 def test_a_cpu_copies_what_a_window_of_channels_stores(module: nn.Module) -> None:
     """Its elements would be loaded one by one for rows of the result."""
@@ -444,7 +445,7 @@ def test_predictions_decide_on_a_gpu() -> None:
 # Results
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("target", [H200, machine("v100")], ids=["h200", "v100"])
 def test_gpu_kernels_are_right(always: list[Group], name: str, target: Machine) -> None:
@@ -453,6 +454,7 @@ def test_gpu_kernels_are_right(always: list[Group], name: str, target: Machine) 
     assert always
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_cpu_kernels_are_right(always: list[Group], name: str) -> None:
     module, x = MODULES[name]()
@@ -460,7 +462,7 @@ def test_cpu_kernels_are_right(always: list[Group], name: str) -> None:
     assert always or name == "depthwise"
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["norm", "features", "block"])
 def test_kernels_of_16_bit_modules_are_right(always: list[Group], name: str, dtype: torch.dtype) -> None:
@@ -477,6 +479,7 @@ def test_results_that_are_copied_keep_their_precision(always: list[Group]) -> No
     assert stored and all(entry.value.dtype == "f32" for entry in stored)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=draws(6), deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_modules_are_right(always: list[Group], seed: int) -> None:
@@ -524,7 +527,7 @@ def test_random_windows_are_right_by_rule_and_with_every_alternative(
 @given(first=st.integers(0, 2**20))
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_graphs_are_right(always: list[Group], first: int) -> None:
-    cases = [random_case(seed) for seed in range(first, first + 4)]
+    cases = [random_case(seed) for seed in range(first, first + draws(4))]
     assert not any(interpreted_faults(cases, "h200")) and not any(compiled_faults(cases, "native"))
 
 

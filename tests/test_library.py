@@ -180,7 +180,7 @@ OPERATORS_OF: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", OPERATORS_OF)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_operators_take_weights_of_16_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -203,6 +203,7 @@ def test_operators_take_weights_of_16_bits(name: str, dtype: torch.dtype, tmp_pa
         assert executable.verify(x).passed
 
 
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("name", OPERATORS_OF)
 def test_operators_are_found_by_axes(name: str, tmp_path: Path) -> None:
     module, shape, operators = OPERATORS_OF[name]

@@ -157,6 +157,7 @@ def saved(tmp_path: Path) -> tuple[nn.Module, tuple[Tensor, ...], Path]:
     return module, inputs, tmp_path / "artifact"
 
 
+@pytest.mark.slow
 def test_trials_artifacts_and_explanations(tmp_path: Path) -> None:
     module, inputs, artifact = saved(tmp_path)
     loaded = tilewright.load(artifact)

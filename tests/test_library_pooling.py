@@ -149,6 +149,7 @@ def test_nan_and_infinities(tmp_path: Path) -> None:
     torch.testing.assert_close(executable(x), module(x), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_trials_artifacts_and_explanations(tmp_path: Path) -> None:
     module, inputs = nn.Sequential(nn.AvgPool2d(3, 2, 1, ceil_mode=True), nn.Hardswish()).eval(), (torch.randn(2, 8, 10, 12),)
     executable = compiled(module, inputs, tmp_path / "records")

@@ -124,6 +124,7 @@ def operator_of(layer: nn.RNNBase) -> str:
     return layer.mode.lower()
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_16_bits(kind: str) -> None:
     module = Layers(KINDS[kind](6, 8, bidirectional=True), "all", False).to(torch.bfloat16)
@@ -260,6 +261,7 @@ def by_library(program: Program) -> bool:
     return any(lowered.library is not None for lowered in program.regions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("here", [NATIVE, machine("h200")], ids=lambda here: here.name)
 def test_only_a_measured_time_of_the_network_chooses_a_library(here: Any, tmp_path: Path) -> None:
     with Records(tmp_path / "records") as records:
@@ -296,6 +298,7 @@ def test_without_libraries_nothing_is_said_of_them() -> None:
     assert not [decision for decision in search if decision.kind == LIBRARY]
 
 
+@pytest.mark.slow
 def test_trials_measure_layers_of_a_library(tmp_path: Path) -> None:
     """Both partitions are right, whichever is faster here."""
     executable = tilewright.compile(MODULE, INPUTS, "native", threads=1, vendor=True, trials=2, records=tmp_path / "records")

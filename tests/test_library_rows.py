@@ -103,6 +103,7 @@ def test_infinities(tmp_path: Path) -> None:
     torch.testing.assert_close(executable(x), module(x), equal_nan=True)
 
 
+@pytest.mark.slow
 def test_trials_and_artifacts(tmp_path: Path) -> None:
     module, inputs = Function(lambda x: torch.softmax(x, 1)), (torch.randn(2, 20, 4, 5),)
     executable = compiled(module, inputs, tmp_path / "records")

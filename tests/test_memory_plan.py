@@ -85,7 +85,7 @@ def test_best_fit_takes_the_smallest_gap() -> None:
     assert plan.bytes == 3 * 6400 + 1280 + 640 and plan.offsets["late"] >= 3 * 6400
 
 
-@pytest.mark.parametrize("kind", ["all at once", "one after another", "nested", "halos"])
+@pytest.mark.parametrize("kind", ["all at once", "one after another", "nested", pytest.param("halos", marks=pytest.mark.slow)])
 def test_many_buffers_are_placed(kind: str) -> None:
     """As many buffers as a file may have; a quadratic algorithm in Python takes minutes."""
     count = MOST_BUFFERS

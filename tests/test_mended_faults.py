@@ -313,6 +313,7 @@ class ManyOperands(nn.Module):
         return result
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("count", [6, 7, 8, 9, 10, 12])
 def test_rows_of_many_operands(count: int) -> None:
     case = Case(f"{count} operands", ManyOperands(), (torch.randn(3, 5, 48), *(torch.randn(5, 1) for _ in range(count))))

@@ -298,14 +298,16 @@ def exported(name: str, opset: int | None, is_free: bool) -> Exported:
     return Exported(case, module, program.model_proto)
 
 
-QUICK = frozenset({"detection", "resizing to a size", "lengths", "cache", "scatter"})
+QUICK = frozenset({"resizing to a size", "lengths"})
 """Cases of which the newer exporter's file is tested in each run."""
+LATER = frozenset({"transposed convolution", "group normalisation", "float16", "selection", "cache", "GRU"})
+"""Cases that are tested by the slow tests only; other tests of ONNX models have their operators."""
 
 
 def written() -> Iterator[Any]:
-    """Names of cases and operator sets; slow are operator sets beyond the first, and most files of the newer exporter."""
+    """Names of cases and operator sets; slow are some cases, operator sets beyond the first, and most files of the newer exporter."""
     for name, case in CASES.items():
-        yield pytest.param(name, case.opsets[0], id=f"{name}, set {case.opsets[0]}")
+        yield pytest.param(name, case.opsets[0], id=f"{name}, set {case.opsets[0]}", marks=pytest.mark.slow if name in LATER else ())
         yield from (pytest.param(name, opset, id=f"{name}, set {opset}", marks=pytest.mark.slow) for opset in case.opsets[1:])
         if case.new:
             yield pytest.param(name, None, id=f"{name}, newer", marks=() if name in QUICK else pytest.mark.slow)

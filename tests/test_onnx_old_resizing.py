@@ -46,6 +46,7 @@ def test_old_resizing_keeps_its_coordinates(opset: int, mode: str, factor: float
     resizes_as_onnxruntime(upsampled(opset, mode, x.shape, (factor, factor), inside), x)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("opset", [7, 9, 10])
 @settings(max_examples=40, deadline=None)

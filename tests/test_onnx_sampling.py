@@ -299,6 +299,7 @@ def test_channels_are_sampled_in_vectors(target: str) -> None:
     assert last.kind == "contraction" and [node.operator for node in last.nodes[-2:]] == ["add", "relu"]
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize(("dtype", "error"), [(np.float16, 1e-2), (np.float64, 1e-9)])
 def test_other_types(dtype: Any, error: float) -> None:
     """Positions of float16 are computed in float32."""

@@ -96,6 +96,7 @@ def test_everything_is_in_the_page(subject: Subject) -> None:
     assert any(stages) and [dict(row["entries"]).get("stages", []) for row in shown["rows"]] == stages
 
 
+@pytest.mark.slow
 def test_chains_that_no_trial_measured_are_listed_as_in_the_explanation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """For a GPU, of a model and not of an artifact, in the page and beside its search."""
     file = tmp_path / "page.html"

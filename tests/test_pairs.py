@@ -161,6 +161,7 @@ class Encoder(nn.Module):
 MODELS = {"small": (Small, (2, 3, 33, 29)), "attention": (Attention, (2, 20, 64)), "encoder": (Encoder, (3, 7, 48))}
 
 
+@pytest.mark.in_turns(2)
 @here
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bfloat16_module_as_on_a_cpu_without_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

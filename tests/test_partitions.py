@@ -161,6 +161,7 @@ def records(tmp_path: Path) -> Any:
         yield store
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
 def test_the_time_of_the_whole_overrules_those_of_its_merges(here: Machine, records: Records) -> None:
     """The chain took half of its regions' time by itself. A second compilation takes what was recorded, and measures nothing."""
@@ -181,6 +182,7 @@ def test_the_time_of_the_whole_overrules_those_of_its_merges(here: Machine, reco
     assert (program_code(later), later.partitions) == (program_code(program), program.partitions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("here", [NATIVE, H200], ids=lambda here: here.name)
 def test_merges_that_lose_by_themselves_may_win_as_a_whole(here: Machine, records: Records) -> None:
     case = Planned(records, here, ratio=1.05)
@@ -189,6 +191,7 @@ def test_merges_that_lose_by_themselves_may_win_as_a_whole(here: Machine, record
     assert has_chain(program) and sum(partition.taken for partition in program.partitions) == 1
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     ("chosen", "other"),
     [
@@ -406,6 +409,7 @@ def test_what_was_compared_is_told(tuned: Any, tmp_path: Path, capsys: pytest.Ca
     assert "network" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tilewright.errors.NotCompiled")
 def test_networks_with_parts_through_pytorch_are_compared(tuned: Any, tmp_path: Path) -> None:
     class Both(nn.Module):

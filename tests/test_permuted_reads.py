@@ -97,6 +97,7 @@ def test_results_on_this_cpu() -> None:
     check_native(cases(), calls=2)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", ["h200", "v100"])
 def test_results_of_interpreted_gpu_kernels(target: str) -> None:
     check_interpreted(cases(), machine(target))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.compiled import Case, check_native
-from tests.draws import draws
+from tests.draws import IN_THIRDS, draws
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Applied
 from tilewright.compile import read
@@ -133,12 +133,14 @@ def cases() -> list[Case]:
     return [*alone, *within, *read_by, normed]
 
 
-def test_results_on_this_cpu() -> None:
-    check_native(cases())
+@IN_THIRDS
+def test_results_on_this_cpu(third: int) -> None:
+    check_native(cases()[third::3])
 
 
-def test_results_of_interpreted_kernels() -> None:
-    check_interpreted(cases(), machine("h200"))
+@IN_THIRDS
+def test_results_of_interpreted_kernels(third: int) -> None:
+    check_interpreted(cases()[third::3], machine("h200"))
 
 
 @settings(deadline=None, max_examples=draws(4), suppress_health_check=list(HealthCheck), database=None)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.compiled import Case, check_native
+from tests.draws import IN_THIRDS
 from tests.gpu_cases import make_case, random, tensor
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Applied, after, randomised
@@ -142,12 +143,14 @@ def test_a_block_owns_a_tile() -> None:
 
 
 @pytest.mark.parametrize("target", ["xeon-8124m", pytest.param("x86-avx2", marks=pytest.mark.slow)])
-def test_interpreted(target: str) -> None:
-    check_interpreted(list(JOINING.values()), machine(target))
+@IN_THIRDS
+def test_interpreted(target: str, third: int) -> None:
+    check_interpreted([*JOINING.values()][third::3], machine(target))
 
 
-def test_compiled() -> None:
-    check_native([*JOINING.values(), *APART.values(), tail("wide", 8, 256, 2, 7, 7)], calls=2)
+@IN_THIRDS
+def test_compiled(third: int) -> None:
+    check_native([*JOINING.values(), *APART.values(), tail("wide", 8, 256, 2, 7, 7)][third::3], calls=2)
 
 
 def test_long_chains_of_scalar_maxima_stay_loops() -> None:

@@ -90,6 +90,7 @@ def test_compilation_asks_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
             tilewright.compile(module, (x,), "neoverse-n1", threads=asked)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("threads", [4, 16, 64])
 def test_parallel_loops_have_work_for_all(threads: int) -> None:
     """Nested parallel loops count as one; the thread with the most iterations has at most twice the mean."""

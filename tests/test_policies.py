@@ -71,6 +71,7 @@ def of_kind(program: Program, kind: str) -> dict[tuple[str, ...], MergeDecision]
     return {decision.results: decision for decision in program.search if decision.kind == kind and decision.ways is not None}
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_policy_decides_about_each_merge(name: str) -> None:
     model = MODELS[name]

@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.draws import draws
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
 from tests.test_gpu_warpgroup import FEW, ONE, TF32, as_interpreted, compiles, drawn_by, made_of, with_schedule
@@ -120,6 +121,7 @@ SCHEDULES = (
 pixels of each line, with more lines than those of the tile."""
 
 
+@pytest.mark.in_turns(6)
 @EACH_TYPE
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer: str, dtype: torch.dtype) -> None:
@@ -131,6 +133,7 @@ def test_layers(layer: str, dtype: torch.dtype) -> None:
     compiles(made)
 
 
+@pytest.mark.in_turns(3)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules(schedule: PatchSchedule, dtype: torch.dtype) -> None:
@@ -152,6 +155,7 @@ IN_TURNS = (
 )
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("schedule", IN_TURNS, ids=str)
 def test_tiles_in_turns(schedule: PatchSchedule) -> None:
     torch.manual_seed(0)
@@ -206,7 +210,7 @@ def drawn(random: Random) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return layers(last, *random.choice(((), (nn.Hardswish(),))), pool, *after), (torch.randn(size(1, 2, 3), 16, *whole),)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
 def test_any_candidate_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
     random, module, inputs = drawn_by(drawn, seed, dtype)

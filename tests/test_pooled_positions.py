@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiled import Case, check_native
+from tests.draws import IN_THIRDS
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Function
 from tilewright.frontend.torch_import import import_module
@@ -76,8 +77,9 @@ def test_the_definition(case: Case) -> None:
         torch.testing.assert_close(torch.from_numpy(found), wanted, equal_nan=True)
 
 
-def test_kernels() -> None:
-    check_native(cases())
+@IN_THIRDS
+def test_kernels(third: int) -> None:
+    check_native(cases()[third::3])
 
 
 def test_kernels_of_a_gpu_in_the_interpreter() -> None:

@@ -613,7 +613,7 @@ def cuda_operations(dtype: str) -> Kernel:
     return Kernel(f"operations_{dtype}", tuple(parameters), Block(tuple(stores)), launch)
 
 
-@pytest.mark.parametrize("architecture", ["sm_90a", "sm_75"])
+@pytest.mark.parametrize("architecture", ["sm_90a", pytest.param("sm_75", marks=pytest.mark.slow)])
 def test_cuda_compiles_every_operation(architecture: str) -> None:
     passed, log = cuda_binary(print_cuda([cuda_operations(t) for t in (*FLOATS, *INTEGERS, "bool")]), architecture)
     assert passed, log

@@ -201,7 +201,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("target", [H200, machine("v100")])
 def test_gpu_kernels_are_right(always: None, name: str, target: Any) -> None:
@@ -209,6 +209,7 @@ def test_gpu_kernels_are_right(always: None, name: str, target: Any) -> None:
     check_interpreted([Case(name, randomised(module).eval(), (image,))], target)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_cpu_kernels_are_right(always: None, name: str) -> None:
     module, image = MODULES[name]()
@@ -246,6 +247,7 @@ def on_tensor_cores_in(program: Program) -> int:
     return sum(lowered.schedule.startswith("tensor cores") and len({*loads(*lowered.region.steps[0].bodies)}) > 2 for lowered in program.regions)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("seed", range(2))
 def test_computed_factors_on_tensor_cores(always: None, seed: int, dtype: torch.dtype) -> None:

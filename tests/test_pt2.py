@@ -98,6 +98,7 @@ class Mixed(nn.Module):
         return OrderedDict(a=z @ self.tied, b=(other["q"] * 2, 3, None)), y.split(2, 1)
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [

@@ -78,6 +78,7 @@ def _band(least: int, most: int) -> Callable[[int], torch.Tensor]:
     return mask
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("mask", [_band(0, 2), _band(-64, 0), _band(-1, 1)], ids=["window", "later keys", "neighbours"])
 def test_padded_rows_without_keys_that_count_spoil_nothing(mask: Callable[[int], torch.Tensor]) -> None:
     """Of such rows a softmax is NaN, which the next layer multiplies by 0."""
@@ -160,6 +161,7 @@ class Growing(nn.Module):
         return (x @ x.mT).softmax(-1) @ (torch.exp(4.6 * torch.arange(x.shape[1]))[:, None] * 1e-36 * x)
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("module", [Hidden(), Masks(), Growing()], ids=lambda module: type(module).__name__)
 def test_what_is_infinite_only_where_nothing_counts(module: nn.Module) -> None:
     executable = tilewright.compile(module, (torch.randn(2, 12, 8),), dynamic={"x": {1: "length"}}, wait=True)
@@ -267,6 +269,7 @@ def test_models_that_mix_entries_have_a_program_for_each_size(function: Callable
         torch.testing.assert_close(executable(x), Function(function)(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(
     "function",
     [

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.compiled import Case, check_native
+from tests.draws import IN_THIRDS
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Applied, after
 from tilewright.compile import read
@@ -143,13 +144,16 @@ def test_blocks_hold_whole_rows_and_do_not_split_the_sum() -> None:
     assert any("a block would hold a part of a row" in text for other in regions for text in other.reasons)
 
 
-def test_interpreted_blocks() -> None:
-    check_interpreted(list(JOINING.values()), machine("h200"))
+@IN_THIRDS
+def test_interpreted_blocks(third: int) -> None:
+    check_interpreted([*JOINING.values()][third::3], machine("h200"))
 
 
-def test_interpreted() -> None:
-    check_interpreted(list(JOINING.values()), machine("xeon-8124m"))
+@IN_THIRDS
+def test_interpreted(third: int) -> None:
+    check_interpreted([*JOINING.values()][third::3], machine("xeon-8124m"))
 
 
-def test_compiled() -> None:
-    check_native([*JOINING.values(), *APART.values()])
+@IN_THIRDS
+def test_compiled(third: int) -> None:
+    check_native([*JOINING.values(), *APART.values()][third::3])

@@ -92,6 +92,7 @@ def test_a_seed_is_used_once(frozen: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "not frozen" in run(monkeypatch, frozen, "--unsealed")["settings"]["not sealed because"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(monkeypatch, frozen)["results"]
     data = frozen.parent / "sealed.jsonl.gz"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import Case, check_native
-from tests.draws import draws
+from tests.draws import IN_THIRDS, draws
 from tests.interpreted import check_interpreted
 from tests.operator_cases import Function, randomised
 from tests.stand_ins import deciding
@@ -269,13 +269,15 @@ def cases() -> list[Case]:
     return [Case(name, randomised(module), (x,)) for name, module, x in CASES]
 
 
-def test_results_on_this_cpu(merging: None) -> None:
-    check_native(cases(), calls=2)
+@IN_THIRDS
+def test_results_on_this_cpu(merging: None, third: int) -> None:
+    check_native(cases()[third::3], calls=2)
 
 
+@IN_THIRDS
 @pytest.mark.parametrize("target", ["h200", "v100"])
-def test_results_of_interpreted_gpu_kernels(merging: None, target: str) -> None:
-    check_interpreted(cases(), machine(target))
+def test_results_of_interpreted_gpu_kernels(merging: None, target: str, third: int) -> None:
+    check_interpreted(cases()[third::3], machine(target))
 
 
 @settings(max_examples=draws(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -78,6 +78,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
 }
 
 
+@pytest.mark.in_turns(7)
 @pytest.mark.parametrize("target", ["h200", "x86-avx2", "x86-avx512"])
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted(name: str, target: str) -> None:

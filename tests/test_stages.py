@@ -61,6 +61,7 @@ def test_progress_counts_candidates_and_kernels(model: tuple[nn.Module, tuple[to
     assert sum(executable.compile_seconds.values()) <= took and min(executable.compile_seconds.values()) >= 0
 
 
+@pytest.mark.slow
 def test_measured_candidates_are_counted(model: tuple[nn.Module, tuple[torch.Tensor, ...]], tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
     executable = tilewright.compile(*model, threads=1, trials=2, records=tmp_path / "records.sqlite", progress=lambda *state: said.append(state))
@@ -89,6 +90,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.in_turns(9)
 @pytest.mark.parametrize(
     "command",
     [

@@ -35,6 +35,7 @@ NETWORKS: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
     """Compiled without optimisation: every access in the source is checked, and gcc is seconds faster than for unrolled tiles with checks."""
@@ -108,6 +109,7 @@ def test_an_artifact_for_aarch64_under_emulation(tmp_path: Path, monkeypatch: py
     )
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_avx2_on_this_host(name: str, tmp_path: Path) -> None:
     if "avx2" not in Path("/proc/cpuinfo").read_text().split():

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(7)
 @EACH_KIND
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str, kind: str) -> None:
@@ -138,7 +138,7 @@ def test_turing_has_attention_in_float16() -> None:
         TENSOR_ATTENTION.match(case_of(*CASES["plain"], "bf16").problem, RTX2080)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH_KIND
 @pytest.mark.parametrize("name", ["plain", "odd sizes", "boolean mask", "additive mask of minus infinities", "one query", "epilogue", "soft cap"])
 def test_divided_keys_give_the_same(name: str, kind: str) -> None:
@@ -189,7 +189,7 @@ def best_of(ranking: Ranking, wide: int) -> TensorAttentionSchedule:
     return schedule
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(1)
 @EACH_KIND
 @pytest.mark.parametrize("size", [64, 128])
 def test_compiled_code_has_the_instructions_and_no_spills(kind: str, size: int) -> None:
@@ -229,7 +229,7 @@ WIDE_CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", WIDE_CASES)
 def test_warpgroups(name: str, kind: str) -> None:

@@ -95,6 +95,7 @@ def test_any_schedule_without_races(kind: str, hidden: int, batch: int, dtype: t
     check(module, x, program)
 
 
+@pytest.mark.in_turns(1)
 @EACH_TYPE
 def test_parts_of_blocks(dtype: torch.dtype) -> None:
     """Sequences and units that the blocks do not divide, more rows than are computed at a time, and warps without a last pair of fragments."""
@@ -188,7 +189,7 @@ def test_worked_example() -> None:
     assert found == (263 + 742, 440, 594)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("target", ["h200", "a100"])
 @pytest.mark.parametrize(("kind", "hidden", "batch", "dtype"), [
     ("LSTM", 512, 64, torch.float16), ("LSTM", 1024, 64, torch.bfloat16), ("GRU", 800, 64, torch.float16), ("LSTM", 512, 64, torch.float32),

@@ -95,6 +95,7 @@ def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> 
     assert error <= 16 * UNIT * max(1.0, float(expected.abs().max())), used
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -128,7 +129,7 @@ def truncating(kind: str) -> Any:
     return replace(original, name=f"{original.name}, truncating", meaning=meaning)
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("products", [space.FEWEST_OF_PAIRS, 520, 2048])
 def test_errors_are_those_of_float32_where_sums_are_truncated(products: int, positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:

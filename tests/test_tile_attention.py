@@ -147,6 +147,7 @@ def check(case: Case, schedule: TileAttentionSchedule) -> None:
     np.testing.assert_allclose(found.astype(np.float64), case.expected, rtol=0, atol=ERRORS["bf16"] * scale, err_msg=str(schedule))
 
 
+@pytest.mark.in_turns(9)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str) -> None:
     case = case_of(*CASES[name], "bf16")
@@ -168,6 +169,7 @@ def test_any_sizes_and_schedules(seed: int, m: int, n: int, half: int, columns: 
     check(case, Random(seed).choice(schedules_of(case)))
 
 
+@pytest.mark.in_turns(9)
 @here
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_results_are_as_good_as_pytorchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,6 +367,7 @@ def test_each_model_corrects_the_schemas_that_it_covers(
         learned.model_of.cache_clear()
 
 
+@pytest.mark.slow
 def test_train_command_writes_both_models(
     streams: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def measured(machine: Machine, seed: int, problems: int = 12, each: int = 50) ->
     return join(parts)
 
 
+@pytest.mark.slow
 def test_a_correction_of_relative_quantities_holds_on_another_machine() -> None:
     first, second = find_machine("v100"), find_machine("h200")
     sources = {"v100": [(measured(first, 0), first)], "both": [(measured(first, 0), first), (measured(second, 1), second)]}
@@ -52,6 +53,7 @@ def test_a_correction_of_relative_quantities_holds_on_another_machine() -> None:
     assert by["both"]["rows"] == 2 * by["v100"]["rows"] == 1200
 
 
+@pytest.mark.in_turns(1)
 @pytest.mark.parametrize("target", ["time", "correction", "rank"])
 def test_two_parts_of_one_machine_train_the_same_model_as_all_rows(target: str) -> None:
     machine = find_machine("h200")

@@ -282,6 +282,7 @@ def test_a_candidate_that_hangs_is_killed_and_the_next_ones_are_measured() -> No
     assert "no answer within 0.5 s" in outcomes[0].reason
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [("hang", "while measuring no answer within 0.5 s"), ("crash", "while measuring the process ended (status 9)"),

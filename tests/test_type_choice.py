@@ -214,7 +214,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(3)
 @EACH
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_accurate_and_predicted_no_slower(name: str, precision: str) -> None:
@@ -284,6 +284,7 @@ def test_reasons_have_both_times() -> None:
     assert any(decision.results == first.outputs and "float32 factors" in decision.text for decision in program.search)
 
 
+@pytest.mark.in_turns(1)
 @EACH
 def test_kernels_compile(precision: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -325,6 +326,7 @@ def test_recurrent_layers(kind: str, hidden: int, batch: int, both: bool, deep: 
     assert_accurate(results_of(module, x, program), in_float64(module, x), ERRORS[precision])
 
 
+@pytest.mark.in_turns(1)
 @EACH
 def test_states_of_16_bits(precision: str) -> None:
     """Weights and the states that they multiply are of 16 bits, as is what passes between layers; cells and results of the model are float32."""

@@ -38,7 +38,7 @@ def segments(steps: int) -> int:
 
 
 def test_segments_grow_with_the_steps_and_not_with_their_square() -> None:
-    few, more, most = segments(10), segments(20), segments(40)
+    few, more, most = segments(6), segments(12), segments(24)
     assert few > 0 and most - more <= 2.1 * (more - few)
 
 

@@ -125,6 +125,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.in_turns(7)
 @pytest.mark.parametrize("workload", CASES, ids=text_of)
 def test_a_problem_is_that_of_a_compiled_module(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(siblings, "find_siblings", lambda graph: [])  # the parts of a transposed convolution may be merged
