@@ -62,7 +62,7 @@ def test_steps_in_blocks(points: int, combiner: str | None, monkeypatch: pytest.
     monkeypatch.setattr(tensor_reference, "POINTS_AT_ONCE", points)
     generator = np.random.default_rng(5)
     dtype = "bool" if combiner in ("any", "all") else "f64"
-    x = generator.standard_normal((5, 4, 3))
+    x: np.ndarray = generator.standard_normal((5, 4, 3))
     if dtype == "bool":
         x = x > 0
     i, j, r = Var("i", 4), Var("j", 3), Var("r", 5)
