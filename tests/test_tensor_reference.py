@@ -100,6 +100,9 @@ def test_what_is_left_to_the_definition() -> None:
     for body in (Load("x", (i,), "u64"), *whole, Load("x", (i,), "f32")):
         with pytest.raises(Unsupported):
             tensor_reference.run(Computation((Step("s", (3,), (i,), (body,)),), ("s",)), {"x": torch.zeros(3)}, CPU)
+    absolute = Step("s", (3,), (i,), (Apply("abs", (Load("x", (i,), "bool"),), "bool"),))
+    with pytest.raises(Unsupported, match="not implemented"):
+        tensor_reference.run(Computation((absolute,), ("s",)), {"x": torch.zeros(3, dtype=torch.bool)}, CPU)
     step = Step("s", (3,), (i,), (Load("x", (i,), "f64"), i), (Var("r", 2),), "argmax")
     with pytest.raises(Unsupported, match="argmax"):
         tensor_reference.run(Computation((step,), step.names), {"x": torch.zeros(3)}, CPU)

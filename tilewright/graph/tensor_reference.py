@@ -83,13 +83,16 @@ def run(computation: Computation, inputs: Mapping[str, Tensor], device: torch.de
     """The outputs of a computation, from the tensors that its steps load; an index out of range is taken as 0.
 
     Raises:
-        Unsupported: before anything is computed.
+        Unsupported: before anything is computed, but for what PyTorch does not implement for a type.
     """
     for step in computation.steps:
         _refuse(step)
     environment = dict(inputs)
     for step in computation.steps:
-        environment.update(zip(step.names, _run_step(step, environment, device), strict=True))
+        try:
+            environment.update(zip(step.names, _run_step(step, environment, device), strict=True))
+        except NotImplementedError as error:
+            raise Unsupported(str(error)) from error
     return tuple(environment[name] for name in computation.outputs)
 
 
