@@ -12,7 +12,7 @@ from tilewright.graph import reference, tensor_reference
 from tilewright.graph.tensor_reference import FLOATS_ALONE, INTEGERS_ALONE, OPERATIONS, Unsupported
 from tilewright.ir import scalar
 from tilewright.ir.computation import Computation, Step
-from tilewright.ir.expr import Apply, Const, Load, Var
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var
 from tilewright.ir.graph import Value
 from tilewright.runtime.verify import compare, errors, reference_values, widened
 
@@ -97,7 +97,8 @@ def test_scans(combiner: str, points: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_left_to_the_definition() -> None:
     i = Var("i", 3)
     whole = [Apply(name, (Load("x", (i,), "i64"),) * 2, "i64") for name in ("pow", "div")]  # PyTorch divides integers as float32
-    for body in (Load("x", (i,), "u64"), *whole, Load("x", (i,), "f32")):
+    bodies: list[Expr] = [Load("x", (i,), "u64"), *whole, Load("x", (i,), "f32")]
+    for body in bodies:
         with pytest.raises(Unsupported):
             tensor_reference.run(Computation((Step("s", (3,), (i,), (body,)),), ("s",)), {"x": torch.zeros(3)}, CPU)
     absolute = Step("s", (3,), (i,), (Apply("abs", (Load("x", (i,), "bool"),), "bool"),))
