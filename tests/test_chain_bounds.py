@@ -75,6 +75,48 @@ def test_no_strips_beat_the_bound(found: Any, channels: int, batch: int, extent:
         assert all(strips.seconds >= least * (1 - 1e-12) for strips in ranked)
 
 
+def parts_are_bounded(judge: TileJudge, problem: Problem) -> None:
+    """No part of a tile is predicted to take less than its bound."""
+    for tiling, bounds in judge.tilings(problem):
+        for share, number in product(SHARES, range(len(bounds))):
+            with suppress(Unsuitable):
+                part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
+                through, latency = bounds[number]
+                assert part >= (share * through + latency) * (1 - 1e-12), (tiling.sizes, number, share)
+
+
+class Divided(nn.Module):
+    """A product, and its quotient by a number that is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 16)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return y, y / scale
+
+
+SPARSE: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
+    "windows apart": (nn.Sequential(nn.MaxPool2d(2, 3, 1), conv(32, 24), nn.Conv2d(24, 24, 2, 2, 1, groups=2)), ((2, 32, 14, 14),)),
+    "windows with holes": (nn.Sequential(conv(8, 8, 2, 3, 2, 8, 2), conv(8, 8, 3, 2, 2, 2, 2)), ((2, 8, 28, 28),)),
+    "every other row": (nn.Sequential(conv(32, 32, 5, 3, 2, 2), nn.MaxPool2d(2, 1, 1), conv(32, 8, 1, 2)), ((4, 32, 56, 56),)),
+    "single channels": (
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, (7, 1), (1, 2), (3, 0), groups=4), nn.ReLU(), nn.AvgPool2d(3, 1, 1)),
+        ((2, 4, 28, 28),),
+    ),
+    "a number": (Divided(), ((4, 4), ())),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("target", ["h200", "a100"])
+def test_parts_that_read_little_are_bounded(name: str, target: str) -> None:
+    """Windows may leave out what lies between them, or read every other row; tiles of one channel are products of one row."""
+    module, shapes = SPARSE[name]
+    parts_are_bounded(TileJudge(machine(target), USUAL), chain_problem(module, *map(torch.randn, shapes)))
+
+
 ROUNDED = {"float32": USUAL, "TF32": Numerics(tf32=True), "pairs of TF32": Numerics(tf32_pairs=True), "float16": USUAL.at("fp16")}
 
 
@@ -98,12 +140,7 @@ def test_no_tiles_beat_the_bounds(found: Any, channels: int, batch: int, extent:
         return
     seconds, least = ranked[0].seconds, judge.least(problem, [])
     assert 0 < least <= seconds * (1 + 1e-12)
-    for tiling, bounds in judge.tilings(problem):
-        for share, number in product(SHARES, range(len(bounds))):
-            with suppress(Unsuitable):
-                part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
-                through, latency = bounds[number]
-                assert part >= (share * through + latency) * (1 - 1e-12), (tiling.sizes, number, share)
+    parts_are_bounded(judge, problem)
     for most in (0.5 * seconds, 0.99 * seconds, seconds, 1.01 * seconds, ranked[-1].seconds):
         other = replace(judge, tiles={})
         best = other.best(problem, [], most)

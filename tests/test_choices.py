@@ -45,7 +45,7 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_problems_that_schemas_see_alike_are_ranked_once() -> None:
-    """The places of results in wider buffers make no difference, other sizes do, and so does what a caller allows."""
+    """The places of results in wider buffers make no difference, other sizes and machines do."""
     problem = convolution_problem(32, 16, 20, 20, 3)
     (result,) = problem.region.outputs
     wider = replace(problem.layouts[result], around=((0, 0), (0, 0), (0, 0), (0, 32)))
@@ -53,7 +53,9 @@ def test_problems_that_schemas_see_alike_are_ranked_once() -> None:
     with mock.patch.object(choice, "choose", side_effect=choose) as asked:
         chosen = choice.choosing()
         found = [chosen(each, H200, 1) for each in (problem, beside, convolution_problem(32, 16, 20, 21, 3), problem)]
-    assert asked.call_count == 2 and found[0] is found[1] is found[3] and found[1] == choose(beside, H200, 1)
+        half = replace(H200, processors=H200.processors // 2)
+        assert chosen(problem, half, 1) == choose(problem, half, 1)
+    assert asked.call_count == 3 and found[0] is found[1] is found[3] and found[1] == choose(beside, H200, 1)
 
 
 def test_choices_for_gpus_do_not_need_the_forest_of_cpus(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_constants_may_be_copied_ahead_of_the_wait(dtype: torch.dtype, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_assembler_keeps_accesses_behind_the_wait(dtype: torch.dtype, tmp_path: Path) -> None:
     """ptxas may move loads of what it takes for constants, although they are results of the kernel before."""
     package = importlib.util.find_spec("nvidia")

@@ -68,6 +68,7 @@ def made_of_an_artifact(program: Program) -> tuple[Executable, list[Tensor]]:
     return loaded, [loaded.image.states[name] for name, _ in program.named_buffers()]
 
 
+@pytest.mark.hypothesis  # the properties are inside, so that all draws are those of `make test-slow`
 @pytest.mark.in_turns(1)
 @pytest.mark.parametrize("how", [made, made_by_dynamo, made_of_an_artifact])
 def test_random_programs(how: Callable[[Program], Any], monkeypatch: pytest.MonkeyPatch) -> None:

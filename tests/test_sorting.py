@@ -97,6 +97,12 @@ def test_it_compiles_for_a_gpu() -> None:
     assert {row.kind for row in executable.plan.rows} <= {"map", "row reduction", "window"}
 
 
+def test_it_is_verified() -> None:
+    """The order is that of bits, which the reference in float64 reads of float32 too."""
+    x = numbers((5, 40), torch.float32, 6)
+    assert tilewright.compile(Function(lambda x: torch.topk(x, 4)), (x,), target="native", unsupported="error").verify(x).passed
+
+
 class Selection(torch.nn.Module):
     """The greatest of each sequence, after a product over it, and of each of its elements."""
 

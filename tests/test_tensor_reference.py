@@ -12,8 +12,9 @@ from tilewright.graph import reference, tensor_reference
 from tilewright.graph.tensor_reference import FLOATS_ALONE, INTEGERS_ALONE, OPERATIONS, Unsupported
 from tilewright.ir import scalar
 from tilewright.ir.computation import Computation, Step
-from tilewright.ir.expr import Apply, Const, Load, Var
-from tilewright.runtime.verify import reference_values, widened
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var
+from tilewright.ir.graph import Value
+from tilewright.runtime.verify import compare, errors, reference_values, widened
 
 CPU = torch.device("cpu")
 ODD = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 1e-300, 3.7, -1e300, float("inf"), float("-inf"), float("nan")]
@@ -95,12 +96,50 @@ def test_scans(combiner: str, points: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_left_to_the_definition() -> None:
     i = Var("i", 3)
-    for body in (Load("x", (i,), "u64"), Apply("pow", (Load("x", (i,), "i64"),) * 2, "i64"), Load("x", (i,), "f32")):
+    whole = [Apply(name, (Load("x", (i,), "i64"),) * 2, "i64") for name in ("pow", "div")]  # PyTorch divides integers as float32
+    bodies: list[Expr] = [Load("x", (i,), "u64"), *whole, Load("x", (i,), "f32")]
+    for body in bodies:
         with pytest.raises(Unsupported):
             tensor_reference.run(Computation((Step("s", (3,), (i,), (body,)),), ("s",)), {"x": torch.zeros(3)}, CPU)
+    absolute = Step("s", (3,), (i,), (Apply("abs", (Load("x", (i,), "bool"),), "bool"),))
+    with pytest.raises(Unsupported, match="not implemented"):
+        tensor_reference.run(Computation((absolute,), ("s",)), {"x": torch.zeros(3, dtype=torch.bool)}, CPU)
     step = Step("s", (3,), (i,), (Load("x", (i,), "f64"), i), (Var("r", 2),), "argmax")
     with pytest.raises(Unsupported, match="argmax"):
         tensor_reference.run(Computation((step,), step.names), {"x": torch.zeros(3)}, CPU)
+
+
+def test_nothing_is_read_of_tensors_without_elements() -> None:
+    """Under a guard that never holds: the second of two tensors that are joined, and of which the second has no rows."""
+    i, j = Var("i", 3), Var("j", 2)
+    body = Apply("select", (Apply("lt", (i, Const(3, "i64")), "bool"), Load("x", (i, j), "f64"), Load("y", (i, j), "f64")), "f64")
+    x = np.arange(6.0).reshape(3, 2)
+    both(Step("s", (3, 2), (i, j), (body,)), x=x, y=np.zeros((0, 2)))
+    both(Step("s", (3, 2), (i, j), (body,)), x=x, y=np.zeros((3, 0)))
+
+
+def test_bits_are_those_of_the_types_of_the_graph() -> None:
+    """Also of values computed before: the bits of float32 have others than those of the float64 in their place."""
+
+    class Flipped(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            bits = (2 * x).view(torch.int32)
+            return bits, (bits ^ -(2**31)).view(torch.float32) + 1
+
+    x = torch.tensor([0.25, -3.0, float("inf"), 0.0])
+    graph = read(Flipped(), (x,)).graph
+    got = reference_values(graph, [x], frozenset(graph.outputs))
+    assert torch.equal(got[graph.outputs[0]], (2 * x).view(torch.int32)) and torch.equal(got[graph.outputs[1]], 1 - 2 * x.double())
+
+
+def test_different_integers_are_errors_however_large() -> None:
+    value = Value("y", (2,), "i64")
+    found = [compare("", 0, value, torch.tensor([2**60, wrong]), torch.tensor([2**60, 5]), None) for wrong in (5, 4)]
+    assert [each.passed for each in found] == [True, False]
+    large = torch.tensor([2**60, -(2**62)])
+    assert not compare("", 0, value, large + 1, large, None).passed and compare("", 0, value, large, large, None).passed
+    small = torch.tensor([3, 2**63 + 1], dtype=torch.uint64)
+    assert errors(small, small) == (0.0, 0.0) and errors(small, torch.tensor([3, 2**63], dtype=torch.uint64))[0] == 1
 
 
 @pytest.mark.parametrize("seed", range(12))

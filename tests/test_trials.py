@@ -25,6 +25,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present, machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor, maximum
+from tilewright.ir.expr import cast, unary
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
@@ -168,6 +169,38 @@ def test_reference_with_an_epilogue_and_a_halo(tmp_path: Path) -> None:
     torch.testing.assert_close(server.problem.expected[output], expected, rtol=0, atol=1e-12)
     answer = server.trial({"program": server.program(rank(problem, H200).first().schedule, tmp_path), "mode": "cold"})
     assert "error" not in answer and answer["relative_error"] < 1e-6
+
+
+def test_reference_of_bits_and_of_results_without_dimensions() -> None:
+    """What PyTorch does not compute alike: its results have the shapes of the steps, and bits are those of the type of the region."""
+    b = StepBuilder("y")
+    x = Tensor("x", (7,), "f32")
+    position = b.reduce("argmax", (), (7,), lambda r: (x(r), r))[1]
+    result = b.map((7,), lambda i: unary("reinterpret", x(i), "i32") + cast(position(), "i32"))
+    computation = b.finish([result], ["y"])
+    values = {"x": Value("x", (7,), "f32"), "y": Value("y", (7,), "i32")}
+    region = Region("y", "map", (), computation.steps, ("x",), ("y",))
+    problem = Problem(region, {name: row_major((7,)) for name in values}, values, frozenset())
+    given = torch.tensor([0.5, -1.0, 3.25, 0.0, 1e-20, 3.0, -7.0])
+    assert torch.equal(reference_results(problem, {"x": given})["y"], given.view(torch.int32) + 2)
+
+
+def test_integers_are_exact_whatever_types_stand_beside_them(tmp_path: Path) -> None:
+    """The least error of float16 would be several positions."""
+    graph, _ = simplify(read(Positions(), (torch.zeros(6, 300, dtype=torch.float16),)).graph)
+    whole = {one.values[name].dtype: (one, name) for one in distinct_problems(graph, H200, 1) for name in one.region.outputs}
+    problem, output = whole["i64"]
+    server = EmulatedServer(problem, H200)
+    program = server.program(rank(problem, H200).first().schedule, tmp_path)
+    assert "times" in server.trial({"program": program, "mode": "cold"})
+    right = server.problem.expected[output]
+    server.problem.expected[output] = torch.where(right == right.max(), right - 1, right)
+    assert server.trial({"program": program, "mode": "cold"})["wrong"]
+
+
+class Positions(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.max(1)
 
 
 def test_errors_are_seen() -> None:

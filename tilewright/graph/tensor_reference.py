@@ -16,6 +16,7 @@ from torch import Tensor
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
+from tilewright.ir.scalar import REAL
 
 POINTS_AT_ONCE = 1 << 22
 """Iteration points evaluated together, which bounds the memory of temporaries."""
@@ -64,8 +65,9 @@ OPERATIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "select": torch.where, "checked": _checked, "cast": lambda a: a, "pow": torch.pow,
     }
 )  # fmt: skip
-FLOATS_ALONE, INTEGERS_ALONE = frozenset({"pow", "floor", "ceil", "round", "trunc"}), frozenset({"floordiv", "mod", "fmod", "truncdiv"})
-"""Operations whose other operands PyTorch refuses or treats otherwise (infinite divisors, integers)."""
+FLOATS_ALONE = REAL | {"pow", "div", "atan2", "floor", "ceil", "round", "trunc"}
+INTEGERS_ALONE = frozenset({"floordiv", "mod", "fmod", "truncdiv"})
+"""Operations whose other operands PyTorch refuses or treats otherwise (infinite divisors, integers, which it divides as float32)."""
 REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "sum": lambda a: a.sum(-1, dtype=a.dtype), "prod": lambda a: a.prod(-1, dtype=a.dtype), "max": lambda a: a.amax(-1),
@@ -81,27 +83,30 @@ def run(computation: Computation, inputs: Mapping[str, Tensor], device: torch.de
     """The outputs of a computation, from the tensors that its steps load; an index out of range is taken as 0.
 
     Raises:
-        Unsupported: before anything is computed.
+        Unsupported: before anything is computed, but for what PyTorch does not implement for a type.
     """
     for step in computation.steps:
-        _refuse(step, inputs)
+        _refuse(step)
     environment = dict(inputs)
     for step in computation.steps:
-        environment.update(zip(step.names, _run_step(step, environment, device), strict=True))
+        try:
+            environment.update(zip(step.names, _run_step(step, environment, device), strict=True))
+        except NotImplementedError as error:
+            raise Unsupported(str(error)) from error
     return tuple(environment[name] for name in computation.outputs)
 
 
-def _refuse(step: Step, inputs: Mapping[str, Tensor]) -> None:
+def _refuse(step: Step) -> None:
     if step.scan is not None and step.combiner not in SCANS:
         raise Unsupported(f"a scan by {step.combiner}")
     if step.combiner is not None and step.combiner not in REDUCTIONS:
         raise Unsupported(f"a reduction by {step.combiner}")
     if step.combiner is not None and not prod(axis.extent or 0 for axis in step.reduction):
         raise Unsupported("a reduction of nothing")
-    refuse(step.bodies, inputs)
+    refuse(step.bodies)
 
 
-def refuse(roots: Sequence[Expr], inputs: Mapping[str, Tensor]) -> None:
+def refuse(roots: Sequence[Expr]) -> None:
     """Raises Unsupported unless `values` evaluates the expressions."""
     for node in walk(*roots):
         if node.dtype not in TYPES:
@@ -110,8 +115,6 @@ def refuse(roots: Sequence[Expr], inputs: Mapping[str, Tensor]) -> None:
             raise Unsupported(node.operation)
         if isinstance(node, Apply) and node.operation in (INTEGERS_ALONE if node.dtype == "f64" else FLOATS_ALONE):
             raise Unsupported(f"{node.operation} of {node.dtype}")
-        if isinstance(node, Load) and node.buffer in inputs and not inputs[node.buffer].numel():
-            raise Unsupported("an empty tensor")
 
 
 def _type(dtype: str) -> torch.dtype:
@@ -195,7 +198,9 @@ def values(roots: Sequence[Expr], space: Mapping[Var, Window], environment: Mapp
 
 
 def _gathered(tensor: Tensor, index: Sequence[Tensor]) -> Tensor:
-    """The elements at an index, clamped to the tensor."""
+    """The elements at an index, clamped to the tensor; 0 for one without elements, which is read only under a guard that never holds."""
+    if not tensor.numel():
+        return tensor.new_zeros(())
     return tensor[tuple(own.clamp(0, extent - 1) for own, extent in zip(index, tensor.shape, strict=True))] if index else tensor
 
 

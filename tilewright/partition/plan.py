@@ -89,8 +89,8 @@ def divide(
         (`hardware.calibration.gpu_recurrence`).
     updates: (input, output) numbers of the outputs that replace inputs after a call; on CPUs they are stored in the inputs where that is possible
         (`partition.updates`).
-    memory: of plans for other sizes, whose schedules, joins and chains are kept where they are predicted nearly as fast as the best, and on CPUs
-        whose merged siblings are kept; this plan is added.
+    memory: of plans for other sizes, whose schedules and chains, and on CPUs joins of which times decide, are kept where they are predicted nearly as
+        fast as the best, and on CPUs whose merged siblings are kept; this plan is added.
     ready: is called with kernels as soon as the program is likely to have them.
     as_before: what the memory knows is taken without a prediction, on CPUs: the plan takes a fraction of the time, but nothing says how good it is.
     policy: merges about which not their own times decide.

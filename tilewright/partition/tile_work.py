@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.tensor_cores import PEAKS, TENSOR_CORES, mma_flops
 from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import loads, variables
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD
@@ -95,6 +96,17 @@ def tile_work(
         rest = prod(extent for dim, extent in enumerate(shape) if dim not in found)
         return np.asarray(rest * size_of(problem.values[name].dtype) / WORD * np.prod([one, *found.values()], axis=0))
 
+    def reads(region: int, name: str) -> np.ndarray:
+        """Words of a value that a tile of a region reads at most, one for each evaluation of a load: windows may leave out more than they read."""
+        part = cuts[region]
+        counts = {axis: column(region, place) for place, axis in enumerate(part.axes) if axis is not None}
+        points = [
+            np.asarray(prod((count if (count := counts.get(axis)) is not None else axis.extent or 0 for axis in variables(*load.index)), start=one))
+            for load in loads(*(body for step in part.region.steps for body in step.bodies))
+            if load.buffer == name and not loads(*load.index)
+        ]
+        return np.asarray(np.min(points, axis=0) * size_of(problem.values[name].dtype) / WORD if points else inf * one)
+
     one = np.ones(len(places[0]))
     readers = readers_in(cuts)
     stored = {part.result: extents(number, part.result, False, True) for number, part in enumerate(cuts) if readers[number]}
@@ -127,7 +139,7 @@ def tile_work(
                 continue
             shape = problem.values[name].shape
             fastest, *outer = [dim for dim, _ in reversed(problem.layouts[name].order) if shape[dim] > 1] or [0]
-            run = found.get(fastest, one * shape[fastest])
+            run = found.get(fastest, one * (shape[fastest] if shape else 1))
             if name not in stored:
                 sectors += times * words(name, found) * np.maximum(SECTOR_WORDS / run, 1) / SECTOR_WORDS
             if part.region.kind == "window" and name != part.result and found:
@@ -141,14 +153,20 @@ def tile_work(
         accessed = {name: name != part.result for name in (*part.region.inputs, part.result)}
         sizes_of = {name: words(name, extents(number, name, read)) for name, read in accessed.items()}
         near = sum((size for name, size in sizes_of.items() if name in stored), 0 * one) / sum(sizes_of.values())
-        distinct = sum((words(name, extents(number, name, read, skipped=False)) for name, read in accessed.items()), 0 * one)
+        distinct = words(part.result, mine)
+        for name in part.region.inputs:
+            distinct = distinct + np.minimum(words(name, extents(number, name, True, skipped=False)), reads(number, name))
         passing = WORD * distinct * (near / machine.shared_bytes_per_cycle + (1 - near) / level_2.bandwidth) / clock
         arithmetic = product_seconds(part.region, problem, machine, numerics) * machine.processors * share
         least.append(np.maximum(arithmetic, (part.region.kind in PASSING) * repeats * passing))
         found_product = anchor(part.region.steps, problem.constants) if part.region.kind == "contraction" else None
-        columns = found_product.size_batch * found_product.size_n if found_product is not None else 0
-        many = columns * GEMV_ROWS * size_of(problem.values[part.result].dtype) < WORD * outputs  # rows of any part
-        waiting.append(repeats * np.where(many, product_latency(machine), 0.0) * (columns > 0))
+        waits = np.zeros(len(one), bool)
+        if found_product is not None:
+            rows = outputs * WORD / size_of(problem.values[part.result].dtype) / (found_product.size_batch * found_product.size_n)  # of any part
+            cut = [(axis, column(number, place)) for place, axis in enumerate(part.axes) if axis in found_product.n]
+            columns = prod((count / (axis.extent or 1) for axis, count in cut if axis and count is not None), start=one * found_product.size_n)
+            waits = (rows > GEMV_ROWS) & (columns > 1)  # with one column the factors change places, and there is one row
+        waiting.append(repeats * np.where(waits, product_latency(machine), 0.0))
         turns += repeats
     last = cuts[-1].result
     blocks = np.prod([(problem.values[last].shape[dim] // count) for dim, count in extents(len(cuts) - 1, last, False).items()], axis=0)

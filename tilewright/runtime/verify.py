@@ -93,11 +93,30 @@ class Verification:
 
 
 def widened(graph: Graph) -> Graph:
-    """The graph with every floating-point value, constant and `dtype` attribute as float64, and every complex one as complex128."""
+    """The graph with every floating-point value, constant and `dtype` attribute as float64, and every complex one as complex128, but for values of
+    which the bits are read or made."""
     values = {name: replace(value, dtype=_wide(value.dtype)) for name, value in graph.values.items()}
     constants = {name: _widened_tensor(t) for name, t in graph.constants.items()}
-    nodes = tuple(replace(node, attributes=_widened_attributes(node.attributes)) for node in graph.nodes)
-    return replace(graph, nodes=nodes, values=values, constants=constants)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.operator == "bit_cast":
+            nodes += _between_casts(graph, node, values)
+        else:
+            nodes.append(replace(node, attributes=_widened_attributes(node.attributes)))
+    return replace(graph, nodes=tuple(nodes), values=values, constants=constants)
+
+
+def _between_casts(graph: Graph, node: Node, values: dict[str, Value]) -> tuple[Node, ...]:
+    """A node that reads or makes bits, which are those of the types of the graph, between casts from and to the wide types in `values`, to which the
+    values between them are added."""
+    (given,), (result,) = node.inputs, node.outputs
+    read, made = replace(graph.values[given], name=f"{node.name}.read"), replace(graph.values[result], name=f"{node.name}.made")
+    values |= {read.name: read, made.name: made}
+    return (
+        Node(read.name, "cast", (given,), (read.name,), MappingProxyType({"dtype": read.dtype})),
+        replace(node, inputs=(read.name,), outputs=(made.name,)),
+        Node(made.name, "cast", (made.name,), (result,), MappingProxyType({"dtype": values[result].dtype})),
+    )
 
 
 def _wide(dtype: str) -> str:
@@ -187,11 +206,15 @@ def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
         return 0.0, 0.0
     if got.is_complex():
         return errors(torch.view_as_real(got.resolve_conj()), torch.view_as_real(expected.resolve_conj()))
-    ours, theirs = got.double(), expected.double().reshape(got.shape)
+    expected = expected.reshape(got.shape)
+    ours, theirs = got.double(), expected.double()
     finite = torch.isfinite(ours) & torch.isfinite(theirs)
     same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
     zero = torch.zeros((), dtype=torch.float64, device=ours.device)
-    difference = torch.where(finite, (ours - theirs).abs(), zero).max()
+    distance = (ours - theirs).abs()
+    if not got.is_floating_point():  # different integers may be the same float64
+        distance = torch.where(got == expected, zero, distance.clamp(min=1))
+    difference = torch.where(finite, distance, zero).max()
     scale = torch.where(finite, theirs.abs(), zero).max()
     agree, absolute, largest = torch.stack((same.all().double(), difference, scale)).tolist()
     if not agree:

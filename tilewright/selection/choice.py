@@ -88,8 +88,8 @@ def choose(problem: Problem, machine: Machine, threads: int = 1, numerics: Numer
 
 
 def choosing(numerics: Numerics = USUAL) -> Callable[[Problem, Machine, int], Choice]:
-    """`choose` for one machine, which ranks once for all problems that every schema sees alike: such as layers that store their results in different
-    places of a concatenation."""
+    """`choose`, which ranks once for all problems that every schema sees alike: such as layers that store their results in different places of a
+    concatenation."""
     known: dict[object, Choice] = {}
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
@@ -98,7 +98,7 @@ def choosing(numerics: Numerics = USUAL) -> Callable[[Problem, Machine, int], Ch
             return choose(problem, machine, threads, numerics)
         asked = (*schemas(machine, kind), *([library(machine)] if numerics.vendor and kind in library(machine).kinds else []))
         forms = [form_of(schema, problem, machine) for schema in asked if numerics.winograd or not schema.transforms]
-        key = (kind, threads, *(str(form) if isinstance(form, Unsuitable) else form.facts for form in forms))
+        key = (machine, kind, threads, *(str(form) if isinstance(form, Unsuitable) else form.facts for form in forms))
         if key not in known:
             known[key] = choose(problem, machine, threads, numerics)
         return known[key]

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tilewright.codegen.common import guarded_load
 from tilewright.graph import reference, tensor_reference
 from tilewright.graph.contraction import Contraction, anchor, contraction
 from tilewright.graph.tensor_reference import Unsupported, Window
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import Expr, Load, Var, add, loads, rewrite
+from tilewright.ir.expr import Apply, Expr, Load, Var, add, cast, loads, rewrite
 from tilewright.ir.problem import Problem
+from tilewright.ir.scalar import REINTERPRETED
 
 ELEMENTS_AT_ONCE = 1 << 25
 """Maximum elements of the first factor, expanded as a matrix, that are processed at once."""
@@ -55,8 +55,11 @@ def _evaluated(step: Step, wide: Mapping[str, torch.Tensor], device: torch.devic
     try:
         return tensor_reference.run(computation, inputs, device)
     except Unsupported:
-        results = reference.run(computation, {name: tensor.cpu().numpy() for name, tensor in inputs.items()})
-        return tuple(torch.from_numpy(np.ascontiguousarray(result)).to(device) for result in results)
+        return _on(device, reference.run(computation, {name: tensor.cpu().numpy() for name, tensor in inputs.items()}))
+
+
+def _on(device: torch.device, arrays: Sequence[np.ndarray]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.from_numpy(np.array(array)).to(device) for array in arrays)
 
 
 def _as_read(step: Step, read_at: Mapping[str, int]) -> Step:
@@ -88,7 +91,14 @@ def _widened(step: Step) -> Step:
 
 
 def _wide(body: Expr) -> Expr:
-    return rewrite(body, lambda node: replace(node, dtype="f64") if is_float(node.dtype) else node)
+    """The expression with floats as float64, but for bits that are read or made, which are those of the type that kernels compute with."""
+
+    def widened(node: Expr) -> Expr:
+        if isinstance(node, Apply) and node.operation == "reinterpret":
+            return cast(node, "f64") if is_float(node.dtype) else replace(node, args=(cast(node.args[0], REINTERPRETED[node.dtype]),))
+        return replace(node, dtype="f64") if is_float(node.dtype) else node
+
+    return rewrite(body, widened)
 
 
 def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -126,20 +136,14 @@ def _factor(
 ) -> torch.Tensor:
     """A factor at every point of the axes, in float64; axes of `unit` have the value 0."""
     space = {axis: window.get(axis, (0, axis.extent or 0)) for axis in axes} | {axis: (0, 1) for axis in unit}
-    shape = [last - first for first, last in space.values()]
-    simple = guarded_load(expr)
-    if simple is not None:
-        guard, value = tensor_reference.values(simple, space, wide, device)
-        return torch.where(guard, value, torch.zeros((), dtype=torch.float64, device=device)).expand(shape)
     body = _wide(expr)
     try:
-        tensor_reference.refuse((body,), wide)
+        tensor_reference.refuse((body,))
         (computed,) = tensor_reference.values((body,), space, wide, device)
     except Unsupported:
         arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
-        (found,) = reference.evaluate_expressions([body], _indices(space), arrays)
-        computed = torch.from_numpy(np.ascontiguousarray(found)).to(device)
-    return computed.expand(shape)
+        (computed,) = _on(device, reference.evaluate_expressions([body], _indices(space), arrays))
+    return computed.expand([last - first for first, last in space.values()])
 
 
 def _indices(space: Mapping[Var, Window]) -> dict[str, np.ndarray]:

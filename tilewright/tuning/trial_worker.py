@@ -250,7 +250,8 @@ class Server:
     def trial(self, message: Message) -> Message:
         assert self.problem is not None
         loaded = self.load(message["program"], message["mode"])
-        tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
+        types = [self.problem.values[name].dtype for name in self.problem.region.outputs]
+        tolerance = min((TOLERANCES[dtype] for dtype in types if dtype in TOLERANCES), default=0.0)
         # tile products round packed constants too
         narrow = {value.dtype for value in self.problem.values.values()} | ({AS_TF32} if message["program"]["tf32"] else set())
         tolerance = max(tolerance, narrow_tolerance(narrow))
@@ -366,13 +367,15 @@ class Server:
             replay.destroy()
 
     def error(self, number: int) -> float:
-        """The largest relative error of the outputs in one set of buffers."""
+        """The largest relative error of the outputs in one set of buffers; infinite if integers or truth values differ."""
         assert self.problem is not None
         problem = self.problem
-        return max(
-            errors(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])[1]
-            for name in problem.region.outputs
-        )
+
+        def error_of(name: str) -> float:
+            _, relative = errors(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])
+            return relative if problem.values[name].dtype in TOLERANCES or not relative else math.inf
+
+        return max(map(error_of, problem.region.outputs))
 
     def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
