@@ -80,8 +80,8 @@ def _touched(region: Any, program: Any) -> tuple[set[str], set[str]]:
     """The values that a region reads or writes, and those that it writes."""
     kernels = {kernel["name"]: kernel for kernel in program["kernels"]}
     roots = lambda names: {program["aliases"].get(name, name) for name in names}  # noqa: E731
-    written = {a for name, arguments, _ in region["calls"] for a, writes in zip(arguments, kernels[name]["writes"], strict=True) if writes}
-    named = {a for _, arguments, _ in region["calls"] for a in arguments}
+    written = {a for name, arguments, *_ in region["calls"] for a, writes in zip(arguments, kernels[name]["writes"], strict=True) if writes}
+    named = {a for _, arguments, *_ in region["calls"] for a in arguments}
     return roots({*named, *region["inputs"], *region["outputs"]}), roots(written | {*region["outputs"]})
 
 
