@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.cells import Rows, percent, power, results_of
@@ -282,16 +282,29 @@ def chain_limits() -> Rows:
 
 
 def half_networks() -> Rows:
-    """Networks in float16 and bfloat16 on this CPU: milliseconds, and the fastest other's time over ours."""
+    """Networks in float16 and bfloat16 on a CPU with AMX, each in a file of its own."""
+    return _half(path.stem for path in sorted(RESULTS.glob("half_*_[12].json")))
+
+
+def half_pairs() -> Rows:
+    """The same in bfloat16 on a CPU with AVX512_BF16 and without AMX."""
+    return _half(["half_bfloat16_zen4"])
+
+
+def _half(files: Iterable[str]) -> Rows:
+    """Milliseconds, and the fastest other's time over ours."""
     others = {"eager": "eager", "eager_cl": "eager, channels last", "inductor": "Inductor"}
     rows = [["network, type", "threads", "ours, ms", *others.values(), "fastest other / ours"]]
-    for path in sorted(RESULTS.glob("half_*.json")):
-        entries = results_of(path.stem)
-        seconds = {entry["contender"]: entry["median_seconds"] for entry in entries}
-        own, times = seconds["tilewright"], [seconds.get(name) for name in others]
-        cells = ("" if time is None else f"{1e3 * time:.3g}" for time in (own, *times))
-        ratio = min(time for time in times if time is not None) / own
-        rows.append([entries[0]["network"], str(results_of(path.stem, "settings")["threads"]), *cells, f"{ratio:.2f}"])
+    for file in files:
+        seconds: dict[str, dict[str, float]] = {}
+        for entry in results_of(file):
+            if entry.get("median_seconds") is not None:
+                seconds.setdefault(entry["network"], {})[entry["contender"]] = entry["median_seconds"]
+        for network, own in seconds.items():
+            times = [own.get(name) for name in others]
+            cells = ("" if time is None else f"{1e3 * time:.3g}" for time in (own["tilewright"], *times))
+            ratio = min(time for time in times if time is not None) / own["tilewright"]
+            rows.append([network, str(results_of(file, "settings")["threads"]), *cells, f"{ratio:.2f}"])
     return rows
 
 
@@ -452,6 +465,7 @@ CPU_TABLES = (
     chained_networks,
     chain_limits,
     half_networks,
+    half_pairs,
     first_day,
     first_day_avx512,
     compile_times,

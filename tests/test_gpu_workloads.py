@@ -205,7 +205,9 @@ def test_operations_of_libraries() -> None:
     attention = LibraryCall(Attention("attention", 0.5), (q, k, v), (View("o", (1, 2, 5, 3), (1,) * 4, 0),))
     assert gpu_networks.flops_of(attention) == 2 * (2 * 5 * 7) * (4 + 3)
     sizes = ((7, 2, 3), (2, 5), (15, 3), (15, 5), (15,), (15,))
-    layer = LibraryCall(Recurrent("gru", False), tuple(View("x", shape, (1,) * len(shape), 0) for shape in sizes), (View("o", (7, 2, 5), (1,) * 3, 0),))
+    layer = LibraryCall(
+        Recurrent("gru", False), tuple(View("x", shape, (1,) * len(shape), 0) for shape in sizes), (View("o", (7, 2, 5), (1,) * 3, 0),)
+    )
     assert gpu_networks.flops_of(layer) == 2 * (7 * 2) * 15 * (3 + 5)
 
 

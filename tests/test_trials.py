@@ -33,7 +33,7 @@ from tilewright.ir.region import Region
 from tilewright.partition.canonical import canonical
 from tilewright.runtime.verify import errors
 from tilewright.selection.choice import rank
-from tilewright.tuning import serialisation, trial_processes
+from tilewright.tuning import serialisation, trial_processes, trial_reference
 from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trial_reference import reference_results
@@ -144,6 +144,23 @@ def test_reference_of_a_softmax_over_channels_that_joined_its_convolution() -> N
     by_size = {tensor.numel(): tensor.double() for tensor in inputs.values()}
     expected = F.conv2d(by_size[8 * 36].reshape(1, 8, 6, 6), by_size[8 * 16].reshape(16, 8, 1, 1), by_size[16].reshape(16)).relu().softmax(1)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+
+
+def test_reference_on_the_host_where_the_device_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = biased_problem()
+    inputs = {name: drawn(problem.values[name], torch.Generator(), torch.device("cpu")) for name in problem.region.inputs}
+    expected = reference_results(problem, inputs)
+    asked: list[int] = []
+
+    def results(*arguments: Any, found: Callable[..., Any] = trial_reference._results) -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            raise torch.cuda.OutOfMemoryError("made up")
+        return found(*arguments)
+
+    monkeypatch.setattr(trial_reference, "_results", results)
+    again = reference_results(problem, inputs)
+    assert len(asked) == 2 and all(torch.equal(again[name], tensor) for name, tensor in expected.items())
 
 
 def biased_problem() -> Problem:

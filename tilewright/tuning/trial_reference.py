@@ -22,12 +22,23 @@ ELEMENTS_AT_ONCE = 1 << 25
 
 
 def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The region's outputs on the device of its inputs, with floating-point values in float64; `inputs` have their logical shapes."""
+    """The region's outputs on the device of its inputs, with floating-point values in float64; `inputs` have their logical shapes. The host computes
+    them if the device's memory is too small."""
+    try:
+        return _results(problem, inputs)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    device = next(iter(inputs.values())).device
+    found = _results(problem, {name: tensor.cpu() for name, tensor in inputs.items()})
+    return {name: tensor.to(device) for name, tensor in found.items()}
+
+
+def _results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     region = problem.region
     if region.stages:
         known = dict(inputs)
         for stage in region.stages:
-            known |= reference_results(replace(problem, region=stage), {name: known[name] for name in stage.inputs})
+            known |= _results(replace(problem, region=stage), {name: known[name] for name in stage.inputs})
             for name, whole in region.wholes:
                 if name in stage.outputs:
                     known[whole] = known[whole].to(known[name].dtype, copy=True)
