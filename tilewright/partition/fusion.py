@@ -37,7 +37,7 @@ from tilewright.kernels.library.recurrent import layer_in
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
 from tilewright.partition.joining import JOIN, JoinDecision, RowJudge, owns_rows, with_rows
-from tilewright.partition.merges import WHOLE, as_before
+from tilewright.partition.merges import WHOLE, nearly_as_fast
 from tilewright.partition.pieces import as_one_load
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 from tilewright.partition.pooling_joining import with_windows
@@ -324,7 +324,7 @@ class _Partitioner:
             decided, before = self.judge_rows.policy.about(JOIN, results), self.judge_rows.before.get(results)
             if decided is not None:
                 joins, why = decided, f"{why}; {WHOLE}"
-            elif before is not None and before != joins and as_before(decision.ways, before):
+            elif before is not None and before != joins and nearly_as_fast(decision.ways, before):
                 joins, why = before, f"{why}; as for another size"
         told = "joins" if joins else "not joined to"
         self.considered.append(MergeDecision(results, joins, f"{node.operator} {node.name} {told} {others}: {why}", JOIN, decision.ways))

@@ -115,7 +115,7 @@ def gains(together: float, apart: float) -> bool:
     return together < (1 - LEAST_GAIN) * apart
 
 
-def as_before(ways: Ways, before: bool) -> bool:
+def nearly_as_fast(ways: Ways, before: bool) -> bool:
     """Whether the way that was taken for another size takes at most `KEPT` longer than the other one, measured or predicted."""
     together, apart = ways.measured or ways.predicted
     return (together if before else apart) <= (1 + KEPT) * min(together, apart)

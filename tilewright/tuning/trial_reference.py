@@ -152,7 +152,7 @@ def _factor(
         tensor_reference.refuse((body,))
         (computed,) = tensor_reference.values((body,), space, wide, device)
     except Unsupported:
-        arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
+        arrays = {load.buffer: wide[load.buffer].cpu().numpy() for load in loads(body)}
         (computed,) = _on(device, reference.evaluate_expressions([body], _indices(space), arrays))
     return computed.expand([last - first for first, last in space.values()])
 
