@@ -184,7 +184,9 @@ def _evaluate(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], device: 
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
         return (convolve(functional.pad(image, padding), filters, None, tuple(a["stride"]), 0, tuple(a["dilation"]), a.get("groups", 1)),)
     if node.operator == "scan":
-        return looped(node, inputs, lambda body, given: _outputs(body, given, device), torch.stack)
+        body = node.attributes["body"]
+        moved = replace(body, constants={name: tensor.to(device) for name, tensor in body.constants.items()})  # once, not in every step
+        return looped(node, inputs, lambda _, given: _outputs(moved, given, device), torch.stack)
     if node.operator != "torch":
         computation = table.computation(node, graph.values)
         if not any(isinstance(part, Apply) and part.operation == "checked" for step in computation.steps for part in walk(*step.bodies)):
