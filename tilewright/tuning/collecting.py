@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.gpu.counts import TensorCounts
+from tilewright.kernels.gpu.counts import TensorCounts, TileCounts
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import rank
 from tilewright.selection.learned.gpu import corrected, models_for, refined
@@ -37,10 +37,14 @@ def ranking_of(problem: Problem, machine: Machine, numerics: Numerics = USUAL) -
 
 
 def to_sample(layer: Layer, problem: Problem, machine: Machine) -> Ranking:
-    """The candidates among which samples are drawn: all in fp32, in other precisions those on tensor cores if there are any."""
+    """The candidates among which samples are drawn: all in fp32; in other precisions, where there are some on tensor cores, none with tiles on CUDA
+    cores."""
     ranking = ranking_of(problem, machine, dataset.layer_numerics(layer))
-    own = tuple(part for part in ranking.parts if isinstance(part.counts, TensorCounts))
-    return replace(ranking, parts=own) if own else ranking
+    on_tensor_cores = [isinstance(part.counts, TensorCounts) for part in ranking.parts]
+    if not any(on_tensor_cores):
+        return ranking
+    own = zip(ranking.parts, on_tensor_cores, strict=True)
+    return replace(ranking, parts=tuple(part for part, tensor in own if tensor or not isinstance(part.counts, TileCounts)))
 
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:
