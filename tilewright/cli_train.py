@@ -139,7 +139,10 @@ def _train(files: list[Path], outputs: Mapping[str, Path], options: argparse.Nam
     with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
         known = samples_by_model(layers, machine)
     if "" in known and len({measured.machine for measured in layers}) > 1:
-        raise InvalidInput("kernels on CUDA cores of several machines cannot train one model", "name files of one machine, or of tensor cores alone")
+        if len(known) == 1:
+            raise InvalidInput("tiles on CUDA cores of several machines cannot train one model", "name files of one machine")
+        console.print("tiles on CUDA cores are left out, since the formulas that their model corrects are of one machine")
+        del known[""]
     counts = {suffix: len(set(rows.problem.tolist())) for suffix, rows in known.items()}
     if (most := max(counts.values())) < least:
         raise InvalidInput(f"no model covers more than {most} layers, which are too few to train and judge it", f"measure {least} at least")

@@ -27,14 +27,10 @@ BOOSTED = MappingProxyType(
 )
 RECIPE = Recipe("gradient_boosting", "formed", "correction", 3.0, options=BOOSTED)
 """How the models in the package are trained."""
-SHALLOW = MappingProxyType(
-    {"max_iter": 400, "learning_rate": 0.05, "max_leaf_nodes": 63, "min_samples_leaf": 10, "max_features": 0.3, "l2_regularization": 5.0}
-)
-STREAMED = Recipe("gradient_boosting", "streams", "correction", 3.0, options=SHALLOW)
-"""How models of windows, maps, row reductions and few rows' products are trained: with smaller trees on fewer features at a time, since a quarter as
-many layers were measured."""
+STREAMED = Recipe("gradient_boosting", "streams", "correction", 3.0, options=BOOSTED)
+"""How models of windows, maps, row reductions and few rows' products are trained."""
 TENSOR = Recipe("gradient_boosting", "tensor", "correction", 3.0, options=BOOSTED)
-"""How models of products on tensor cores are trained: since 1,919 layers were measured, with trees as large as those of tiles on CUDA cores."""
+"""How models of products on tensor cores are trained."""
 RECIPES = MappingProxyType({"": RECIPE, STREAMS_SUFFIX: STREAMED, TENSOR_SUFFIX: TENSOR})
 """The models of a machine, by what follows its name."""
 TOPS = (1, 10, 30)
