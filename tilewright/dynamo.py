@@ -219,7 +219,9 @@ class _Guard:
 
 
 def _without_grad_switches(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy without the nodes that switch grad mode: the graph runs without gradients altogether."""
+    """The graph without nodes that switch grad mode, a copy if it has any: it runs without gradients altogether."""
+    if not any(node.target in _GRAD_SWITCHES for node in graph_module.graph.nodes):
+        return graph_module
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, Any] = {}
     for node in graph_module.graph.nodes:

@@ -195,7 +195,7 @@ def exported(
     of a size that is to be symbolic."""
     types = autocast_types() if casts is None else casts
     if isinstance(module, CapturedModule) and not types:
-        with torch.no_grad(), quiet_exporter():
+        with torch.no_grad(), quiet_exporter(), _code_where_called():
             found = captured_program(module, example_inputs, free or {})
         if found is not None and is_readable(found, HANDLERS.keys()):
             return found
