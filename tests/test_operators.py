@@ -243,7 +243,9 @@ class Norms(nn.Module):
             nn.init.uniform_(tensor, 0.5, 1.5)
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return [part(x) for part in self.parts] + [F.normalize(x, dim=1), F.cosine_similarity(x, x * x + 1), F.pairwise_distance(x, x * 2)]
+        scaled = [torch._weight_norm(x, length, axis) for axis, length in ((0, x[:, :1, :1, :1]), (3, x[:1, :1, :1]), (1, x[:1, :, :1, :1]))]
+        distances = [F.normalize(x, dim=1), F.cosine_similarity(x, x * x + 1), F.pairwise_distance(x, x * 2)]
+        return [part(x) for part in self.parts] + distances + scaled + [torch._weight_norm(x, x[0, 0, 0, 0], -1)]
 
 
 def test_norms() -> None:

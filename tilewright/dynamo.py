@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tilewright.compile import Family, check_options, default_target
 from tilewright.compile import compile as compile_model
-from tilewright.dynamo_sizes import Fraction, FreeInputs, free_inputs
+from tilewright.dynamo_sizes import free_inputs
 from tilewright.errors import (
     InvalidInput,
     TargetNotPresent,
@@ -36,6 +36,7 @@ from tilewright.errors import (
     warn_at_users_line,
     warn_not_compiled,
 )
+from tilewright.frontend.captured import CapturedModule
 from tilewright.frontend.places import place_of
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
@@ -217,41 +218,10 @@ class _Guard:
         return self.source() is tensor and tensor._version == self.version and tensor.data_ptr() == self.data_pointer
 
 
-class _Frozen(torch.nn.Module):
-    """The captured graph with some of its inputs bound to tensors and numbers, and sizes taken from the tensors; it is called with the inputs at
-    `positions`."""
-
-    def __init__(
-        self,
-        graph_module: torch.fx.GraphModule,
-        bound: Mapping[int, torch.Tensor],
-        positions: tuple[int, ...],
-        sizes: FreeInputs,
-        fractions: Mapping[int, float],
-    ) -> None:
-        super().__init__()
-        self.graph_module = _without_grad_switches(graph_module)
-        self.positions, self.sizes = positions, sizes
-        self.fractions = {i: Fraction(value) for i, value in fractions.items()}
-        self.names: dict[int, str] = {}
-        for number, (position, tensor) in enumerate(bound.items()):  # Dynamo puts free sizes before them: positions differ between graphs
-            self.names[position] = f"{_FROZEN}{number}"
-            if isinstance(tensor, torch.nn.Parameter):
-                self.register_parameter(self.names[position], tensor)
-            else:
-                self.register_buffer(self.names[position], tensor)
-
-    def forward(self, *inputs: Any) -> Any:
-        given: dict[int, Any] = {**self.fractions, **dict(zip(self.positions, inputs, strict=True))}
-        given.update({i: getattr(self, name) for i, name in self.names.items()})
-        given.update({i: given[tensor].shape[dim] for i, (tensor, dim) in self.sizes.derived.items()})
-        arguments = [given.get(i) for i in range(len(given) + len(self.sizes.unread))]
-        with torch.fx.traceback.preserve_node_meta():  # places in the user's model
-            return torch.fx.Interpreter(self.graph_module).run(*arguments)
-
-
 def _without_grad_switches(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy without the nodes that switch grad mode: the graph runs without gradients altogether."""
+    """The graph without nodes that switch grad mode, a copy if it has any: it runs without gradients altogether."""
+    if not any(node.target in _GRAD_SWITCHES for node in graph_module.graph.nodes):
+        return graph_module
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, Any] = {}
     for node in graph_module.graph.nodes:
@@ -362,7 +332,7 @@ class _CompiledGraph:
                 # outside inference mode: tensors made in it have no versions, and export rejects them
                 with torch.inference_mode(False), torch.no_grad():
                     with collection_paused():
-                        model = _Frozen(self._eager, bound, free, self._sizes, fractions)
+                        model = CapturedModule(_without_grad_switches(self._eager), bound, free, fractions, self._sizes.derived, _FROZEN)
                     sizes = self._sizes.dynamic(free)
                     return compile_model(model, tuple(_plain(inputs[i]) for i in free), dynamic=sizes, family=family, **options)
             except TilewrightError as error:

@@ -64,16 +64,6 @@ def free_inputs(graph_module: torch.fx.GraphModule) -> FreeInputs:
     return FreeInputs(MappingProxyType(dims), numbers, MappingProxyType(derived), unread, fractions)
 
 
-class Fraction:
-    """Stands for a tensor that holds a Python float."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def item(self) -> float:
-        return self.value
-
-
 def _is_fraction(node: torch.fx.Node, example: Any) -> bool:
     scalar = isinstance(example, torch.Tensor) and example.dtype is torch.float64 and not example.shape
     return scalar and bool(node.users) and all(user.op == "call_method" and user.target == "item" for user in node.users)

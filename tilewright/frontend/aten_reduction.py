@@ -183,6 +183,13 @@ def norm_all(g: GraphBuilder, x: Value, order: float) -> Value:
     return vector_norm(g, x, order, None, False)
 
 
+@HANDLERS.handles("_weight_norm.default")
+def weight_norm(g: GraphBuilder, x: Value, length: Value, axis: int = 0) -> Value:
+    """x length / |x|, where |x| is the length for each index of the axis; -1: that of all of x."""
+    over = None if axis == -1 else [other for other in range(len(x.shape)) if other != axis % len(x.shape)]
+    return g.pointwise("mul", x, g.pointwise("div", length, _reduce(g, "norm", x, over, True, order=2.0)))
+
+
 @HANDLERS.handles("cosine_similarity.default")
 def cosine_similarity(g: GraphBuilder, a: Value, b: Value, axis: int, epsilon: float) -> Value:
     """Each side is divided by its length, but not by less than epsilon."""

@@ -11,7 +11,7 @@ import torch
 from tilewright.errors import InvalidInput, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.sized import DeclaredModel, Key, check_bounds, named_sizes
-from tilewright.frontend.symbolic import NUMBER
+from tilewright.frontend.sizes import NUMBER
 
 
 @dataclass(frozen=True)

@@ -49,5 +49,7 @@ def said(error: BaseException) -> str:
 
 def printable(text: str, length: int = 300) -> str:
     """Text of a file made safe to show: one line, no control characters, at most `length` characters."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[: length + 1])
+    shown = text[: length + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else "?" for c in shown)
     return shown if len(shown) <= length else f"{shown[:length]}..."

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InvalidInput, InvalidModel, UnsupportedOption
 from tilewright.frontend.copies import Copies
 from tilewright.frontend.imported import Imported
-from tilewright.frontend.symbolic import NUMBER, SymbolicProgram
+from tilewright.frontend.sizes import NUMBER
+from tilewright.frontend.symbolic import SymbolicProgram
 from tilewright.frontend.torch_export import by_parameter, exported, tensors_of
 from tilewright.system.autocast import autocast_types
 

@@ -14,6 +14,8 @@ import torch
 
 from tilewright.errors import InvalidModel
 
+NUMBER = -1
+"""In place of a dimension: the input is a Python number, and the size is its value."""
 REMEDY = "compile it with example inputs, whose sizes are taken, or with dynamic=True"
 
 

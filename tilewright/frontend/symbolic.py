@@ -19,12 +19,10 @@ from tilewright.errors import InvalidInput, InvalidModel
 from tilewright.frontend.copies import Copies
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.pt2_sizes import condition
-from tilewright.frontend.sizes import Sizes, is_symbolic
+from tilewright.frontend.sizes import NUMBER, Sizes, is_symbolic
 from tilewright.frontend.torch_export import functional
 from tilewright.frontend.torch_import import import_exported, import_functional
 
-NUMBER = -1
-"""In place of a dimension: the input is a Python number, and the size is its value."""
 NO_OTHERS: Mapping[tuple[int, int], int] = MappingProxyType({})
 
 

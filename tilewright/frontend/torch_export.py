@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_scatter, aten_shape, aten_sorting
+from tilewright.frontend.captured import CapturedModule, captured_program
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
 from tilewright.frontend.functional_forms import with_functions
@@ -192,6 +193,12 @@ def exported(
 
     Raises InvalidModel if the module cannot be exported, for example because its control flow depends on tensor values, or it allows only one value
     of a size that is to be symbolic."""
+    types = autocast_types() if casts is None else casts
+    if isinstance(module, CapturedModule) and not types:
+        with torch.no_grad(), quiet_exporter(), _code_where_called():
+            found = captured_program(module, example_inputs, free or {})
+        if found is not None and is_readable(found, HANDLERS.keys()):
+            return found
     try:
         with torch.no_grad(), quiet_exporter(), ExitStack() as replaced, _DataIsTraced():
             for replacement in (_lstm_states_in_shape, _exporting_here_alone, _code_where_called, _values_without_metadata):
@@ -202,7 +209,7 @@ def exported(
                 leaves, tree = pytree.tree_flatten((arguments, keywords))
                 given = pytree.tree_unflatten([free.get(leaf) for leaf in range(len(leaves))], tree)
                 shapes = by_parameter(module, *given)
-            with _autocast_as_region(module, autocast_types() if casts is None else casts) as whole:
+            with _autocast_as_region(module, types) as whole:
                 program = torch.export.export(whole, arguments, keywords, dynamic_shapes=shapes, strict=False)
             program.graph_module.meta[TRACED] = True
             return program
