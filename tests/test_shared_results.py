@@ -219,7 +219,16 @@ def unchanged(m: Any, x: Tensor) -> Any:
     return m.weight.t(), m.kept[1:], x.view(-1), x[..., None], x.clone()
 
 
-@pytest.mark.parametrize("function", [copied_and_changed, replaced, through_data, complex_views, in_memory_order, copies, unchanged])
+def dropouts(m: Any, x: Tensor) -> Any:
+    """They return their argument itself, which their schemas do not say."""
+    y, z = x + 1, torch.nn.functional.dropout(x, 0.5, False)
+    torch.nn.functional.dropout(y, 0.5, False).mul_(2)
+    kept = torch.nn.functional.alpha_dropout(m.kept, 0.5, False)
+    m.kept.add_(z)
+    return y, kept + 1, z.mul_(3)
+
+
+@pytest.mark.parametrize("function", [copied_and_changed, replaced, through_data, complex_views, in_memory_order, copies, unchanged, dropouts])
 def test_what_shares_memory(function: Callable[[Any, Tensor], Any]) -> None:
     ours, theirs = Stateful(function), Stateful(function)
     x, z = torch.rand(3, 4), torch.rand(3, 4)
@@ -235,6 +244,9 @@ def test_what_shares_memory(function: Callable[[Any, Tensor], Any]) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a write to an expanded tensor": (lambda m, x: (x * 2).unsqueeze(0).expand(2, 3, 4).zero_(), "several elements lie in the same memory"),
+    "a write to what was unfolded": (lambda m, x: (x * 2).unfold(0, 2, 2)[0].zero_(), "writes to windows of a tensor that leave"),
+    "a write to an einsum's view": (lambda m, x: torch.einsum("ij->ji", x * 2).zero_(), "an einsum of one tensor takes or returns"),
+    "a write behind an einsum's view": (lambda m, x: (torch.einsum("ij->ji", x), x.zero_())[0], "an einsum of one tensor takes or returns"),
     "an assignment to .data": (lambda m, x: setattr(m.kept, "data", x), "assigns to .data"),
     "a parameter that changes": (lambda m, x: m.weight.data.add_(x), "changes its parameter weight.*make it a buffer"),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel
 from tilewright.frontend.places import place_of
-from tilewright.frontend.schema_memory import writes
+from tilewright.frontend.schema_memory import arguments_of, memory_of, writes, written_by
 from tilewright.frontend.sizes import is_symbolic
 from tilewright.frontend.tensor_memory import storage_of
 
@@ -86,11 +87,52 @@ def _has_handler(node: torch.fx.Node, handled: Collection[str]) -> bool:
 
 def check_writes(program: ExportedProgram) -> None:
     """Raises InvalidModel for writes in place of which PyTorch's functional program would make something else: to a tensor of which several elements
-    lie in the same memory (one that was expanded), where it would add up what is written to one place."""
-    for node in program.graph.nodes:
+    lie in the same memory (one that was expanded), where it would add up what is written to one place; to windows of a tensor, where it would lose
+    what is in none of them; and to the factor or the result of an `einsum` of one tensor, whose schema does not say that it is a view."""
+    writers = [node for node in program.graph.nodes if written_by(node)]
+    for node in writers:
         if written(node) is not None and isinstance(value := node.meta["val"], torch.Tensor) and _overlaps(value):
             at = f"{node.target} at {place_of(node) or 'an unknown place'}"
             raise InvalidModel(f"{at} writes to a tensor of which several elements lie in the same memory", "write to it before it is expanded")
+    if writers:
+        _check_views(program.graph, writers)
+
+
+def _check_views(graph: torch.fx.Graph, writers: Collection[torch.fx.Node]) -> None:
+    memory = memory_of(graph)
+    unfolded: set[torch.fx.Node] = set()
+    permuted: frozenset[torch.fx.Node] = frozenset()
+    """Whose memory an `einsum` of one factor shares."""
+    for node in graph.nodes:
+        if node in writers:
+            for tensor in written_by(node):
+                at = f"{node.target} at {place_of(node) or 'an unknown place'}"
+                if tensor in unfolded:
+                    raise InvalidModel(f"{at} writes to windows of a tensor that leave parts of it out", "write to slices of it")
+                if memory[tensor] & permuted:
+                    raise InvalidModel(f"{at} writes to what an einsum of one tensor takes or returns", "use permute instead of the einsum")
+        if _leaves_out(node) or any(source in unfolded and memory[source] & memory[node] for source in node.all_input_nodes):
+            unfolded.add(node)
+        if node.target is torch.ops.aten.einsum.default and len(node.all_input_nodes) == 1 and not _sums(node.args[0]):
+            permuted = permuted.union(memory[node], memory[node.all_input_nodes[0]])
+
+
+def _leaves_out(node: torch.fx.Node) -> bool:
+    """Whether there may be elements that no window of an `unfold` holds."""
+    if node.target is not torch.ops.aten.unfold.default:
+        return False
+    x, dim, size, step = (value for _, value in arguments_of(node))
+    extents = x.meta["val"].shape or (1,)
+    numbers = (extents[dim], size, step)
+    if any(is_symbolic(number) or isinstance(number, torch.fx.Node) for number in numbers):
+        return True
+    return bool(step > size or (extents[dim] - size) % step != 0)
+
+
+def _sums(equation: Any) -> bool:
+    """Whether an `einsum` of one tensor sums over an index, and so returns no view."""
+    given, arrow, returned = equation.replace(" ", "").partition("->")
+    return set(given) != set(returned) if arrow else len(set(given.replace("...", ""))) < len(given.replace("...", ""))
 
 
 def _overlaps(value: torch.Tensor) -> bool:

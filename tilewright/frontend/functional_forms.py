@@ -1,5 +1,6 @@
 """Operators that packages and users register with PyTorch, and that write to arguments or return views of them, become functions: registered ones,
-which copy what the operator writes to and return the copies, and copies back to the arguments, of which PyTorch makes a functional program.
+which copy what the operator writes to and return the copies, and copies back to the arguments, of which PyTorch makes a functional program. Dropouts
+that return their argument itself become views of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,24 @@ NAMESPACE = "functional"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _FUNCTIONS: dict[str, torch._ops.OpOverload] = {}
 """By the operators' schemas."""
+_DROPOUTS = tuple(getattr(torch.ops.aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
+
+
+def with_aliases(program: ExportedProgram) -> ExportedProgram:
+    """The program with views in the place of dropouts outside of training, which return their argument itself, or itself if nothing is written in it.
+    Their schemas do not say so, and PyTorch's functional program takes their results for other tensors."""
+    if not any(map(_is_identity, program.graph.nodes)) or not any(map(written_by, program.graph.nodes)):
+        return program
+    graph = deepcopy(program.graph)
+    for node in filter(_is_identity, graph.nodes):
+        same = arguments_of(node)[0][1]
+        node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (same,), {}
+        node.meta["val"] = same.meta["val"]  # a trace may describe it as a tensor of its own
+    return rebuilt(program, graph)
+
+
+def _is_identity(node: torch.fx.Node) -> bool:
+    return node.target in _DROPOUTS and not arguments_of(node)[2][1]
 
 
 def with_functions(program: ExportedProgram) -> ExportedProgram:

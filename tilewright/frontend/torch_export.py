@@ -25,7 +25,7 @@ from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, ate
 from tilewright.frontend.captured import CapturedModule, captured_program
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
-from tilewright.frontend.functional_forms import with_functions
+from tilewright.frontend.functional_forms import with_aliases, with_functions
 from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
@@ -281,7 +281,7 @@ def load_exported(path: str | Path) -> ExportedProgram:
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without writes to tensors that others see, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch
     cannot, or would make another program of it."""
-    program = with_copies(with_functions(program))
+    program = with_copies(with_functions(with_aliases(program)))
     check_writes(program)
     if program.graph_module.meta.get(TRACED) and is_readable(program, HANDLERS.keys()):
         return program
