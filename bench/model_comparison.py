@@ -34,7 +34,7 @@ from tilewright.selection.learned.gpu import KEPT, STAGES, refined
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset
-from tilewright.tuning.training import BOOSTED, RECIPE, SHALLOW, TENSOR, TOPS, held_out, quality, samples
+from tilewright.tuning.training import BOOSTED, RECIPE, TENSOR, TOPS, held_out, quality, samples
 
 THREADS = 2
 """Threads of one training; scikit-learn releases the interpreter's lock, so that several trainings run at once."""
@@ -52,6 +52,9 @@ RECIPES = MappingProxyType(
         "boosted relative": Recipe("gradient_boosting", "relative", "correction", 3.0, options=BOOSTED),
         "ours": RECIPE,
     }
+)
+SHALLOW = MappingProxyType(
+    {"max_iter": 400, "learning_rate": 0.05, "max_leaf_nodes": 63, "min_samples_leaf": 10, "max_features": 0.3, "l2_regularization": 5.0}
 )
 TENSOR_RECIPES = MappingProxyType({
     "boosted time": replace(TENSOR, target="time"), "boosted rank": replace(TENSOR, target="rank"),
