@@ -123,3 +123,47 @@ def test_results_and_graphs_are_those_of_an_export(name: str, read: list[tuple[C
         if program is not None:
             monkeypatch.setattr(torch_export, "captured_program", lambda *_: None)
             assert graph_of(program, free, inputs) == graph_of(torch_export.exported(module, inputs, {}, free), free, inputs)
+
+
+def in_a_region(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+    return y.float() * x.sum()
+
+
+def without_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = x @ x.t()
+    return y * x.sum()
+
+
+def without_autocast_to_the_end(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = turned_in_place(x).t() @ x.t()
+    return (y @ x) * 2
+
+
+def batched(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row * 2 + turned_in_place(row[None])[:, 0])(x)
+
+
+@pytest.mark.filterwarnings("ignore::tilewright.NotCompiled")
+@pytest.mark.parametrize("function", [in_a_region, without_autocast, without_autocast_to_the_end, batched])
+def test_the_reading_leaves_the_state_of_pytorch(function: Callable[[Tensor], Any], read: list[tuple[CapturedModule, Any, Any]]) -> None:
+    """Else what follows would be computed in the autocast region, or at the level of vmap, in which the reading ended."""
+
+    def state() -> tuple[Any, ...]:
+        return torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch._C._functorch.peek_interpreter_stack()
+
+    torch._dynamo.reset()
+    module = Function(function).eval()
+    compiled = torch.compile(module, backend="tilewright", options={"wait": True})
+    with torch.no_grad():
+        for rows in (4, 6):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), module(x), rtol=2e-2, atol=2e-2)
+    assert read
+    for arguments in read:
+        before = state()
+        recorded = captured_program(*arguments) is not None
+        assert recorded is (function is without_autocast) and state() == before

@@ -46,6 +46,8 @@ DYNAMIC = torch.export.Dim.DYNAMIC
 _DETACH = torch.ops.aten.detach_.default
 """The one operator that PyTorch counts among those that change a tensor's shape in place and that changes nothing of it."""
 _INDEXING = (operator.getitem, operator.setitem)
+_STATES = ("torch._functorch", "torch._C._functorch", "torch.autograd")
+"""How the modules of functions begin that change PyTorch's state."""
 
 
 class Fraction:
@@ -104,14 +106,25 @@ def captured_program(module: CapturedModule, inputs: Sequence[Any], free: Mappin
         return None
     given = [(getattr(module, name), found[position]) for position, name in module.names.items()]
     given += [(inputs[leaf], found[position]) for leaf, position in enumerate(module.positions) if leaf not in free]
-    if not all(_described(mine) == _described(value) for mine, value in given):
+    if not all(_described(mine) == _described(value) for mine, value in given) or any(map(_switches, module.graph_module.graph.nodes)):
         return None
+    reader = _Reader(module, found)
     try:
-        program = _Reader(module, found).program()
+        return reader.program()
     except Exception as error:  # of PyTorch's, for what it can trace but not record
         LOG.debug("a graph of Dynamo is exported: %s: %s", type(error).__name__, error)
         return None
-    return program
+    finally:
+        for region in reversed(reader.regions):
+            torch.amp.autocast_mode._exit_autocast(region)
+
+
+def _switches(node: torch.fx.Node) -> bool:
+    """Whether a call changes a state of PyTorch's in which operators are others than the graph shows: it enters an autocast region, a level of
+    `torch.func`, or inference mode. Regions without autocast, which only end that of a caller, are none of these."""
+    if node.target is torch.amp.autocast_mode._enter_autocast:
+        return bool(node.args[2])
+    return node.op == "call_function" and (getattr(node.target, "__module__", None) or "").startswith(_STATES)
 
 
 def _hints(dims: Any) -> Any:
@@ -179,6 +192,8 @@ class _Reader:
         """That operator, its arguments and its result."""
         self.writes = False
         """Whether an operator of the call in progress wrote to memory."""
+        self.regions: list[Any] = []
+        """Autocast regions that the calls made so far entered and did not leave."""
         self.mode = next(value.fake_mode for value in found if isinstance(value, FakeTensor))
         self.symbols: Any = self.mode.shape_env
 
@@ -268,6 +283,10 @@ class _Reader:
                 return result
         self.writes, before = False, len(self.tensors)
         result = call()
+        if function is torch.amp.autocast_mode._enter_autocast:
+            self.regions.append(result)
+        elif function is torch.amp.autocast_mode._exit_autocast:
+            self.regions.remove(args[0])
         if tensors:
             self._rename(_tensors(result), tensors, self.tensors[before:])
             return expected
