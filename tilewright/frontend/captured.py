@@ -46,6 +46,7 @@ DYNAMIC = torch.export.Dim.DYNAMIC
 _DETACH = torch.ops.aten.detach_.default
 """The one operator that PyTorch counts among those that change a tensor's shape in place and that changes nothing of it."""
 _INDEXING = (operator.getitem, operator.setitem)
+_REGION = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _STATES = ("torch._functorch", "torch._C._functorch", "torch.autograd")
 """How the modules of functions begin that change PyTorch's state."""
 
@@ -108,21 +109,17 @@ def captured_program(module: CapturedModule, inputs: Sequence[Any], free: Mappin
     given += [(inputs[leaf], found[position]) for leaf, position in enumerate(module.positions) if leaf not in free]
     if not all(_described(mine) == _described(value) for mine, value in given) or any(map(_switches, module.graph_module.graph.nodes)):
         return None
-    reader = _Reader(module, found)
     try:
-        return reader.program()
+        return _Reader(module, found).program()
     except Exception as error:  # of PyTorch's, for what it can trace but not record
         LOG.debug("a graph of Dynamo is exported: %s: %s", type(error).__name__, error)
         return None
-    finally:
-        for region in reversed(reader.regions):
-            torch.amp.autocast_mode._exit_autocast(region)
 
 
 def _switches(node: torch.fx.Node) -> bool:
     """Whether a call changes a state of PyTorch's in which operators are others than the graph shows: it enters an autocast region, a level of
-    `torch.func`, or inference mode. Regions without autocast, which only end that of a caller, are none of these."""
-    if node.target is torch.amp.autocast_mode._enter_autocast:
+    `torch.func`, or inference mode. Regions without autocast, which only end that of a caller, are none of these; there is none to end."""
+    if node.target is _REGION[0]:
         return bool(node.args[2])
     return node.op == "call_function" and (getattr(node.target, "__module__", None) or "").startswith(_STATES)
 
@@ -192,8 +189,6 @@ class _Reader:
         """That operator, its arguments and its result."""
         self.writes = False
         """Whether an operator of the call in progress wrote to memory."""
-        self.regions: list[Any] = []
-        """Autocast regions that the calls made so far entered and did not leave."""
         self.mode = next(value.fake_mode for value in found if isinstance(value, FakeTensor))
         self.symbols: Any = self.mode.shape_env
 
@@ -202,6 +197,8 @@ class _Reader:
         environment = dict(zip(self.module.placeholders(), self._arguments(), strict=True))
         with _recording_guards(self.symbols), enable_python_dispatcher(), _Recorder(self._record):
             for node in self.module.graph_module.graph.nodes:
+                if node.target in _REGION:
+                    continue
                 if node.op in ("call_function", "call_method"):
                     environment[node] = self._call(node, environment)
                 elif node.op == "output":
@@ -283,10 +280,6 @@ class _Reader:
                 return result
         self.writes, before = False, len(self.tensors)
         result = call()
-        if function is torch.amp.autocast_mode._enter_autocast:
-            self.regions.append(result)
-        elif function is torch.amp.autocast_mode._exit_autocast:
-            self.regions.remove(args[0])
         if tensors:
             self._rename(_tensors(result), tensors, self.tensors[before:])
             return expected

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel
-from tilewright.frontend.places import place_of
+from tilewright.frontend.places import described
 from tilewright.frontend.schema_memory import arguments_of, memory_of, writes, written_by
 from tilewright.frontend.sizes import is_symbolic
 from tilewright.frontend.tensor_memory import storage_of
@@ -92,25 +92,23 @@ def check_writes(program: ExportedProgram) -> None:
     writers = [node for node in program.graph.nodes if written_by(node)]
     for node in writers:
         if written(node) is not None and isinstance(value := node.meta["val"], torch.Tensor) and _overlaps(value):
-            at = f"{node.target} at {place_of(node) or 'an unknown place'}"
-            raise InvalidModel(f"{at} writes to a tensor of which several elements lie in the same memory", "write to it before it is expanded")
+            cause = f"{described(node)} writes to a tensor of which several elements lie in the same memory"
+            raise InvalidModel(cause, "write to it before it is expanded")
     if writers:
-        _check_views(program.graph, writers)
+        _check_views(program.graph)
 
 
-def _check_views(graph: torch.fx.Graph, writers: Collection[torch.fx.Node]) -> None:
+def _check_views(graph: torch.fx.Graph) -> None:
     memory = memory_of(graph)
     unfolded: set[torch.fx.Node] = set()
     permuted: frozenset[torch.fx.Node] = frozenset()
     """Whose memory an `einsum` of one factor shares."""
     for node in graph.nodes:
-        if node in writers:
-            for tensor in written_by(node):
-                at = f"{node.target} at {place_of(node) or 'an unknown place'}"
-                if tensor in unfolded:
-                    raise InvalidModel(f"{at} writes to windows of a tensor that leave parts of it out", "write to slices of it")
-                if memory[tensor] & permuted:
-                    raise InvalidModel(f"{at} writes to what an einsum of one tensor takes or returns", "use permute instead of the einsum")
+        for tensor in written_by(node):
+            if tensor in unfolded:
+                raise InvalidModel(f"{described(node)} writes to windows of a tensor that leave parts of it out", "write to slices of it")
+            if memory[tensor] & permuted:
+                raise InvalidModel(f"{described(node)} writes to what an einsum of one tensor takes or returns", "use permute instead of the einsum")
         if _leaves_out(node) or any(source in unfolded and memory[source] & memory[node] for source in node.all_input_nodes):
             unfolded.add(node)
         if node.target is torch.ops.aten.einsum.default and len(node.all_input_nodes) == 1 and not _sums(node.args[0]):

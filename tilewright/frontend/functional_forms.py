@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedOperator
-from tilewright.frontend.places import place_of
+from tilewright.frontend.places import described
 from tilewright.frontend.schema_memory import Memory, arguments_of, letters, memory_of, nodes_in, rebuilt, writes, written_by
 from tilewright.frontend.sizes import is_symbolic
 
@@ -68,17 +68,13 @@ def _is_foreign(node: torch.fx.Node) -> bool:
     return target._schema.is_mutable or any(map(letters, target._schema.returns))
 
 
-def _described(node: torch.fx.Node) -> str:
-    return f"{node.target} at {place_of(node) or 'an unknown place'}"
-
-
 def _check_arguments(node: torch.fx.Node, memory: Memory) -> None:
     """Raises UnsupportedOperator if memory that the operator writes may be that of two of its tensors, since a function gets copies."""
     tensors = [(writes(argument), leaf) for argument, value in arguments_of(node) for leaf in nodes_in(value)]
     for i, (write, one) in enumerate(tensors):
         others = [other for j, (_, other) in enumerate(tensors) if j != i and memory[one] & memory[other]]
         if write and not all(_are_apart(one.meta["val"], other.meta["val"]) for other in others):
-            raise UnsupportedOperator(f"{_described(node)} gets memory to which it writes as two arguments", "pass tensors that share no memory")
+            raise UnsupportedOperator(f"{described(node)} gets memory to which it writes as two arguments", "pass tensors that share no memory")
 
 
 def _are_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -102,10 +98,10 @@ def _check_view(node: torch.fx.Node, memory: Memory) -> None:
     remedy = "return a clone() of the view"
     for later in nodes[nodes.index(node) + 1 :]:
         if any(memory[leaf] & memory[node] for leaf in written_by(later)):
-            raise UnsupportedOperator(f"{_described(node)} returns a view of memory that {_described(later)} writes", remedy)
+            raise UnsupportedOperator(f"{described(node)} returns a view of memory that {described(later)} writes", remedy)
     shown = [result for result in nodes[-1].all_input_nodes if memory[result] & memory[node]]
     if shown and (len(shown) > 1 or any(place.op == "placeholder" for place in memory[node])):
-        raise UnsupportedOperator(f"{_described(node)} returns a view, and the model returns it or its memory", remedy)
+        raise UnsupportedOperator(f"{described(node)} returns a view, and the model returns it or its memory", remedy)
 
 
 def _replace(node: torch.fx.Node) -> None:
@@ -144,7 +140,7 @@ def _returned(node: torch.fx.Node, number: int, result: Any) -> torch.fx.Node | 
     returned = letters(returns[min(number, len(returns) - 1)])  # a list is one return
     same = [leaf for argument, value in arguments_of(node) if writes(argument) and letters(argument) & returned for leaf in nodes_in(value)]
     if same and (len(same) > 1 or any(f(same[0].meta["val"]) != f(result) for f in (torch.Tensor.size, torch.Tensor.stride))):
-        raise UnsupportedOperator(f"{_described(node)} returns a view of an argument to which it writes", "return the argument itself, or a clone()")
+        raise UnsupportedOperator(f"{described(node)} returns a view of an argument to which it writes", "return the argument itself, or a clone()")
     return same[0] if same else None
 
 

@@ -20,6 +20,11 @@ def place_of(node: torch.fx.Node) -> str:
     return printable(" ".join(part for part in (path, f"({line[1]}:{line[2]})" if line is not None else "") if part))
 
 
+def described(node: torch.fx.Node) -> str:
+    """A node's operator and its origin."""
+    return f"{node.target} at {place_of(node) or 'an unknown place'}"
+
+
 def names_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, str]:
     """Names of a program's nodes, those of tensors as if none computed sizes: programs of a model with free and with fixed sizes then name what they
     share alike."""

@@ -24,7 +24,7 @@ from tilewright.frontend.copies import Copies
 from tilewright.frontend.functional import STATEMENTS, out_of_place, written
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Parameter, State
-from tilewright.frontend.places import names_of, place_of
+from tilewright.frontend.places import described, names_of, place_of
 from tilewright.frontend.reading import printable, reading
 from tilewright.frontend.sizes import NO_SIZES, Sizes, is_symbolic
 from tilewright.frontend.tensor_memory import is_nowhere, location_of
@@ -193,7 +193,7 @@ class _Importer:
             source, index = node.args
             return self.environment[source][index]  # type: ignore[index]
         if is_symbolic(node.meta.get("val")):
-            return self.sizes.number(node.meta["val"], f"{node.target} at {place_of(node) or 'an unknown place'}")
+            return self.sizes.number(node.meta["val"], described(node))
         where = place_of(node) or "an unknown place"
         if node.target in FUNCTIONALIZED:
             raise UnsupportedOperator(f"{node.args[0]} at {where} was made functional before", "give the program as torch.export.export made it")
