@@ -8,8 +8,9 @@ As in `bench.layer_speed` everything is timed in one process as replays of CUDA 
 median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode, and with the type fp32-tensor compute in float32
 without TF32. Ours reads the channels-last input with the zeroed
 halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema (or of `--only`
-these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections. Variants of warpgroups that take the
-axis `--apart`, those of all candidates by formulas, count as a schema of their own, so that what the axis gains is measured.
+these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections. Kernels of the models' choice begin
+before those ahead of them have ended, as in compiled programs, and once more do not (`late`), like those of all other contenders. Variants of
+warpgroups that take the axis `--apart`, those of all candidates by formulas, count as a schema of their own, so that what the axis gains is measured.
 The second table has the measured and the predicted time of each of these, by schema, from which constants can be judged; fit them to problems of
 `tilewright train`, not to these layers. After `--seconds` no further layer begins, and `--resume` leaves out those of which the result file has rows.
 """
@@ -56,6 +57,8 @@ TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "tf32": 2e-3, "fp32-tensor": 1e-4}
 
 BEST = "ours, best "
 """Before the name of a schema: the contender that is its fastest candidate."""
+LATE = "ours, late"
+"""The models' choice again: every kernel begins when the one ahead of it has ended, as cuDNN's do."""
 
 
 def layer_problem(name: str, batch: int, precision: str) -> Problem:
@@ -138,7 +141,7 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: ar
     measured = {row["schedule"]: row["measured"] for row in rows if row["measured"] is not None and math.isfinite(row["measured"])}
     timers: dict[str, tuple[Callable[[], float], float]] = {}
     if chosen in measured:
-        timers["ours"] = ours.timer(chosen)
+        timers |= {"ours": ours.timer(chosen, early=True), LATE: ours.timer(chosen)}
     for group, choices in found.items():
         own = {text: measured[text] for text in map(serialisation.schedule_text, (c.schedule for c in choices)) if text in measured}
         if own:

@@ -200,13 +200,14 @@ class Ours:
         texts = (serialisation.schedule_text(choice.schedule) for choice in self.ranking)
         return list(itertools.islice((text for text in texts if wanted(text)), count))
 
-    def timer(self, schedule: str) -> tuple[Callable[[], float], float]:
-        """A function that times one replay (microseconds per call), and the candidate's relative error."""
+    def timer(self, schedule: str, early: bool = False) -> tuple[Callable[[], float], float]:
+        """A function that times one replay (microseconds per call), and the candidate's relative error. `early`: as in a program, kernels begin before
+        those ahead of them have ended."""
         answer = self._server({"do": "trial", "program": self.program(schedule), "mode": "cold"})
         if not answer.get("times"):
             raise RuntimeError(f"{schedule}: {answer.get('error')}")
         loaded = self._server.load(self.program(schedule), "cold")
-        replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS)
+        replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS, early)
         return (lambda: self._server.seconds(replay, True) * 1e6), answer["relative_error"]
 
 

@@ -19,6 +19,7 @@ from tilewright.tuning.sampling import (
     LEAST_FLOPS,
     LEAST_MANY,
     MOST_ELEMENTS,
+    MOST_WIDE_ELEMENTS,
     MOST_FLOPS,
     MOST_HEAVY_FLOPS,
     MOST_MANY_WORK,
@@ -43,15 +44,15 @@ def convolutions(name: str) -> list[Convolution]:
 
 
 def test_workloads_keep_their_bounds() -> None:
-    assert {*TRAINING, "heavy"} == CLASSES.keys()
+    assert {*TRAINING, "heavy", "wide"} == CLASSES.keys()
     for name in CLASSES:
         found = drawn(name)
         assert len({bare(workload) for workload in found}) == len(found)
         for workload in found:
-            assert workload.elements <= MOST_ELEMENTS
+            assert MOST_ELEMENTS < workload.elements <= MOST_WIDE_ELEMENTS if name == "wide" else workload.elements <= MOST_ELEMENTS
             if isinstance(workload, Convolution) and workload.groups == 1 or isinstance(workload, Linear | Product):
                 few = isinstance(workload, Linear) and workload.rows <= FEW_ROWS
-                least, most = (MOST_FLOPS, MOST_HEAVY_FLOPS) if name == "heavy" else (LEAST_FLOPS, MOST_FLOPS)
+                least, most = MOST_FLOPS if name == "heavy" else LEAST_FLOPS, MOST_HEAVY_FLOPS if name in ("heavy", "wide") else MOST_FLOPS
                 assert few or workload.flops >= least
                 assert workload.flops <= most
             if isinstance(workload, Convolution) and len(workload.size) == 2:

@@ -13,6 +13,7 @@
 | `narrow` | 1x1 convolutions between 8 to 512 channels, half at a batch of up to 64: the expansions and projections of small networks |
 | `many` | batches of 16 to 256: in eight, three depthwise, two with 2 to 64 groups, two 1x1 between 8 to 512 channels, one first layer |
 | `heavy` | 20 to 500 billion operations, which tensor cores compute in 0.05 to 1 ms: batches of 2 to 256, linear layers of 2,048 to 65,536 rows |
+| `wide` | tensors of 120 to 320 million elements: in five, three of filters of 3, one of 1, one first layer, at batch 2 to 256 |
 | `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
 | `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
@@ -44,6 +45,8 @@ FEW_ROWS = 128
 """Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 120_000_000
 """Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
+MOST_WIDE_ELEMENTS = 320_000_000
+"""Maximum elements of the class `wide`, which begins where the others end."""
 MOST_WINDOW_WORK, MOST_MANY_WORK = 1.5e8, 6e8
 """Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host; the latter in the class `many`."""
 LEAST_MANY = 16
@@ -228,6 +231,11 @@ def _heavy(draw: Draw) -> Convolution | Linear:
     return _square(draw, draw.of(1, 3, 3, 3, 5), draw.batch())
 
 
+def _wide(draw: Draw) -> Convolution:
+    form, batch = draw.of(1, 3, 3, 3, "first"), draw.batch()
+    return replace(_first(draw), batch=batch) if form == "first" else _square(draw, form, batch)
+
+
 def _product(draw: Draw) -> Product:
     rows, reduced = draw.of(draw.between(16, 1024), draw.of(49, 64, 77, 96, 128, 197, 256, 384, 512)), draw.of(16, 24, 32, 48, 64, 64, 80, 96, 128)
     columns = rows if draw.one_in(2) else draw.between(16, 1024)
@@ -255,15 +263,18 @@ def _elementwise(draw: Draw) -> Elementwise:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a class: least and maximum operations of convolutions and products, and the maximum of depthwise convolutions, pools and the like."""
+    """Bounds of a class: least and maximum operations of convolutions and products, and the maximum of depthwise convolutions, pools and the like;
+    least (excluded) and maximum elements of the largest operand or result."""
 
     flops: tuple[float, float] = (LEAST_FLOPS, MOST_FLOPS)
     window_work: float = MOST_WINDOW_WORK
+    elements: tuple[int, int] = (0, MOST_ELEMENTS)
 
     def hold(self, workload: Workload) -> bool:
         """Whether work and sizes of the workload are within them."""
         least, most = self.flops
-        if workload.elements > MOST_ELEMENTS:
+        fewest, largest = self.elements
+        if not fewest < workload.elements <= largest:
             return False
         if isinstance(workload, Linear) and workload.rows <= FEW_ROWS:
             return workload.flops <= most
@@ -276,16 +287,19 @@ class Bounds:
 CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
-    "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
+    "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "wide": _wide, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
 })  # fmt: skip
-BOUNDS: Mapping[str, Bounds] = MappingProxyType({"heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "many": Bounds(window_work=MOST_MANY_WORK)})
+BOUNDS: Mapping[str, Bounds] = MappingProxyType({
+    "heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "many": Bounds(window_work=MOST_MANY_WORK),
+    "wide": Bounds((LEAST_FLOPS, MOST_HEAVY_FLOPS), elements=(MOST_ELEMENTS, MOST_WIDE_ELEMENTS)),
+})  # fmt: skip
 """The bounds of classes, where they are not those of the others."""
 TRAINING = (
     "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "few", "groups", "large", "narrow", "batch", "1x1", "forms", "3x3",
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
     "elementwise", "narrow", "many",
 )  # fmt: skip
-"""Classes of training problems, drawn in turn; `heavy` ones are drawn by name, for tensor cores."""
+"""Classes of training problems, drawn in turn; `heavy` and `wide` ones are drawn by name, for tensor cores."""
 
 
 def random_workloads(

@@ -103,9 +103,10 @@ class Loaded:
 
 
 class Replay:
-    """A CUDA graph of `count` successive calls of a candidate, which rotate over sets of buffers; it keeps the buffers."""
+    """A CUDA graph of `count` successive calls of a candidate, which rotate over sets of buffers; it keeps the buffers. `early`: kernels begin before
+    those ahead of them have ended, as in a program (`runtime.gpu`)."""
 
-    def __init__(self, driver: Driver, loaded: Loaded, count: int, sets: int) -> None:
+    def __init__(self, driver: Driver, loaded: Loaded, count: int, sets: int, early: bool = False) -> None:
         self._driver, self._loaded = driver, loaded
         self._blocks: list[ParameterBlock] = []
         self.count = count
@@ -114,13 +115,16 @@ class Replay:
         for number in range(count):
             if loaded.operators:
                 before = [driver.add_child_graph_node(self._graph, before, handle_of(loaded.operators[number % sets]))]
+            after_operator = bool(loaded.operators)
             for kernel_name, addresses in loaded.calls:
                 kernel = loaded.kernels[kernel_name]
                 arguments = addresses[number % sets]
                 block = parameter_block(driver, kernel, [0] * len(arguments), arguments, 0)
                 self._blocks.append(block)
                 function = loaded.functions[number % len(loaded.functions)][kernel_name]
-                before = [driver.add_kernel_node(self._graph, before, node_params(function, kernel, block))]
+                soon = early and kernel.waits and not after_operator
+                before = [driver.add_kernel_node(self._graph, before, node_params(function, kernel, block), early=soon)]
+                after_operator = False
         self._executable = driver.instantiate(self._graph)
 
     def launch(self, stream: int) -> None:
@@ -377,14 +381,14 @@ class Server:
 
         return max(map(error_of, problem.region.outputs))
 
-    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
+    def replay(self, loaded: Loaded, once: float, seconds: float, early: bool = False) -> Replay:
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
-        return self.make_replay(loaded, count)
+        return self.make_replay(loaded, count, early)
 
-    def make_replay(self, loaded: Loaded, count: int) -> Replay:
+    def make_replay(self, loaded: Loaded, count: int, early: bool = False) -> Replay:
         """A replay of `count` calls, ready to be launched."""
         assert self.problem is not None
-        return Replay(self.driver, loaded, count, self.problem.sets)
+        return Replay(self.driver, loaded, count, self.problem.sets, early)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
         """Approximate seconds of one call within a replay."""

@@ -38,7 +38,7 @@ IMAGE_CHANNELS = 4
 """A convolution with at most this number of channels reads the network's input."""
 LARGEST, MOST_DIMENSIONS = 1 << 20, 3
 """Maximum number in a description, and maximum spatial dimensions."""
-MOST_ELEMENTS = 1 << 27
+MOST_ELEMENTS = 1 << 29
 """Maximum elements of an operand or result: passes may compute with constants."""
 SUBJECT = "subject"
 """Place of the operator's nodes in the graph."""
