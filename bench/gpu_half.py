@@ -36,7 +36,7 @@ from bench import half
 from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write_results
 from bench.cpu_networks import OURS, cell, table_of
 from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
-from bench.gpu_networks import FLUSHED_BYTES, ahead, cold_seconds, fused, late, ours, reused
+from bench.gpu_networks import FLUSHED_BYTES, ahead, cold_seconds, fused, late, ours, reused, unfetched
 from tilewright import zoo
 from tilewright.models import resolve
 from tilewright.selection.learned import gpu
@@ -115,6 +115,7 @@ ROUNDED = {
     "late": Contender("late", partial(late, precision=TF32)),
     "ahead": Contender("ahead", partial(ahead, precision=TF32)),
     "reused": Contender("reused", partial(reused, precision=TF32)),
+    "unfetched": Contender("unfetched", partial(unfetched, precision=TF32)),
     **{way: Contender(way, partial(fused, way, precision=TF32)) for way in ("stored", "unpooled", "none", "chains")},
     **{peer: CONTENDERS[peer] for peer in ("eager", "eager_cl", "inductor")},
 }

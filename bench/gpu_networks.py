@@ -11,9 +11,9 @@ device memory; the events around the call exclude that.
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `ahead` constants are copied before
-that; in `reused` branches share memory, so that they run one after another; in `stored` no contraction computes a map that it reads
-(`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` multiplies float32 by pairs of TF32
-(`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by
+that; in `unfetched` none are brought to level 2 ahead; in `reused` branches share memory, so that they run one after another; in `stored` no
+contraction computes a map that it reads (`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` multiplies
+float32 by pairs of TF32 (`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch and ours the time of kernels by
 kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
@@ -137,6 +137,14 @@ def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32"
         return ours(module, inputs, precision=precision)
 
 
+def unfetched(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
+    """As `ours`, but constants are not brought to level 2 ahead of the kernels that read them."""
+    with mock.patch.object(gpu_engine, "PREFETCH", False):
+        executable = ours(module, inputs, precision=precision)
+        executable(*inputs)  # makes the graph
+    return executable
+
+
 def reused(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but buffers share memory as if kernels ran one after another, so that some that could run concurrently do not."""
     with mock.patch.object(buffers, "plan_memory", lambda program, alignment, _: plan_memory(program, alignment)):
@@ -164,6 +172,7 @@ CONTENDERS = {
     "late": Contender("late", late),
     "ahead": Contender("ahead", ahead),
     "reused": Contender("reused", reused),
+    "unfetched": Contender("unfetched", unfetched),
     "stored": Contender("stored", partial(fused, "stored")),
     "unpooled": Contender("unpooled", partial(fused, "unpooled")),
     "none": Contender("none", partial(fused, "none")),

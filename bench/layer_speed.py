@@ -201,8 +201,8 @@ class Ours:
         return list(itertools.islice((text for text in texts if wanted(text)), count))
 
     def timer(self, schedule: str, early: bool = False) -> tuple[Callable[[], float], float]:
-        """A function that times one replay (microseconds per call), and the candidate's relative error. `early`: as in a program, kernels begin before
-        those ahead of them have ended."""
+        """A function that times one replay (microseconds per call), and the candidate's relative error. `early`: kernels begin before those ahead of
+        them have ended, as in a program."""
         answer = self._server({"do": "trial", "program": self.program(schedule), "mode": "cold"})
         if not answer.get("times"):
             raise RuntimeError(f"{schedule}: {answer.get('error')}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from types import MappingProxyType
@@ -146,6 +146,11 @@ class Buffers:
         if root in self._fault_places:
             return self._fault_places[root]
         return self.arena.data_ptr() + self._base + self.plan.offsets[root] + self.program.base_bytes(name)
+
+    def constants_of(self, names: Iterable[str]) -> list[torch.Tensor]:
+        """The constants among buffers, each once."""
+        roots = dict.fromkeys(map(self.program.root, names))
+        return [self.constants[root] for root in roots if root in self.constants]
 
     def take_fault(self) -> IndexOutOfRange | None:
         """The error for an index out of range that a kernel has reported, if any; clears all reports."""

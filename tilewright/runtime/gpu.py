@@ -3,6 +3,7 @@
 Kernels and calls of libraries (child graphs, see `captured`) are nodes. There is an edge if a call reads or overwrites what an earlier call wrote, or
 overwrites what the earlier one reads; this is determined from the bytes that they access, so that values that share memory are ordered too, except
 for disjoint slices of one buffer. Calls without a path between them may run concurrently, except for two calls of libraries, which share workspaces.
+Further nodes bring constants to level 2 (`prefetching`).
 
 The caller's tensors are read and written in place: their addresses are node parameters, and before a launch only the nodes whose addresses changed
 are updated. A tensor that very many nodes access (a scan's input), or a call of a library, whose graph cannot be updated, is copied to a staging
@@ -11,7 +12,7 @@ buffer instead.
 Kernels store indices out of range in host memory (`Buffers.faults`). The next call checks it before it enqueues anything, so nothing waits for a
 kernel. If a second call is enqueued before the first has found a fault, the call after it raises the error.
 
-If the caller captures a call into a CUDA graph, its nodes are added to that graph one by one. Replays of that graph use this executable's memory:
+If the caller captures a call into a CUDA graph, its calls are added to that graph one by one. Replays of that graph use this executable's memory:
 the caller must order them with respect to other calls.
 """
 
@@ -38,11 +39,16 @@ from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
 from tilewright.runtime.library import BoundCall, bound_calls
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
+from tilewright.runtime.prefetching import NAME, PTX, PrefetchNode, prefetches
 
 STAGED_FROM = 16
 """A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
 EARLY = True
 """Whether kernels that wait for those that they depend on begin before these have ended."""
+PREFETCH = True
+"""Whether constants are brought to level 2 ahead of the kernels that read them."""
+PREFETCHES_FROM = (9, 0)
+"""The least compute capability that can."""
 IDLE_CYCLES = 40_000
 """How long a GPU idles per region before timed kernels: at 2 GHz 20 us, which is more than a launch and an event take on the host."""
 
@@ -125,7 +131,19 @@ class GpuLibrary:
                 raise KernelFailed(f"no binary holds the kernel {name}", "compile the model again")
             if kernel.shared_bytes:
                 driver.allow_shared_bytes(self.functions[name], kernel.shared_bytes)
-        self._finalizer = weakref.finalize(self, _unload, driver, tuple(self.modules), context)
+        self._prefetch: int | None = None
+        self._finalizer = weakref.finalize(self, _unload, driver, self.modules, context)
+
+    def prefetch(self) -> int:
+        """The kernel that brings constants to level 2; 0 if the driver cannot assemble it. The context must be current."""
+        if self._prefetch is None:
+            try:
+                module = self.driver.load_module(PTX.encode() + bytes(1))
+                self._prefetch = self.driver.function(module, NAME)
+                self.modules.append(module)
+            except KernelFailed:  # a driver without its assembler
+                self._prefetch = 0
+        return self._prefetch
 
 
 def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
@@ -224,10 +242,24 @@ class _Segment:
             nodes.append(node)
             for slot in touched:
                 self.touching.setdefault(slot, []).append(node)
+        self._prefetches = self._prefetching(engine, graph, [call for _, call, _ in calls], nodes)
         self.nodes = nodes
         self.graph = graph  # kept, as updates of the executable graph refer to its nodes
         self.executable = driver.instantiate(graph)
         self.seen = engine._pointers
+
+    @staticmethod
+    def _prefetching(engine: GpuEngine, graph: int, calls: Sequence[Call | LibraryCall], nodes: Sequence[_Node | _Operator]) -> list[PrefetchNode]:
+        level_2 = engine.prefetched_level()
+        function = engine.library.prefetch() if level_2 and len(calls) > 1 else 0
+        if not function:
+            return []
+        read = [
+            engine.buffers.constants_of([view.name for view in call.views] if isinstance(call, LibraryCall) else call.arguments) for call in calls
+        ]
+        found = prefetches([[(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in tensors] for tensors in read], level_2)
+        driver = engine.library.driver
+        return [PrefetchNode(driver, graph, [] if one.after is None else [nodes[one.after].handle], function, one.pieces) for one in found]
 
     @staticmethod
     def _edges(engine: GpuEngine, calls: Sequence[Call | LibraryCall]) -> list[list[int]]:
@@ -304,6 +336,13 @@ class GpuEngine:
             for external, count in touching.items()
             if count >= STAGED_FROM
         }
+
+    def prefetched_level(self) -> int:
+        """Bytes of level 2 of the GPU, if constants are brought there; else 0."""
+        if not PREFETCH or self.buffers.device.type != "cuda":
+            return 0
+        properties = torch.cuda.get_device_properties(self.buffers.device)
+        return int(properties.L2_cache_size) if (properties.major, properties.minor) >= PREFETCHES_FROM else 0
 
     def in_place(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The caller's tensors as PyTorch's operators are to see them: flat copies in place of those that are staged."""

@@ -287,7 +287,8 @@ class Bounds:
 CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
-    "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "wide": _wide, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
+    "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "wide": _wide, "pool": _pool, "mean": _mean, "rows": _rows,
+    "elementwise": _elementwise,
 })  # fmt: skip
 BOUNDS: Mapping[str, Bounds] = MappingProxyType({
     "heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "many": Bounds(window_work=MOST_MANY_WORK),
