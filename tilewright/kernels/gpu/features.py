@@ -2,10 +2,10 @@
 
 `BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `CANDIDATE`: these, the axes that
 only our schedules have, and the time that the schema's own model predicts. `FORMED`: these and the problem's form (batch, groups, dilation, vectors,
-epilogue). `DETAILED`: these and the finer features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times
-over the bound, shares of its resources, waves), for a model that ranks kernels on machines it was not trained on. `STREAMS`: windows, maps and row
-reductions, which have no tiles in shared memory. `TENSOR`: tiles that tensor cores multiply. All are binary logarithms, so that ratios become
-differences, except shares, which are logarithms in `STREAMS` and `TENSOR` only.
+epilogue). `HEAVY`: these and the layout of shared memory. `DETAILED`: those of `HYBRID` and the finer ones of `kernels.gpu.details`. `RELATIVE`: only
+dimensionless quantities relative to the machine (times over the bound, shares of its resources, waves), for a model that ranks kernels on machines it
+was not trained on. `STREAMS`: windows, maps and row reductions, which have no tiles in shared memory. `TENSOR`: tiles that tensor cores multiply. All
+are binary logarithms, so that ratios become differences, except shares, which are logarithms in `STREAMS` and `TENSOR` only.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
 from tilewright.kernels.gpu.counts import LaunchCounts, TensorCounts, TileCounts, ceil_div
 from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
+from tilewright.kernels.gpu.gemm.space import LARGE_FLOPS
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 VERSION = 1
@@ -57,6 +58,8 @@ FORM = (
 """Facts of a problem besides its sizes: images and groups (or the batch of a product) as far as a schema distinguishes them, dilation, the widest
 vectors of its accesses, index divisions and guards of a load of the input, and what follows the sum: bytes read, operations per element."""
 FORMED = CANDIDATE + tuple(f"form {name}" for name in FORM)
+HEAVY = (*FORMED, "tile layout")
+"""What tells large products apart: also which layout of shared memory their tiles have."""
 STREAMS = (
     "axis threads", "axis items", "axis vector_width", "axis rows", "axis threads_per_row", "axis columns", "axis threads_along_r", "axis split",
     "term launch", "term chain", "term latency", "term tree", "term starts", "term level 2", "term wavefronts", "term memory", "term issue",
@@ -85,10 +88,12 @@ OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 
 @dataclass(frozen=True)
 class Record:
-    """The `names` of features, in their order, and the `counts` of the schemas that they describe."""
+    """The `names` of features, in their order, and the `counts` of the schemas that they describe, of problems with `least_flops` operations or
+    more."""
 
     names: tuple[str, ...]
     counts: type[LaunchCounts] = TileCounts
+    least_flops: float = 0.0
 
     @property
     def tiled(self) -> bool:
@@ -97,7 +102,7 @@ class Record:
 
     def describes(self, counts: LaunchCounts) -> bool:
         """Whether a model with this record covers the schema that counts so."""
-        return type(counts) is self.counts
+        return type(counts) is self.counts and bool(np.all(counts.flops >= self.least_flops))
 
 
 RECORDS: Mapping[str, Record] = MappingProxyType(
@@ -108,6 +113,7 @@ RECORDS: Mapping[str, Record] = MappingProxyType(
         "detailed": Record(DETAILED),
         "candidate": Record(CANDIDATE),
         "formed": Record(FORMED),
+        "heavy": Record(HEAVY, least_flops=LARGE_FLOPS),
         "own black box": Record(OWN_BLACK_BOX),
         "streams": Record(STREAMS, LaunchCounts),
         "tensor": Record(TENSOR, TensorCounts),
@@ -120,13 +126,13 @@ LEAST = 2.0**-10
 
 
 def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, float]) -> dict[str, np.ndarray]:
-    """The columns of `BLACK_BOX`, `OWN_TILES` and `FORM`: the schema's number, sizes and facts of the problem and axes of the schedule by name. The
-    number is fixed, since models are trained on it; names that a schema lacks are 1 (`OWN_TILES`: 0)."""
+    """The columns of `BLACK_BOX`, `OWN_TILES`, `FORM` and `HEAVY`: the schema's number, sizes and facts of the problem and axes of the schedule by
+    name. The number is fixed, since models are trained on it; names that a schema lacks are 1 (`OWN_TILES` and the layout: 0)."""
     one = np.ones(length(candidates))
     columns = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
     columns |= {f"form {name}": np.asarray(problem.get(name, 1)) * one for name in FORM}
     columns |= {f"tile {name}": np.asarray(candidates.get(name, 1)) * one for name in TILES}
-    columns |= {f"tile {name}": np.asarray(candidates.get(name, 0)) * one for name in OWN_TILES}
+    columns |= {f"tile {name}": np.asarray(candidates.get(name, 0)) * one for name in (*OWN_TILES, "layout")}
     return columns | {"schema": number * one}
 
 
@@ -171,7 +177,7 @@ def features(record: str, described: Columns, volumes: LaunchCounts, machine: Ma
     # shares and the schema's number are not made logarithms
     plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
     plain |= PLAIN
-    plain |= {f"tile {name}" for name in OWN_TILES}
+    plain |= {f"tile {name}" for name in (*OWN_TILES, "layout")}
     result = np.empty((len(names), len(volumes)), dtype=np.float32)
     for position, name in enumerate(names):
         column = np.asarray(columns[name], dtype=np.float64)

@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.gemm.features import contraction_features
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
 from tilewright.kernels.gpu.gemm.row_estimate import with_row_stages
-from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space, is_large
 from tilewright.kernels.gpu.gemm.variants import contraction_variants
 from tilewright.kernels.schema import Matching, Schema, in_tile_if
 
@@ -29,7 +29,7 @@ GEMM = Schema(
     kinds=("contraction",),
     schedule=ContractionSchedule,
     match=Matching(product_form),
-    space=lambda facts, machine, options: contraction_space(facts, machine, options.numerics.atomics),
+    space=lambda facts, machine, options: contraction_space(facts, machine, options.numerics.atomics, is_large(facts)),
     counts=contraction_counts,
     estimate=lambda facts, candidates, counts, machine, options: estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.kernels.columns import Columns, product_of, reject, times
+from tilewright.kernels.columns import Columns, product_of, reject, take, times
 
 PADDING = 4
 """Padding in elements between the rows of a transposed tile in shared memory: four keeps vectors aligned and halves bank conflicts."""
@@ -140,6 +140,12 @@ TILE_AXES = {
     "thread_m": (2, 4, 8),
     "thread_n": (2, 4, 8),
 }
+LARGE_TILE_AXES = {**TILE_AXES, "block_m": (*TILE_AXES["block_m"], 256), "thread_m": (*TILE_AXES["thread_m"], 16)}
+LARGE_FLOPS = 2e10
+"""From this number of operations on, tiles may be those of LARGE_TILE_AXES and rows SWIZZLED, both without a split: with 16 x 8 sums a thread reads
+fewer factors from shared memory for each product than with 8 x 8, which counts where multiplications are all that is left."""
+MOST_OF_LARGE = 255
+"""Registers of a thread with these tiles, at most: the assembler holds fewer fragments beside 128 sums, and spills none."""
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
 STAGES = (2, 4)
 """Stages with asynchronous copies; 1 is tried if the machine has none, a factor is computed while it is read, or it is narrower than the sums: then
@@ -148,13 +154,23 @@ CLUSTERS = (2, 4, 8)
 """Blocks of a cluster: up to eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
 AXES = (*TILE_AXES, "split", "stages", "cluster", "atomics")
 TABLE_ENTRY_BYTES = size_of("i32")
+WORD = 4
+"""Bytes of a bank of shared memory, and the least that an asynchronous copy copies."""
 VARIANT_AXES = ("layout", "loop", "table")
 """Axes that only variants have: without them candidates have their default values."""
 
 
-def contraction_space(facts: ContractionFacts, machine: Machine, atomics: bool = False) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def is_large(facts: ContractionFacts) -> bool:
+    """Whether tiles for many operations are candidates: of words, which are copied."""
+    words = all(operand.plain and operand.element_bytes == facts.element_bytes == WORD for operand in (facts.a, facts.b))
+    return facts.flops >= LARGE_FLOPS and words and not facts.row_stages
+
+
+def contraction_space(
+    facts: ContractionFacts, machine: Machine, atomics: bool = False, large: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES, and the number rejected for each reason (a rejected tile counts once for each split and stage). `atomics`:
-    also offers splits by atomic additions."""
+    also offers splits by atomic additions. `large`: also those for many operations, with the column "layout"."""
     copies = machine.compute_capability >= (8, 0) and facts.a.plain and facts.b.plain
     narrow = facts.is_narrow(facts.a) or facts.is_narrow(facts.b)
     stages = (*((1,) if narrow or not copies else ()), *(STAGES if copies else ()))
@@ -162,8 +178,11 @@ def contraction_space(facts: ContractionFacts, machine: Machine, atomics: bool =
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
     possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
     rest = {name: column[possible] for name, column in rest.items()}
+    if large and copies:
+        rest = times(rest, {"layout": np.array((PADDED, SWIZZLED) if "r" in (facts.a.along, facts.b.along) else (PADDED,))})
+        rest = take(rest, (rest["split"] == 1) | (rest["layout"] == PADDED))
     each = len(rest["split"])
-    tiles = product_of(TILE_AXES)
+    tiles = product_of(LARGE_TILE_AXES if large and copies else TILE_AXES)
     tiles, rejected = reject(tiles, tile_rules(facts, tiles, machine))
     candidates = times(tiles, rest)
     candidates, more = reject(candidates, contraction_rules(facts, candidates, machine))
@@ -209,6 +228,7 @@ def contraction_rules(facts: ContractionFacts, candidates: Columns, machine: Mac
         ("a cluster does not divide the steps evenly", (candidates["cluster"] > 0) & (steps % split != 0)),
         ("a split would have nothing to reduce", (split > 1) & ((split - 1) * steps_each >= steps)),
         ("a split reduces fewer than four steps", (split > 1) & (steps_each < 4)),
+        ("tiles for many operations are not split", (split > 1) & is_of_large(candidates)),
     ]
 
 
@@ -226,6 +246,12 @@ def threads_of(candidates: Columns) -> np.ndarray:
 def axis_of(candidates: Columns, name: str) -> np.ndarray | int:
     """The column of a variant's axis, or its default value."""
     return candidates.get(name, 0)
+
+
+def is_of_large(candidates: Columns) -> np.ndarray:
+    """Whether a tile is one that only problems of many operations have."""
+    found: np.ndarray = (candidates["thread_m"] > max(TILE_AXES["thread_m"])) | (candidates["block_m"] > max(TILE_AXES["block_m"]))
+    return found
 
 
 def copied(candidates: Columns) -> np.ndarray:
@@ -297,7 +323,7 @@ def registers_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     if "loop" in candidates:
         held = np.where(candidates["loop"] == PLAIN, np.maximum(fragments, staged), held)
     registers: np.ndarray = np.minimum(accumulators + held + addresses, 10_000)
-    return registers
+    return np.where(is_of_large(candidates), np.minimum(registers, MOST_OF_LARGE), registers)
 
 
 def blocks_to_ask_for(schedule: ContractionSchedule, facts: ContractionFacts, machine: Machine) -> int:

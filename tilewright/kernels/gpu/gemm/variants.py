@@ -25,23 +25,26 @@ from tilewright.kernels.gpu.gemm.space import (
     SWIZZLED,
     TRANSPOSED,
     VARIANT_AXES,
+    WORD,
     ContractionFacts,
+    axis_of,
     contraction_rules,
     copied,
     steps_of,
     tile_rules,
 )
 
-WORD = 4
-"""Bytes of a bank, and the least that an asynchronous copy copies."""
 ORIGIN = "origin"
 
 
 def contraction_variants(facts: ContractionFacts, candidates: Columns, machine: Machine) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The feasible variants of candidates, with their columns and VARIANT_AXES, and for each the position of the candidate that it varies."""
+    """The feasible variants of candidates, with their columns and VARIANT_AXES, and for each the position of the candidate that it varies. Candidates
+    that are swizzled themselves (`space.is_large`) have none."""
     kinds = product_of(dict(zip(VARIANT_AXES, ((PADDED, SWIZZLED, TRANSPOSED), (AHEAD, PREFETCHED, PLAIN), (0, 1)), strict=True)))
     kinds = take(kinds, np.any(list(kinds.values()), axis=0))
-    rows = times({**candidates, ORIGIN: np.arange(length(candidates))}, kinds)
+    plain = np.flatnonzero(sum((axis_of(candidates, name) for name in VARIANT_AXES), np.zeros(length(candidates))) == 0)
+    varied = {name: column[plain] for name, column in candidates.items() if name not in VARIANT_AXES}
+    rows = times({**varied, ORIGIN: plain}, kinds)
     for rules in (variant_rules, tile_rules, contraction_rules):
         rows, _ = reject(rows, rules(facts, rows, machine))
     origins = rows.pop(ORIGIN)
