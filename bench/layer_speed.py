@@ -207,7 +207,9 @@ class Ours:
         if not answer.get("times"):
             raise RuntimeError(f"{schedule}: {answer.get('error')}")
         loaded = self._server.load(self.program(schedule), "cold")
-        replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS, early)
+        self._server.early = early
+        replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS)
+        self._server.early = False
         return (lambda: self._server.seconds(replay, True) * 1e6), answer["relative_error"]
 
 

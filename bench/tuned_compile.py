@@ -63,7 +63,7 @@ def measure(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch
         planned_seconds = time.perf_counter() - start
         with Records(records) as known:
             measured = len(known)
-            lost = losses(planned.image.program, known)
+            lost, unknown = losses(planned.image.program, known)
     times: dict[str, list[float]] = {"planned": [], "tuned": []}
     errors: dict[str, float] = {}
     for how, executable in (("planned", planned), ("tuned", tuned)):
@@ -79,12 +79,19 @@ def measure(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch
         "compile_seconds": tuned_seconds, "planned_compile_seconds": planned_seconds, "measurements": measured,
         "median_us": {how: 1e6 * seconds for how, seconds in medians.items()},
         "quartiles_us": {how: [1e6 * seconds for seconds in found] for how, found in quartiles.items()}, "relative_error": errors,
-        "gain": medians["planned"] / medians["tuned"] - 1, "lost": lost,
+        "gain": medians["planned"] / medians["tuned"] - 1, "lost": lost[:LOSSES_KEPT], "lost_us": 1e6 * sum(entry["seconds"] for entry in lost),
+        "unknown": unknown, "calls": {how: calls_of(executable.image.program) for how, executable in (("planned", planned), ("tuned", tuned))},
     }  # fmt: skip
 
 
-def losses(planned: LoadableProgram, records: Records) -> list[dict[str, Any]]:
-    """The distinct regions whose planned kernels lose most time against the fastest recorded ones, `seconds` in all calls of the network."""
+def calls_of(program: LoadableProgram) -> int:
+    """Kernels that a call of the program launches."""
+    return sum(region.repeat * len(region.calls) for region in program.regions)
+
+
+def losses(planned: LoadableProgram, records: Records) -> tuple[list[dict[str, Any]], int]:
+    """The distinct regions by the time that their planned kernels lose against the fastest recorded ones, `seconds` in all calls of the network, and
+    the number of regions whose planned kernels were not measured, as the tuned network has others."""
     by_code: dict[str, Measurement] = {}
     by_region: dict[str, Measurement] = {}
     for entry in records.all():
@@ -92,14 +99,18 @@ def losses(planned: LoadableProgram, records: Records) -> list[dict[str, Any]]:
             by_code[entry.code] = entry  # the latest is measured with most replays
             by_region[entry.region] = min(entry, by_region.get(entry.region, entry), key=lambda entry: entry.seconds)
     found: list[dict[str, Any]] = []
+    unknown = 0
     for code, calls in Counter(code_of(lowered) for lowered in planned.regions).items():
-        if (own := by_code.get(code)) is not None:
+        own = by_code.get(code)
+        if own is None:
+            unknown += calls
+        else:
             best = by_region[own.region]
             found.append({
                 "seconds": calls * (own.seconds - best.seconds), "calls": calls, "problem": own.problem,
                 "planned": own.description, "planned_us": 1e6 * own.seconds, "fastest": best.description, "fastest_us": 1e6 * best.seconds,
             })  # fmt: skip
-    return sorted(found, key=lambda entry: -entry["seconds"])[:LOSSES_KEPT]
+    return sorted(found, key=lambda entry: -entry["seconds"]), unknown
 
 
 def attempted(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:

@@ -115,16 +115,15 @@ class Replay:
         for number in range(count):
             if loaded.operators:
                 before = [driver.add_child_graph_node(self._graph, before, handle_of(loaded.operators[number % sets]))]
-            after_operator = bool(loaded.operators)
-            for kernel_name, addresses in loaded.calls:
+            for place, (kernel_name, addresses) in enumerate(loaded.calls):
                 kernel = loaded.kernels[kernel_name]
                 arguments = addresses[number % sets]
                 block = parameter_block(driver, kernel, [0] * len(arguments), arguments, 0)
                 self._blocks.append(block)
                 function = loaded.functions[number % len(loaded.functions)][kernel_name]
-                soon = early and kernel.waits and not after_operator
+                follows_operator = bool(loaded.operators) and place == 0
+                soon = early and kernel.waits and not follows_operator
                 before = [driver.add_kernel_node(self._graph, before, node_params(function, kernel, block), early=soon)]
-                after_operator = False
         self._executable = driver.instantiate(self._graph)
 
     def launch(self, stream: int) -> None:
@@ -206,6 +205,8 @@ class Server:
     """State of the process: its device, and the problem of the following requests."""
 
     coarse_seconds, fine_seconds = COARSE_SECONDS, FINE_SECONDS
+    early = False
+    """As in `Replay`."""
 
     def __init__(self, device: int) -> None:
         self.device = torch.device("cuda", device)
@@ -381,14 +382,14 @@ class Server:
 
         return max(map(error_of, problem.region.outputs))
 
-    def replay(self, loaded: Loaded, once: float, seconds: float, early: bool = False) -> Replay:
+    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
-        return self.make_replay(loaded, count, early)
+        return self.make_replay(loaded, count)
 
-    def make_replay(self, loaded: Loaded, count: int, early: bool = False) -> Replay:
+    def make_replay(self, loaded: Loaded, count: int) -> Replay:
         """A replay of `count` calls, ready to be launched."""
         assert self.problem is not None
-        return Replay(self.driver, loaded, count, self.problem.sets, early)
+        return Replay(self.driver, loaded, count, self.problem.sets, self.early)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
         """Approximate seconds of one call within a replay."""
