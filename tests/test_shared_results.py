@@ -242,6 +242,35 @@ def test_what_shares_memory(function: Callable[[Any, Tensor], Any]) -> None:
             torch.testing.assert_close(ours.kept, theirs.kept)
 
 
+class NamedAsFunctions(nn.Module):
+    """Its inputs are called as functions of Python are, like that of a `Sequential`."""
+
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, input: Tensor, filter: Tensor) -> Tensor:
+        return self.compute(input, filter)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, y: torch.nn.functional.dropout(torch.relu_(x + y), 0.5, False) * 2,
+        lambda x, y: torch.relu_(x + y).as_strided((2, 3), (4, 1)) * 2,
+    ],
+)
+def test_inputs_called_like_functions(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Copies of graphs, which such modules need, keep the names of inputs."""
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    torch.testing.assert_close(tilewright.compile(NamedAsFunctions(compute), (x, y), target="native", threads=1)(x, y), compute(x, y))
+
+
+def test_a_sequence_with_a_write_and_a_dropout() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Dropout()).eval(), torch.randn(3, 4)
+    torch.testing.assert_close(tilewright.compile(module, (x,), target="native", threads=1)(x), module(x))
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a write to an expanded tensor": (lambda m, x: (x * 2).unsqueeze(0).expand(2, 3, 4).zero_(), "several elements lie in the same memory"),
     "a write to what was unfolded": (lambda m, x: (x * 2).unfold(0, 2, 2)[0].zero_(), "writes to windows of a tensor that leave"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 import re
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedOperator
 from tilewright.frontend.places import described
-from tilewright.frontend.schema_memory import Memory, arguments_of, letters, memory_of, nodes_in, rebuilt, writes, written_by
+from tilewright.frontend.schema_memory import Memory, arguments_of, copied_graph, letters, memory_of, nodes_in, rebuilt, writes, written_by
 from tilewright.frontend.sizes import is_symbolic
 
 NAMESPACE = "functional"
@@ -32,7 +31,7 @@ def with_aliases(program: ExportedProgram) -> ExportedProgram:
     Their schemas do not say so, and PyTorch's functional program takes their results for other tensors."""
     if not any(map(_is_identity, program.graph.nodes)) or not any(map(written_by, program.graph.nodes)):
         return program
-    graph = deepcopy(program.graph)
+    graph = copied_graph(program)
     for node in filter(_is_identity, graph.nodes):
         same = arguments_of(node)[0][1]
         node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (same,), {}
@@ -51,7 +50,7 @@ def with_functions(program: ExportedProgram) -> ExportedProgram:
     writes, or of whose view a copy would show: something is written to its memory, or it is returned."""
     if not any(map(_is_foreign, program.graph.nodes)):
         return program
-    graph = deepcopy(program.graph)
+    graph = copied_graph(program)
     memory = memory_of(graph)
     for node in list(graph.nodes):
         if _is_foreign(node):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -52,6 +53,15 @@ def arguments_of(node: torch.fx.Node) -> list[tuple[Any, Any]]:
 
 def nodes_in(value: Any) -> list[torch.fx.Node]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.fx.Node)]
+
+
+def copied_graph(program: ExportedProgram) -> torch.fx.Graph:
+    """A copy of the program's graph, whose nodes have the same names. PyTorch's copies rename nodes that are called as one of Python's functions is,
+    such as the input of a `Sequential`, whose name is `input`."""
+    graph: torch.fx.Graph = deepcopy(program.graph)
+    for node, original in zip(graph.nodes, program.graph.nodes, strict=True):
+        node.name = original.name
+    return graph
 
 
 def rebuilt(program: ExportedProgram, graph: torch.fx.Graph) -> ExportedProgram:

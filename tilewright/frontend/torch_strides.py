@@ -5,7 +5,6 @@ the inputs', which calls then have to repeat.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tilewright.errors import InvalidModel
 from tilewright.frontend.places import place_of
 from tilewright.frontend.reading import LARGEST_COMPUTED
-from tilewright.frontend.schema_memory import memory_of, rebuilt, written_by
+from tilewright.frontend.schema_memory import copied_graph, memory_of, rebuilt, written_by
 from tilewright.frontend.sizes import Sizes, is_symbolic
 from tilewright.frontend.torch_call import bound
 from tilewright.frontend.torch_views import numbers, step
@@ -150,7 +149,7 @@ def with_copies(program: ExportedProgram) -> ExportedProgram:
     Raises InvalidModel for memory that is written while `as_strided` reads it, and for tensors that do not fill theirs."""
     if not any(node.target in READ for node in program.graph.nodes):
         return program
-    graph = deepcopy(program.graph)
+    graph = copied_graph(program)
     memory = memory_of(graph)
     nodes = list(graph.nodes)
     writes = [(number, node, target) for number, node in enumerate(nodes) for target in written_by(node)]
