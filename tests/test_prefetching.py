@@ -65,6 +65,10 @@ def test_no_more_than_a_share_of_level_2_is_ahead(calls: list[list[tuple[int, in
         assert waiting <= LEVEL_2 // SHARE_AHEAD * 2 + LEVEL_2 // SHARE_OF_NODE
 
 
+def test_short_calls_gain() -> None:
+    assert prefetching.are_short(50, 150e-6) and not prefetching.are_short(50, 300e-6)
+
+
 def test_nothing_is_brought_for_the_first_call() -> None:
     assert prefetches([], LEVEL_2) == []
     assert prefetches([[(512, 4096)]], LEVEL_2) == []

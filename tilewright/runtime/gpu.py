@@ -39,7 +39,7 @@ from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
 from tilewright.runtime.library import BoundCall, bound_calls
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
-from tilewright.runtime.prefetching import NAME, PTX, PrefetchNode, prefetches
+from tilewright.runtime.prefetching import NAME, PTX, PrefetchNode, are_short, prefetches
 
 STAGED_FROM = 16
 """A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
@@ -242,7 +242,9 @@ class _Segment:
             nodes.append(node)
             for slot in touched:
                 self.touching.setdefault(slot, []).append(node)
-        self._prefetches = self._prefetching(engine, graph, [call for _, call, _ in calls], nodes)
+        seconds = sum(region.measured_seconds or region.predicted_seconds for region in program.regions[first:last])
+        fetched = len(calls) > 1 and are_short(len(calls), seconds)
+        self._prefetches = self._prefetching(engine, graph, [call for _, call, _ in calls], nodes) if fetched else []
         self.nodes = nodes
         self.graph = graph  # kept, as updates of the executable graph refer to its nodes
         self.executable = driver.instantiate(graph)
@@ -251,7 +253,7 @@ class _Segment:
     @staticmethod
     def _prefetching(engine: GpuEngine, graph: int, calls: Sequence[Call | LibraryCall], nodes: Sequence[_Node | _Operator]) -> list[PrefetchNode]:
         level_2 = engine.prefetched_level()
-        function = engine.library.prefetch() if level_2 and len(calls) > 1 else 0
+        function = engine.library.prefetch() if level_2 else 0
         if not function:
             return []
         read = [

@@ -5,7 +5,7 @@ memory is idle much of the time. So a CUDA graph has nodes besides its kernels, 
 following calls (`cp.async.bulk.prefetch.L2`, compute capability 9.0 on) and ends without waiting for them. It begins when the call that reads what
 is some megabytes before has ended, so that level 2 holds few constants that are not needed soon, beside activations.
 
-An H100 in float16 at batch 1 (`gpu_prefetch_h100`): ../../docs/kernels.md.
+What this gains: docs/kernels.md, "Constants ahead of the kernels that read them".
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ MOST_PIECES = 240
 """Blocks of a node: kernels have 4,096 bytes of parameters, and each piece has 16."""
 UNIT = 16
 """Addresses and sizes are multiples of it."""
+SHORT_SECONDS = 4e-6
+"""Calls that are longer on average, some ten latencies of memory, are not worth it: their first loads are a small part of them, and a node takes some
+tenths of a microsecond from what runs beside it."""
 SHARE_AHEAD, SHARE_OF_NODE = 6, 24
 """What is asked for ahead of its use, and by one node, is level 2 divided by these: 8 and 2 MB of an H100's 50."""
 
@@ -69,6 +72,11 @@ class Prefetch:
     pieces: tuple[tuple[int, int], ...]
 
 
+def are_short(calls: int, seconds: float) -> bool:
+    """Whether so many calls, which take so many seconds in all, are short enough to gain by prefetches."""
+    return seconds <= SHORT_SECONDS * calls
+
+
 def prefetches(constants: Sequence[Sequence[tuple[int, int]]], level_2: int) -> list[Prefetch]:
     """The nodes of a graph, given address and bytes of the constants that each of its calls reads, in order, and the bytes of level 2.
 
@@ -91,7 +99,8 @@ def prefetches(constants: Sequence[Sequence[tuple[int, int]]], level_2: int) -> 
     for _, members in groupby(placed, lambda one: one[0] // each):
         group = list(members)
         behind = group[0][0] - ahead
-        after = placed[bisect_right(starts, behind) - 1][1] if behind >= 0 else None
+        # a call that reads more than may be ahead does not wait for itself
+        after = min(placed[bisect_right(starts, behind) - 1][1], group[0][1] - 1) if behind >= 0 else None
         pieces = [(address + at, min(PIECE, size - at)) for _, _, address, size in group for at in range(0, size, PIECE)]
         found += [Prefetch(after, tuple(pieces[at : at + MOST_PIECES])) for at in range(0, len(pieces), MOST_PIECES)]
     return found
