@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.cells import Rows, results_of
 from tilewright.hardware import identified_machine
+from tilewright.runtime.prefetching import SHARE_AHEAD, SHARE_OF_NODE
 
 TENSOR_TYPES = ("float16", "tf32")
 TENSOR_BATCHES = (1, 8, 64)
@@ -40,13 +41,19 @@ def listed_operators() -> Rows:
     """Operators that were once slower than PyTorch's in float32 on a GPU."""
     rows = [["operator", "ours, us", "PyTorch's faster layout, us", "PyTorch / ours", "Inductor / ours"]]
     found: dict[str, dict[str, float]] = {}
-    for entry in results_of("gpu_listed_h100"):
+    for entry in later("gpu_listed_h100", "gpu_listed_heavy_h100"):
         if entry["median_seconds"]:
             found.setdefault(entry["network"].split()[0], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
     for name, times in found.items():
         own, eager = times["tilewright"], min(times[peer] for peer in ("eager", "eager_cl") if peer in times)
         rows.append([name, f"{own:.1f}", f"{eager:.1f}", f"{eager / own:.2f}", f"{times['inductor'] / own:.2f}" if "inductor" in times else "–"])
     return rows
+
+
+def later(*files: str) -> Iterator[Mapping[str, Any]]:
+    """The comparisons of files, but of those that several have the rows of the last alone."""
+    last = {entry["network"]: file for file in files for entry in results_of(file)}
+    return (entry for file in files for entry in results_of(file) if last[entry["network"]] == file)
 
 
 def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, int]]) -> Rows:
@@ -77,6 +84,7 @@ def tensor_layers() -> Rows:
     columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
     rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]
     ratios: dict[tuple[str, int], list[float]] = {column: [] for column in columns}
+    late: dict[tuple[str, int], list[float]] = {column: [] for column in columns}
     for layer in dict.fromkeys(layer for layer, _, _ in times):
         cells = []
         for column in columns:
@@ -84,10 +92,13 @@ def tensor_layers() -> Rows:
             if own is None:
                 cells.append("")
                 continue
-            ratios[column].append(min(seconds for name, seconds in own.items() if name.startswith("cudnn")) / own["ours"])
+            peer = min(seconds for name, seconds in own.items() if name.startswith("cudnn"))
+            ratios[column].append(peer / own["ours"])
+            late[column].append(peer / own["ours, late"])
             cells.append(f"{own['ours']:.1f}; {ratios[column][-1]:.2f}")
         rows.append([layer, *cells])
     rows.append(means_and_least(ratios.values()))
+    rows.append(["the same if no kernel begins early", *means_and_least(late.values())[1:]])
     return rows
 
 
@@ -171,6 +182,19 @@ def computed_maps() -> Rows:
     return rows
 
 
+def prefetched_constants() -> Rows:
+    """What networks in float16 gain if constants are brought to level 2 ahead of the kernels that read them."""
+    rows = [["network", "batch", "not ahead, us", "ahead, us", "ratio"]]
+    shares = f"{SHARE_AHEAD}:{SHARE_OF_NODE}"
+    for file in ("gpu_prefetch_shares_h100", "gpu_prefetch_h100"):
+        found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of(file)}
+        for label in dict.fromkeys(label for label, _ in found):
+            name, _, batch = label.split()
+            without, own = found[label, "none"], found[label, shares]
+            rows.append([name, batch[1:], f"{1e6 * without:.0f}", f"{1e6 * own:.0f}", f"{without / own:.2f}"])
+    return rows
+
+
 def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
     """Network and batch of each comparison of `bench.gpu_half`, with the seconds of ours and of another contender."""
     found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of(file)}
@@ -179,9 +203,12 @@ def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
         yield network, batch[1:], own, found[label, contender]
 
 
+PRODUCT_FILES = "gpu_half_products_h100", "gpu_half_products_float16_h100"
+
+
 def tensor_products() -> Rows:
     """Matrix products on tensor cores of a GPU: ours, and cuBLAS's time over it, by type and batch."""
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h100")}
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in later(*PRODUCT_FILES)}
     columns = [(dtype, batch) for dtype in ("float16", "bfloat16", "tf32") for batch in (1, 64)]
     rows = [["product", *(f"{dtype}, batch {batch}: ours, us; cuBLAS / ours" for dtype, batch in columns)]]
     ratios: list[list[float]] = [[] for _ in columns]
@@ -204,6 +231,7 @@ TENSOR_CORE_TABLES = (
     tensor_layers,
     tensor_attention,
     computed_maps,
+    prefetched_constants,
     pooled_convolutions,
     precisions,
     half_fusion,
