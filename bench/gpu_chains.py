@@ -2,6 +2,7 @@
 
     python -m bench.gpu_chains                            30 random chains and 15 wide ones, the constants fitted to them, and the chains of networks
     python -m bench.gpu_chains --random 0 --wide 0 --name gpu_chains_judged     those of networks alone, with the constants of the calibration file
+    python -m bench.gpu_chains --type float16 --name gpu_chains_float16     in 16 bits
     python -m bench.gpu_chains --check                    without a GPU: plans and compiles the same chains
 
 The chains of networks are those of `bench.chains.LITERATURE`, and those of `WIDE`, which have many channels in between, or images.
@@ -43,9 +44,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tilewright
+from bench import half
 from bench.chains import LARGEST_ERROR, LITERATURE, Layer, Links, drawn, inverted, merging, separable, summary
 from bench.common import double_precision_outputs, earlier_results, interleaved_seconds, relative_error, write_results
 from bench.fusion import fusing
+from bench.gpu_half import TOLERANCES
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
@@ -119,10 +122,18 @@ def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) 
             yield
 
 
-def compiled(links: Links, way: str, constants: GpuChains, seen: dict[str, Any], device: str, target: str) -> tuple[Executable, tuple[Tensor, ...]]:
-    """The chain and what surrounds it, compiled for the target, with inputs on the device. Raises RuntimeError if it is not planned as asked for."""
+def made(links: Links, dtype: str, device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The chain and what surrounds it in the type, with inputs, on the device."""
     torch.manual_seed(0)
-    module, inputs = links.module().to(device), tuple(x.to(device) for x in links.inputs())
+    kind: torch.dtype = getattr(torch, dtype)
+    return links.module().to(device, kind), tuple(x.to(device, kind) for x in links.inputs())
+
+
+def compiled(
+    links: Links, way: str, constants: GpuChains, seen: dict[str, Any], dtype: str, device: str, target: str
+) -> tuple[Executable, tuple[Tensor, ...]]:
+    """The chain and what surrounds it, compiled for the target, with inputs on the device. Raises RuntimeError if it is not planned as asked for."""
+    module, inputs = made(links, dtype, device)
     with planned(links, way, constants, seen):
         executable = tilewright.compile(module, inputs, identified_machine(target))
     found = sum(region.kind == "chain" for region in executable.image.program.regions)
@@ -131,23 +142,23 @@ def compiled(links: Links, way: str, constants: GpuChains, seen: dict[str, Any],
     return executable, inputs
 
 
-def compile_ahead(links: Links, constants: GpuChains, target: str) -> str:
+def compile_ahead(links: Links, constants: GpuChains, dtype: str, target: str) -> str:
     """Compiles a chain in all ways into the kernel cache; runs in a process of its own. Returns why that failed, if it did."""
     reasons = []
     for way in WAYS:
         seen: dict[str, Any] = {}
         try:
-            compiled(links, way, constants, seen, "cpu", target)
+            compiled(links, way, constants, seen, dtype, "cpu", target)
         except Exception as error:
             return f"{links}: {error}"
         reasons += [f"{way}: {seen['reason']}"] if way in MERGED and "reason" in seen else []
     return f"{links}: {'; '.join(reasons)}" if reasons else ""
 
 
-def all_ahead(links: Sequence[Links], constants: GpuChains, target: str) -> list[str]:
+def all_ahead(links: Sequence[Links], constants: GpuChains, dtype: str, target: str) -> list[str]:
     """Compiles chains on all cores. Returns what is to be said about them."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-        return [text for text in pool.map(partial(compile_ahead, constants=constants, target=target), links) if text]
+        return [text for text in pool.map(partial(compile_ahead, constants=constants, dtype=dtype, target=target), links) if text]
 
 
 def prefixes(executable: Executable, inputs: tuple[Tensor, ...]) -> tuple[GpuEngine, Callable[[int], None]]:
@@ -192,12 +203,11 @@ class FusedByCudnn(nn.Module):
         return result
 
 
-def cudnn_ways(links: Links, inputs: tuple[Tensor, ...]) -> dict[str, Callable[[], object]]:
+def cudnn_ways(links: Links, dtype: str, inputs: tuple[Tensor, ...]) -> dict[str, Callable[[], object]]:
     """PyTorch's ways of computing the layer before the chain, and of that and the chain, as CUDA graphs; those that work."""
     found: dict[str, Callable[[], object]] = {}
     for layout in (torch.contiguous_format, torch.channels_last):
-        torch.manual_seed(0)
-        module = links.module().cuda().to(memory_format=layout)  # type: ignore[call-overload]
+        module = made(links, dtype, "cuda")[0].to(memory_format=layout)  # type: ignore[call-overload]
         assert isinstance(module, nn.Sequential)
         x = inputs[0].to(memory_format=layout)
         first, *layers = list(module)[:-1]
@@ -211,18 +221,17 @@ def cudnn_ways(links: Links, inputs: tuple[Tensor, ...]) -> dict[str, Callable[[
     return found
 
 
-def measured(links: Links, constants: GpuChains, rounds: int, scratch: Tensor) -> dict[str, Any]:
+def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratch: Tensor) -> dict[str, Any]:
     """Predicted and measured seconds of one chain. Raises RuntimeError for a wrong result."""
     known: dict[str, dict[str, Any]] = {name: {} for name in WAYS}
     ways: dict[str, Executable] = {}
     for name in WAYS:
-        executable, inputs = compiled(links, name, constants, known[name], "cuda", "cuda")
+        executable, inputs = compiled(links, name, constants, known[name], dtype, "cuda", "cuda")
         if name == "separate" or "way" in known[name]:
             ways[name] = executable
-    torch.manual_seed(0)
-    reference = double_precision_outputs(links.module().cuda(), inputs)
+    reference = double_precision_outputs(made(links, dtype, "cuda")[0], inputs)
     errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
-    if max(errors.values()) > LARGEST_ERROR:
+    if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else TOLERANCES["operator"]):
         raise RuntimeError(f"{links} is wrong: {errors}")
     merged = {name: known[name] for name in MERGED if name in ways}
     row: dict[str, Any] = {"chain": str(links), "predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}
@@ -235,7 +244,7 @@ def measured(links: Links, constants: GpuChains, rounds: int, scratch: Tensor) -
         engine, run = prefixes(ways[name], inputs)
         engines.append(engine)
         calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
-    peers = cudnn_ways(links, inputs)
+    peers = cudnn_ways(links, dtype, inputs)
     found = interleaved_seconds({**calls, **peers}, rounds, 0.002, partial(cold_seconds, scratch=scratch))
     for engine in engines:
         engine.close()
@@ -299,6 +308,7 @@ def main() -> None:
     parser.add_argument("--wide", type=int, default=15, metavar="COUNT", help="random chains with many channels in between, of the same use")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th chain of networks; parts after the first are added to the file")
+    parser.add_argument("--type", default="float32", choices=("float32", *half.TYPES), help="of values; 16 bits are multiplied on tensor cores")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--name", default="gpu_chains", help="name of the result file")
     parser.add_argument("--check", action="store_true", help="plan and compile for --target, which need not be present")
@@ -308,7 +318,7 @@ def main() -> None:
     part, parts = map(int, options.part.split("/"))
     chosen, networks = random_chains(options) if part == 1 else {}, dict(list({**LITERATURE, **WIDE}.items())[part - 1 :: parts])
     if options.check:
-        for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.target):
+        for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.type, options.target):
             console.print(text)
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -320,12 +330,12 @@ def main() -> None:
     if earlier is not None:
         constants, rows = GpuChains(**earlier["settings"]["constants"]), earlier["results"]
     for kind, problems in (("random", chosen), ("literature", networks)):
-        for text in all_ahead(list(problems.values()), constants, target.name):
+        for text in all_ahead(list(problems.values()), constants, options.type, target.name):
             console.print(text)
         for name, links in problems.items():
             row: dict[str, Any] = {"name": name, "set": kind}
             try:
-                row |= measured(links, constants, options.rounds, scratch)
+                row |= measured(links, constants, options.type, options.rounds, scratch)
             except RuntimeError as error:  # said at the end as well; the other chains are still measured
                 row |= {"chain": str(links), "error": str(error)}
             rows.append(row)
