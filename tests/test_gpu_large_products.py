@@ -48,7 +48,7 @@ def space_of(problem: Problem, target: Machine = H200) -> dict[str, np.ndarray]:
     return dict(found)
 
 
-@settings(max_examples=draws(12), deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(st.booleans(), st.integers(0, 1000), st.data())
 def test_results(image: bool, seed: int, data: st.DataObject) -> None:
     """Of extents that are no multiples of the tile; the first factor is read along what is summed, as in large products."""
