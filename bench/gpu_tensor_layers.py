@@ -158,7 +158,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, float]:
         "cudnn": lambda name: name.startswith("cudnn"),
         "inductor": lambda name: name.startswith("inductor"),
         "ours": "ours".__eq__,
-        "best of ours": lambda name: name.startswith("ours"),
+        "best of ours": lambda name: name.startswith("ours,"),
     }
     found = {name: best(entries, test) for name, test in wanted.items()}
     return {name: entry["median_us"] for name, entry in found.items() if entry is not None}

@@ -208,8 +208,10 @@ class Ours:
             raise RuntimeError(f"{schedule}: {answer.get('error')}")
         loaded = self._server.load(self.program(schedule), "cold")
         self._server.early = early
-        replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS)
-        self._server.early = False
+        try:
+            replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS)
+        finally:
+            self._server.early = False
         return (lambda: self._server.seconds(replay, True) * 1e6), answer["relative_error"]
 
 

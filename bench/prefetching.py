@@ -2,14 +2,15 @@
 
     python -m bench.prefetching [NETWORK ...] [--types float16] [--batches 1,8,64] [--shares 6:24,12:24] [--name gpu_prefetching]
 
-A contender `A:N` may have level 2 divided by A ahead, and divided by N in one node (`runtime.prefetching`); `none` brings nothing. All run the same
-kernels and are timed in turns as in `bench.gpu_half`, with level 2 full of other data.
+A contender `A:N`, also of long calls, may have level 2 divided by A ahead, and divided by N in one node (`runtime.prefetching`); `none` brings
+nothing. All run the same kernels and are timed in turns as in `bench.gpu_half`, with level 2 full of other data.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import time
 from functools import partial
 from unittest import mock
@@ -40,6 +41,7 @@ def prefetched(shares: str, module: nn.Module, inputs: tuple[Tensor, ...], preci
         mock.patch.object(gpu, "PREFETCH", shares != NONE),
         mock.patch.object(prefetching, "SHARE_AHEAD", ahead),
         mock.patch.object(prefetching, "SHARE_OF_NODE", node),
+        mock.patch.object(prefetching, "SHORT_SECONDS", math.inf),
     ):
         executable = ours(module, inputs, precision=precision)
         executable(*inputs)  # makes the graph

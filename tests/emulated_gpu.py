@@ -185,7 +185,7 @@ def emulated(executable: Executable, capturing: Sequence[bool] = (False,)) -> It
     """Inside the context, the executable for a GPU runs here, on tensors of the CPU. `capturing`: whether calls are captured; its last element counts."""
     driver = EngineDriver(list(executable.image.kernels.values()))
     names = [kernel.name for kernel in driver.kernels]
-    library: Any = SimpleNamespace(driver=driver, functions={name: 1 + at for at, name in enumerate(names)}, context=None)
+    library: Any = SimpleNamespace(prefetch=0, driver=driver, functions={name: 1 + at for at, name in enumerate(names)}, context=None)
 
     def engine(program: Any, binaries: object, model: GpuEngine | None, shared: object, cache_bytes: int = 0) -> GpuEngine:
         constants = model.buffers.constants if model is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from tilewright.kernels.gpu.gemm.space import (
     registers_of,
 )
 from tilewright.kernels.schema import Options
+from tilewright.selection import variants
 from tilewright.selection.choice import rank
 from tilewright.selection.learned import gpu as learned
 from tilewright.tuning import serialisation
@@ -40,7 +42,7 @@ from tilewright.tuning.workloads import Linear, problem_of
 
 H200, V100 = machine("h200"), machine("v100")
 LARGE, SMALL = Linear(4096, 2048, 2048), Linear(1024, 2048, 2048)
-SHAPES = ((128, 64, 32, 16, 8), (256, 64, 16, 16, 8), (64, 128, 16, 16, 8), (128, 128, 8, 16, 8))
+SHAPES = ((256, 32, 32, 16, 8), (128, 64, 32, 16, 8), (256, 64, 16, 16, 8), (64, 128, 16, 16, 8), (128, 128, 8, 16, 8))
 
 
 def space_of(problem: Problem, target: Machine = H200) -> dict[str, np.ndarray]:
@@ -99,3 +101,21 @@ def test_they_are_ranked_by_a_model_of_their_own(monkeypatch: pytest.MonkeyPatch
 def test_schedules_are_kept_as_text() -> None:
     schedule = ContractionSchedule(128, 64, 32, 16, 8, 1, 2, layout=SWIZZLED)
     assert serialisation.schedule_of(serialisation.schedule_text(schedule)) == schedule
+
+
+@pytest.mark.parametrize("workload", [SMALL, LARGE])
+def test_variants_of_records_are_found(workload: Linear) -> None:
+    """Also where the space has an axis of variants, which then are made of the rest alone."""
+    ranking = rank(problem_of(workload), H200)
+    base = ContractionSchedule(128, 64, 16, 8, 8, 1, 2)
+    wanted = [replace(base, layout=2), replace(base, layout=1), replace(base, layout=1, loop=2), replace(base, split=2, layout=1)]
+    for schedule in wanted:
+        found = ranking.find(schedule)
+        assert found is not None and found.schedule == schedule and found.seconds > 0
+
+
+def test_no_variant_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "VARIED", 40)
+    for target in (H200, machine("a100")):
+        ranking = rank(problem_of(Linear(16384, 768, 3072)), target)
+        assert ranking.seconds.min() > 1e-4 and len({str(choice.schedule) for choice in islice(ranking, 60)}) == 60

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.runtime_programs import ProgramBuilder
+from tests.test_gpu_runtime import FakeLibrary
+from tilewright.errors import KernelFailed
 from tilewright.runtime import gpu, prefetching
+from tilewright.runtime.artifact import SavedBinary
+from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.driver import Driver
+from tilewright.runtime.gpu import GpuEngine, GpuLibrary
+from tilewright.runtime.loadable import loadable
 from tilewright.runtime.prefetching import MOST_PIECES, PIECE, PTX, SHARE_AHEAD, SHARE_OF_NODE, UNIT, prefetches
 
 LEVEL_2 = 50 << 20
@@ -82,6 +92,63 @@ def test_the_assembler_takes_the_kernel(architecture: str, tmp_path: Path) -> No
     source.write_text(PTX)
     made = subprocess.run(["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "prefetch.cubin")], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "current_stream", lambda device: 0)
+    monkeypatch.setattr(gpu, "is_capturing", lambda: False)
+    monkeypatch.setattr(GpuEngine, "_adopt", lambda self, handle: True)
+
+
+def engine_of(constants: int, refusing: bool = False, seconds: float = 1e-6) -> tuple[GpuEngine, FakeLibrary]:
+    """An engine over a driver that logs, of a chain of calls, each of which adds a constant."""
+    builder = ProgramBuilder({"x": (4096,)}, {f"w{number}": torch.zeros(4096) for number in range(constants)})
+    for number in range(constants):
+        builder.kernel("add", ("x" if number == 0 else f"y{number - 1}", f"w{number}"), f"y{number}", (4096,), "")
+    built = builder.program((f"y{constants - 1}",))
+    program = loadable(replace(built, regions=tuple(replace(region, predicted_seconds=seconds) for region in built.regions)))
+    library = FakeLibrary()
+    driver = Driver(library)
+    library._read = lambda params: {"func": params.func, "blocks": params.gridDimX}  # type: ignore[method-assign]
+    if refusing:
+        real = driver.load_module
+
+        def load(image: bytes) -> int:
+            if b".target" in image:
+                raise KernelFailed("there is no assembler", "install one")
+            return real(image)
+
+        driver.load_module = load  # type: ignore[method-assign]
+    loaded = GpuLibrary(driver, [SavedBinary(Path("0.cubin"), tuple(program.kernels), "cubin", b"cubin")], program.kernels, 5, prefetches=True)
+    return GpuEngine(Buffers(program, torch.device("cpu"), 256), loaded), library
+
+
+def call(engine: GpuEngine, calls: int) -> None:
+    x, y = torch.zeros(4096), torch.zeros(4096)
+    engine.bind([x.data_ptr(), y.data_ptr()])
+    engine.run(0, calls)
+    engine.finish()
+
+
+def test_nodes_of_a_graph(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16,384 bytes each, of which 32,768 may be ahead: the first three at once, each other one after the call that reads what is so far before."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=SHARE_AHEAD * 32768))
+    monkeypatch.setattr(prefetching, "SHARE_OF_NODE", SHARE_AHEAD * 2)
+    engine, library = engine_of(6)
+    call(engine, 6)
+    handles = [handle for handle, (_, read) in library.nodes.items() if read["func"] != engine.library.prefetch]
+    nodes = [(before, read["blocks"]) for before, read in library.nodes.values() if read["func"] == engine.library.prefetch]
+    assert len(handles) == 6 and nodes == [([], 1), ([], 1), ([handles[1]], 1), ([handles[2]], 1), ([handles[3]], 1)]
+
+
+@pytest.mark.parametrize(("refusing", "seconds"), [(True, 1e-6), (False, 1e-5), (False, 0.0)])
+def test_graphs_without_nodes(refusing: bool, seconds: float, without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No assembler, long calls, and calls of which nothing is predicted."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=LEVEL_2))
+    engine, library = engine_of(4, refusing, seconds)
+    call(engine, 4)
+    assert len(library.nodes) == 4
 
 
 class Layers(nn.Module):

@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=amount, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=seed, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
     parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
-    parser.add_argument("--model", type=path, metavar="X.npz", help="where models go: X.npz, X-streams.npz, X-tensor.npz; without it only evaluated")
+    parser.add_argument("--model", type=path, metavar="X.npz", help="where models go: X.npz, and X-NAME.npz of others; without it only evaluated")
     parser.add_argument("--folds", type=whole(2), default=5, help="parts of the layers, each predicted from the others, for the evaluation")
     parser.add_argument("--trees", type=whole(), help="of the models (default: as the models that come with the package)")
 

@@ -111,9 +111,15 @@ def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock, tr
 
 
 class GpuLibrary:
-    """The loaded cubins of a program and the handles of their kernels; unloaded once nothing refers to them."""
+    """The loaded cubins of a program and the handles of their kernels; unloaded once nothing refers to them.
 
-    def __init__(self, driver: Driver, binaries: Sequence[Compiled], kernels: Mapping[str, LoadableKernel], context: int) -> None:
+    `prefetch`: the kernel that brings constants to level 2; 0 without `prefetches`, or where the driver cannot assemble it. It is loaded here, since
+    a user may capture the first call, and nothing can be loaded meanwhile.
+    """
+
+    def __init__(
+        self, driver: Driver, binaries: Sequence[Compiled], kernels: Mapping[str, LoadableKernel], context: int, prefetches: bool = False
+    ) -> None:
         self.driver = driver
         self.context = context
         self.modules: list[int] = []
@@ -131,19 +137,16 @@ class GpuLibrary:
                 raise KernelFailed(f"no binary holds the kernel {name}", "compile the model again")
             if kernel.shared_bytes:
                 driver.allow_shared_bytes(self.functions[name], kernel.shared_bytes)
-        self._prefetch: int | None = None
-        self._finalizer = weakref.finalize(self, _unload, driver, self.modules, context)
+        self.prefetch = self._assembled() if prefetches else 0
+        self._finalizer = weakref.finalize(self, _unload, driver, tuple(self.modules), context)
 
-    def prefetch(self) -> int:
-        """The kernel that brings constants to level 2; 0 if the driver cannot assemble it. The context must be current."""
-        if self._prefetch is None:
-            try:
-                module = self.driver.load_module(PTX.encode() + bytes(1))
-                self._prefetch = self.driver.function(module, NAME)
-                self.modules.append(module)
-            except KernelFailed:  # a driver without its assembler
-                self._prefetch = 0
-        return self._prefetch
+    def _assembled(self) -> int:
+        """The kernel that brings constants to level 2; 0 if the driver cannot assemble it."""
+        try:
+            self.modules.append(self.driver.load_module(PTX.encode() + bytes(1)))
+            return self.driver.function(self.modules[-1], NAME)
+        except KernelFailed:  # a driver without its assembler
+            return 0
 
 
 def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
@@ -242,8 +245,9 @@ class _Segment:
             nodes.append(node)
             for slot in touched:
                 self.touching.setdefault(slot, []).append(node)
-        seconds = sum(region.measured_seconds or region.predicted_seconds for region in program.regions[first:last])
-        fetched = len(calls) > 1 and are_short(len(calls), seconds)
+        known = [region for region in program.regions[first:last] if region.measured_seconds or region.predicted_seconds]
+        seconds = sum(region.measured_seconds or region.predicted_seconds for region in known)
+        fetched = len(calls) > 1 and are_short(sum(region.repeat * max(len(region.calls), 1) for region in known), seconds)
         self._prefetches = self._prefetching(engine, graph, [call for _, call, _ in calls], nodes) if fetched else []
         self.nodes = nodes
         self.graph = graph  # kept, as updates of the executable graph refer to its nodes
@@ -253,15 +257,16 @@ class _Segment:
     @staticmethod
     def _prefetching(engine: GpuEngine, graph: int, calls: Sequence[Call | LibraryCall], nodes: Sequence[_Node | _Operator]) -> list[PrefetchNode]:
         level_2 = engine.prefetched_level()
-        function = engine.library.prefetch() if level_2 else 0
-        if not function:
+        if not level_2:
             return []
         read = [
             engine.buffers.constants_of([view.name for view in call.views] if isinstance(call, LibraryCall) else call.arguments) for call in calls
         ]
         found = prefetches([[(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in tensors] for tensors in read], level_2)
         driver = engine.library.driver
-        return [PrefetchNode(driver, graph, [] if one.after is None else [nodes[one.after].handle], function, one.pieces) for one in found]
+        return [
+            PrefetchNode(driver, graph, [] if one.after is None else [nodes[one.after].handle], engine.library.prefetch, one.pieces) for one in found
+        ]
 
     @staticmethod
     def _edges(engine: GpuEngine, calls: Sequence[Call | LibraryCall]) -> list[list[int]]:
@@ -341,10 +346,9 @@ class GpuEngine:
 
     def prefetched_level(self) -> int:
         """Bytes of level 2 of the GPU, if constants are brought there; else 0."""
-        if not PREFETCH or self.buffers.device.type != "cuda":
+        if not PREFETCH or not self.library.prefetch:
             return 0
-        properties = torch.cuda.get_device_properties(self.buffers.device)
-        return int(properties.L2_cache_size) if (properties.major, properties.minor) >= PREFETCHES_FROM else 0
+        return int(torch.cuda.get_device_properties(self.buffers.device).L2_cache_size)
 
     def in_place(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The caller's tensors as PyTorch's operators are to see them: flat copies in place of those that are staged."""
@@ -537,7 +541,8 @@ def gpu_engine(
         context = driver.primary_context(index)
         driver.push_context(context)
         try:
-            library = GpuLibrary(driver, binaries, program.kernels, context)
+            prefetches = torch.cuda.get_device_capability(device) >= PREFETCHES_FROM
+            library = GpuLibrary(driver, binaries, program.kernels, context, prefetches)
         finally:
             driver.pop_context()
     buffers = Buffers(program, device, GPU_ALIGNMENT, constants, shared_constants, cache_bytes)

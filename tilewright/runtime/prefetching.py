@@ -74,7 +74,7 @@ class Prefetch:
 
 def are_short(calls: int, seconds: float) -> bool:
     """Whether so many calls, which take so many seconds in all, are short enough to gain by prefetches."""
-    return seconds <= SHORT_SECONDS * calls
+    return calls > 0 and seconds <= SHORT_SECONDS * calls
 
 
 def prefetches(constants: Sequence[Sequence[tuple[int, int]]], level_2: int) -> list[Prefetch]:
@@ -107,7 +107,7 @@ def prefetches(constants: Sequence[Sequence[tuple[int, int]]], level_2: int) -> 
 
 
 class PrefetchNode:
-    """A node of a graph, whose parameters must outlive it."""
+    """A node of a graph, with its parameters."""
 
     def __init__(self, driver: Driver, graph: int, before: Sequence[int], function: int, pieces: Sequence[tuple[int, int]]) -> None:
         self._pieces = (ctypes.c_uint64 * (2 * MOST_PIECES))(*(number for piece in pieces for number in piece))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from math import isfinite
 from types import MappingProxyType
@@ -216,8 +216,11 @@ class Ranking:
             if part.schema.schedule is type(schedule):
                 # an axis may be an index of a name in the schedule; a parameter for which the space has no axis must have its default value
                 axes = {name: getattr(schedule, name) for name in part.candidates if isinstance(getattr(schedule, name, None), int)}
-                same = np.all([part.candidates[name] == value for name, value in axes.items()], axis=0)
-                for position in np.flatnonzero(same):
+                usual = {entry.name: entry.metadata["omitted"] for entry in fields(schedule) if "omitted" in entry.metadata}
+                equal = {name: part.candidates[name] == value for name, value in axes.items()}
+                plain = {name: part.candidates[name] == usual[name] for name in axes.keys() & usual.keys()}
+                same, origins = (np.all(list(columns.values()), axis=0) for columns in (equal, {**equal, **plain}))
+                for position in dict.fromkeys((*np.flatnonzero(same), *np.flatnonzero(origins))):
                     choice = self.choice(start + int(position))
                     if choice.schedule == schedule:
                         return choice

@@ -11,7 +11,7 @@ that it is never chosen by prediction alone, but is among the first that trials 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def with_variants(ranking: Ranking, confirmed: GpuVariants) -> Ranking:
         best = best[ratios[best] <= 1 - LEAST_GAIN]
         if len(best):
             parts.append(rows_of(variants, best))
-            times.append(seconds[own][origins[best]] * ratios[best] ** _confirmed(parts[-1], part, confirmed))
+            times.append(seconds[own][origins[best]] * ratios[best] ** _confirmed(parts[-1], confirmed))
     return replace(ranking, parts=(*ranking.parts, *parts), predicted=np.concatenate(times)) if parts else ranking
 
 
@@ -52,9 +52,9 @@ def _best_of_each(origins: np.ndarray, ratios: np.ndarray) -> np.ndarray:
     return order[np.unique(origins[order], return_index=True)[1]]
 
 
-def _confirmed(variants: Part, part: Part, shares: GpuVariants) -> np.ndarray:
+def _confirmed(variants: Part, shares: GpuVariants) -> np.ndarray:
     """The exponent of each variant: the least share of the axes in which it has no default value."""
-    axes = [name for name in variants.candidates if name not in part.candidates]
+    axes = [entry.name for entry in fields(shares) if entry.name in variants.candidates]
     values = [np.where(variants.candidates[axis] > 0, getattr(shares, axis), np.inf) for axis in axes]
     least: np.ndarray = np.min(values, axis=0)
     return least

@@ -44,7 +44,7 @@ MOST_HEAVY_FLOPS = 5e11
 FEW_ROWS = 128
 """Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 120_000_000
-"""Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
+"""Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result of most classes."""
 MOST_WIDE_ELEMENTS = 320_000_000
 """Maximum elements of the class `wide`, which begins where the others end."""
 MOST_WINDOW_WORK, MOST_MANY_WORK = 1.5e8, 6e8
@@ -300,7 +300,7 @@ TRAINING = (
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
     "elementwise", "narrow", "many",
 )  # fmt: skip
-"""Classes of training problems, drawn in turn; `heavy` and `wide` ones are drawn by name, for tensor cores."""
+"""Classes of training problems, drawn in turn; `heavy` and `wide` ones are drawn by name."""
 
 
 def random_workloads(

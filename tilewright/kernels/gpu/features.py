@@ -88,8 +88,8 @@ OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 
 @dataclass(frozen=True)
 class Record:
-    """The `names` of features, in their order, and the `counts` of the schemas that they describe, of problems with `least_flops` operations or
-    more."""
+    """The `names` of features, in their order, and the `counts` of the schemas that they describe, of problems that take `least_flops` operations or
+    more if each product is computed."""
 
     names: tuple[str, ...]
     counts: type[LaunchCounts] = TileCounts
@@ -101,8 +101,8 @@ class Record:
         return self.counts is TileCounts
 
     def describes(self, counts: LaunchCounts) -> bool:
-        """Whether a model with this record covers the schema that counts so."""
-        return type(counts) is self.counts and bool(np.all(counts.flops >= self.least_flops))
+        """Whether a model with this record covers the schema that counts so, of problems of any size."""
+        return type(counts) is self.counts
 
 
 RECORDS: Mapping[str, Record] = MappingProxyType(

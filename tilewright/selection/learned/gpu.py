@@ -31,7 +31,7 @@ TENSOR_SUFFIX = "-tensor"
 HEAVY_SUFFIX = "-heavy"
 """Appended to a machine's name: the model of its other tiled schemas for problems of many operations."""
 SUFFIXES = ("", HEAVY_SUFFIX, STREAMS_SUFFIX, TENSOR_SUFFIX)
-"""In order: of two models that cover a schema the later one counts."""
+"""In order: of two models that cover a schema, the later one's times count."""
 KEPT = 8192
 """Candidates that the learned model evaluates: the best by the analytical models."""
 KEPT_EACH = 320
@@ -122,6 +122,8 @@ def described(part: Part, machine: Machine, record: str = "formed") -> Described
     """The inputs of a learned model with this feature record for one part of a ranking; None for candidates that it does not cover."""
     schema, counts = part.schema, part.counts
     if schema.features is None or not isinstance(counts, LaunchCounts) or not RECORDS[record].describes(counts):
+        return None
+    if RECORDS[record].least_flops and part.facts.flops < RECORDS[record].least_flops:
         return None
     columns = schema.features(part.facts, part.candidates, machine, Options())
     if columns is None:

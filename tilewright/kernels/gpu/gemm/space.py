@@ -145,7 +145,8 @@ LARGE_FLOPS = 2e10
 """From this number of operations on, tiles may be those of LARGE_TILE_AXES and rows SWIZZLED, both without a split: with 16 x 8 sums a thread reads
 fewer factors from shared memory for each product than with 8 x 8, which counts where multiplications are all that is left."""
 MOST_OF_LARGE = 255
-"""Registers of a thread with these tiles, at most: the assembler holds fewer fragments beside 128 sums, and spills none."""
+"""Registers of a thread with these tiles, at most, where asynchronous copies fill rows: the assembler holds fewer fragments beside 128 sums, and
+spills none."""
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
 STAGES = (2, 4)
 """Stages with asynchronous copies; 1 is tried if the machine has none, a factor is computed while it is read, or it is narrower than the sums: then
@@ -157,7 +158,7 @@ TABLE_ENTRY_BYTES = size_of("i32")
 WORD = 4
 """Bytes of a bank of shared memory, and the least that an asynchronous copy copies."""
 VARIANT_AXES = ("layout", "loop", "table")
-"""Axes that only variants have: without them candidates have their default values."""
+"""Axes of variants: without them candidates have their default values. Spaces of large products have the layout too."""
 
 
 def is_large(facts: ContractionFacts) -> bool:
@@ -170,7 +171,7 @@ def contraction_space(
     facts: ContractionFacts, machine: Machine, atomics: bool = False, large: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES, and the number rejected for each reason (a rejected tile counts once for each split and stage). `atomics`:
-    also offers splits by atomic additions. `large`: also those for many operations, with the column "layout"."""
+    also offers splits by atomic additions. `large`: also those for many operations, with the column "layout", where there are asynchronous copies."""
     copies = machine.compute_capability >= (8, 0) and facts.a.plain and facts.b.plain
     narrow = facts.is_narrow(facts.a) or facts.is_narrow(facts.b)
     stages = (*((1,) if narrow or not copies else ()), *(STAGES if copies else ()))
@@ -178,11 +179,12 @@ def contraction_space(
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
     possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
     rest = {name: column[possible] for name, column in rest.items()}
-    if large and copies:
+    large = large and copies
+    if large:
         rest = times(rest, {"layout": np.array((PADDED, SWIZZLED) if "r" in (facts.a.along, facts.b.along) else (PADDED,))})
         rest = take(rest, (rest["split"] == 1) | (rest["layout"] == PADDED))
     each = len(rest["split"])
-    tiles = product_of(LARGE_TILE_AXES if large and copies else TILE_AXES)
+    tiles = product_of(LARGE_TILE_AXES if large else TILE_AXES)
     tiles, rejected = reject(tiles, tile_rules(facts, tiles, machine))
     candidates = times(tiles, rest)
     candidates, more = reject(candidates, contraction_rules(facts, candidates, machine))
@@ -323,7 +325,8 @@ def registers_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     if "loop" in candidates:
         held = np.where(candidates["loop"] == PLAIN, np.maximum(fragments, staged), held)
     registers: np.ndarray = np.minimum(accumulators + held + addresses, 10_000)
-    return np.where(is_of_large(candidates), np.minimum(registers, MOST_OF_LARGE), registers)
+    ahead = is_of_large(candidates) & (axis_of(candidates, "loop") == AHEAD) & (axis_of(candidates, "layout") != TRANSPOSED)
+    return np.where(ahead, np.minimum(registers, MOST_OF_LARGE), registers)
 
 
 def blocks_to_ask_for(schedule: ContractionSchedule, facts: ContractionFacts, machine: Machine) -> int:

@@ -45,6 +45,8 @@ def contraction_variants(facts: ContractionFacts, candidates: Columns, machine: 
     plain = np.flatnonzero(sum((axis_of(candidates, name) for name in VARIANT_AXES), np.zeros(length(candidates))) == 0)
     varied = {name: column[plain] for name, column in candidates.items() if name not in VARIANT_AXES}
     rows = times({**varied, ORIGIN: plain}, kinds)
+    if "layout" in candidates:  # what the space has is no variant
+        rows = take(rows, (rows["layout"] != SWIZZLED) | (rows["loop"] != AHEAD) | (rows["table"] > 0) | (rows["split"] > 1))
     for rules in (variant_rules, tile_rules, contraction_rules):
         rows, _ = reject(rows, rules(facts, rows, machine))
     origins = rows.pop(ORIGIN)
