@@ -152,7 +152,7 @@ def measure_layer(name: str, batch: int, precision: str, ours: Ours, options: ar
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, float]:
-    """Microseconds of cuDNN's and Inductor's best, of our choice and of the fastest of ours."""
+    """Microseconds of cuDNN's and Inductor's best, of our choice and of the fastest of those of ours that begin late."""
     entries = list(result["contenders"])
     wanted: dict[str, Callable[[str], bool]] = {
         "cudnn": lambda name: name.startswith("cudnn"),
