@@ -123,12 +123,17 @@ def ours(module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = Non
     return executable
 
 
+def with_graph(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
+    """As `ours`, called once, which plans the memory and makes the CUDA graph."""
+    executable = ours(module, inputs, precision=precision)
+    executable(*inputs)
+    return executable
+
+
 def late(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but every kernel begins when those that it depends on have ended."""
     with mock.patch.object(gpu_engine, "EARLY", False):
-        executable = ours(module, inputs, precision=precision)
-        executable(*inputs)  # makes the graph
-    return executable
+        return with_graph(module, inputs, precision)
 
 
 def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
@@ -140,17 +145,13 @@ def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32"
 def unfetched(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but constants are not brought to level 2 ahead of the kernels that read them."""
     with mock.patch.object(gpu_engine, "PREFETCH", False):
-        executable = ours(module, inputs, precision=precision)
-        executable(*inputs)  # makes the graph
-    return executable
+        return with_graph(module, inputs, precision)
 
 
 def reused(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but buffers share memory as if kernels ran one after another, so that some that could run concurrently do not."""
     with mock.patch.object(buffers, "plan_memory", lambda program, alignment, _: plan_memory(program, alignment)):
-        executable = ours(module, inputs, precision=precision)
-        executable(*inputs)  # plans the memory
-    return executable
+        return with_graph(module, inputs, precision)
 
 
 def fused(way: str, module: nn.Module, inputs: tuple[Tensor, ...], target: str | None = None, precision: str = "fp32") -> Run:

@@ -23,7 +23,7 @@ from bench import half
 from bench.common import Contender, Outcome, Run, compare, write_results
 from bench.cpu_networks import table_of
 from bench.gpu_half import TF32, built, label_of
-from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, ours
+from bench.gpu_networks import FLUSHED_BYTES, cold_seconds, with_graph
 from tilewright.runtime import gpu, prefetching
 
 UNJUDGED = (
@@ -43,9 +43,7 @@ def prefetched(shares: str, module: nn.Module, inputs: tuple[Tensor, ...], preci
         mock.patch.object(prefetching, "SHARE_OF_NODE", node),
         mock.patch.object(prefetching, "SHORT_SECONDS", math.inf),
     ):
-        executable = ours(module, inputs, precision=precision)
-        executable(*inputs)  # makes the graph
-    return executable
+        return with_graph(module, inputs, precision)
 
 
 def main() -> None:

@@ -39,13 +39,19 @@ def reading(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     return draw(st.lists(st.lists(constants, max_size=4), max_size=30))
 
 
+def first_uses(calls: list[list[tuple[int, int]]]) -> dict[int, int]:
+    """The first call that reads each address."""
+    found: dict[int, int] = {}
+    for number, read in enumerate(calls):
+        for address, _ in read:
+            found.setdefault(address, number)
+    return found
+
+
 @given(reading())
 def test_what_calls_read_is_brought_once_and_in_time(calls: list[list[tuple[int, int]]]) -> None:
     found = prefetches(calls, LEVEL_2)
-    first_use: dict[int, int] = {}
-    for number, read in enumerate(calls):
-        for address, _ in read:
-            first_use.setdefault(address, number)
+    first_use = first_uses(calls)
     sizes = {address: size for read in calls for address, size in read}
     ahead = LEVEL_2 // SHARE_AHEAD
     wanted = {address: min(sizes[address], ahead) // UNIT * UNIT for address, number in first_use.items() if number}
@@ -63,10 +69,7 @@ def test_what_calls_read_is_brought_once_and_in_time(calls: list[list[tuple[int,
 @given(reading())
 def test_no_more_than_a_share_of_level_2_is_ahead(calls: list[list[tuple[int, int]]]) -> None:
     found = prefetches(calls, LEVEL_2)
-    first_use: dict[int, int] = {}
-    for number, read in enumerate(calls):
-        for address, _ in read:
-            first_use.setdefault(address, number)
+    first_use = first_uses(calls)
     pieces = [(address, size, one.after) for one in found for address, size in one.pieces]
     starts = sorted(first_use)
     reader = {address: first_use[max(start for start in starts if start <= address)] for address, _, _ in pieces}
