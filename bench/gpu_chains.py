@@ -11,7 +11,8 @@ Each chain is compiled up to five times, as separate kernels, and as one kernel 
 (`whole`, `chunks`), and of both those of which the blocks of a cluster exchange rows (`exchanged`, `exchanged chunks`), and checked against PyTorch
 in float64; `merged` is that of the kernels which is predicted to be fastest. The time of a chain is that of its layers alone: the median time of a
 program up to its last layer, less that up to the layer before the first, in interleaved turns that find the level-2 cache full of other data
-(`bench.gpu_regions`). So it is for cuDNN, of which PyTorch's modules in both layouts and its fused convolution with bias and ReLU take part, as CUDA
+(`bench.gpu_regions`). `programs` are the times of whole programs, as CUDA graphs in which kernels begin early, which is how networks run. The time
+of layers alone is that for cuDNN too, of which PyTorch's modules in both layouts and its fused convolution with bias and ReLU take part, as CUDA
 graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others are compiled. Kernels are compiled
 ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random ones, take the constants of the
 first, and are added to its file.
@@ -244,13 +245,15 @@ def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratc
         engine, run = prefixes(ways[name], inputs)
         engines.append(engine)
         calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
+    programs = {f"{name} program": partial(run, *inputs) for name, run in ways.items()}
     peers = cudnn_ways(links, dtype, inputs)
-    found = interleaved_seconds({**calls, **peers}, rounds, 0.002, partial(cold_seconds, scratch=scratch))
+    found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.002, partial(cold_seconds, scratch=scratch))
     for engine in engines:
         engine.close()
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     row["calls"] = {name: (medians[name], *np.quantile(seconds, (0.25, 0.75))) for name, seconds in found.items()}
     row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in ways}
+    row["programs"] = {name: medians[f"{name} program"] for name in ways}
     row["cudnn"] = {name: medians[name] - medians[f"before {name.split()[1]}"] for name in peers if not name.startswith("before")}
     fastest = min(merged, key=lambda name: merged[name]["chain"])
     row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
