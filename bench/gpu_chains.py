@@ -11,11 +11,11 @@ Each chain is compiled up to five times, as separate kernels, and as one kernel 
 (`whole`, `chunks`), and of both those of which the blocks of a cluster exchange rows (`exchanged`, `exchanged chunks`), and checked against PyTorch
 in float64; `merged` is that of the kernels which is predicted to be fastest. The time of a chain is that of its layers alone: the median time of a
 program up to its last layer, less that up to the layer before the first, in interleaved turns that find the level-2 cache full of other data
-(`bench.gpu_regions`). `programs` are the times of whole programs, as CUDA graphs in which kernels begin early, which is how networks run. The time
-of layers alone is that for cuDNN too, of which PyTorch's modules in both layouts and its fused convolution with bias and ReLU take part, as CUDA
-graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others are compiled. Kernels are compiled
-ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random ones, take the constants of the
-first, and are added to its file.
+(`bench.gpu_regions`). `programs` are the times of whole programs, as CUDA graphs in which kernels begin early, which is how networks run. Of chains
+of networks the time of layers alone is measured for cuDNN too, of which PyTorch's modules in both layouts and its fused convolution with bias and
+ReLU take part, as CUDA graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others are
+compiled. Kernels are compiled ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random ones,
+take the constants of the first, and are added to its file.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ WIDE: Mapping[str, Links] = MappingProxyType(
 """Chains of networks with many channels in between, of which tiles may take a chunk at a time."""
 
 
-def drawn_wide(seed: int, count: int) -> Iterator[Links]:
-    """Random chains whose last layer sums over many channels: inverted residuals of any filter and stride, and pairs of pointwise layers; none of
-    them in `LITERATURE` or `WIDE`."""
+def drawn_wide(seed: int, count: int, batches: Sequence[int] = (1, 4, 8, 16)) -> Iterator[Links]:
+    """Random chains whose last layer sums over many channels: inverted residuals of any filter and stride, and pairs of pointwise layers, of one of
+    these numbers of images; none of them in `LITERATURE` or `WIDE`."""
     source = random.Random(f"wide {seed}")
     known = {*LITERATURE.values(), *WIDE.values()}
     while count:
         extent, channels = source.choice([7, 10, 14, 20, 28, 36, 48, 56]), 8 * source.randint(2, 12)
         wide, outputs = channels * source.choice([3, 4, 6, 8]), 8 * source.randint(2, 16)
-        size, stride, batch = source.choice([1, 3, 3, 5]), source.choice([1, 1, 2]), source.choice([1, 4, 8, 16])
+        size, stride, batch = source.choice([1, 3, 3, 5]), source.choice([1, 1, 2]), source.choice(batches)
         links = inverted(channels, wide, outputs, extent, stride, size) if size > 1 else Links(channels, extent, (Layer(wide), Layer(outputs)))
         if links not in known and 2 * batch * extent**2 * wide * (channels + outputs) < 4e9:
             known.add(links)
@@ -106,7 +106,7 @@ def drawn_wide(seed: int, count: int) -> Iterator[Links]:
 @contextmanager
 def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
     """Inside the context the layers of the chain become one kernel, or separate ones."""
-    known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
+    known, predicted = mock.Mock(return_value=constants), TileJudge.predicted  # of both types
 
     def suitable(judge: TileJudge, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
         asked, key = MERGED.get(way, (False, False)), (key_of(problem), constants, limit)
@@ -222,8 +222,8 @@ def cudnn_ways(links: Links, dtype: str, inputs: tuple[Tensor, ...]) -> dict[str
     return found
 
 
-def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratch: Tensor) -> dict[str, Any]:
-    """Predicted and measured seconds of one chain. Raises RuntimeError for a wrong result."""
+def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratch: Tensor, with_peers: bool) -> dict[str, Any]:
+    """Predicted and measured seconds of one chain, also of cuDNN if `with_peers`. Raises RuntimeError for a wrong result."""
     known: dict[str, dict[str, Any]] = {name: {} for name in WAYS}
     ways: dict[str, Executable] = {}
     for name in WAYS:
@@ -246,7 +246,7 @@ def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratc
         engines.append(engine)
         calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
     programs = {f"{name} program": partial(run, *inputs) for name, run in ways.items()}
-    peers = cudnn_ways(links, dtype, inputs)
+    peers = cudnn_ways(links, dtype, inputs) if with_peers else {}
     found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.002, partial(cold_seconds, scratch=scratch))
     for engine in engines:
         engine.close()
@@ -302,13 +302,14 @@ def line(row: Mapping[str, Any]) -> str:
 def random_chains(options: argparse.Namespace) -> dict[str, Links]:
     """The chains to which the constants are fitted."""
     plain = {f"random {number}": links for number, links in enumerate(drawn(options.seed, options.random))}
-    return {**plain, **{f"wide {number}": links for number, links in enumerate(drawn_wide(options.seed, options.wide))}}
+    return {**plain, **{f"wide {number}": links for number, links in enumerate(drawn_wide(options.seed, options.wide, options.batches))}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--random", type=int, default=30, metavar="COUNT", help="random chains to which the constants are fitted")
     parser.add_argument("--wide", type=int, default=15, metavar="COUNT", help="random chains with many channels in between, of the same use")
+    parser.add_argument("--batches", type=lambda text: [*map(int, text.split(","))], default=[1, 4, 8, 16], help="of the wide chains")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th chain of networks; parts after the first are added to the file")
     parser.add_argument("--type", default="float32", choices=("float32", *half.TYPES), help="of values; 16 bits are multiplied on tensor cores")
@@ -327,7 +328,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
-    known = None if chosen else gpu_chains(target)
+    known = None if chosen else gpu_chains(target, options.type != "float32")
     constants, rows = known or UNFITTED_CHAINS, list[dict[str, Any]]()
     earlier = earlier_results(options.name) if part > 1 else None
     if earlier is not None:
@@ -338,7 +339,7 @@ def main() -> None:
         for name, links in problems.items():
             row: dict[str, Any] = {"name": name, "set": kind}
             try:
-                row |= measured(links, constants, options.type, options.rounds, scratch)
+                row |= measured(links, constants, options.type, options.rounds, scratch, with_peers=kind == "literature")
             except RuntimeError as error:  # said at the end as well; the other chains are still measured
                 row |= {"chain": str(links), "error": str(error)}
             rows.append(row)

@@ -40,7 +40,7 @@ from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.window.space import WindowFacts, conflicts_of
 from tilewright.kernels.schema import USUAL
 from tilewright.partition import tile_judge
-from tilewright.partition.merges import WHOLE, Policy
+from tilewright.partition.merges import CHAIN, WHOLE, Policy
 from tilewright.partition.plan import chains_by_prediction, plan_program
 from tilewright.partition.poolings import POOLING
 from tilewright.partition.strips import Rows
@@ -489,6 +489,29 @@ def test_chains_are_planned_where_they_are_asked_for() -> None:
         program = plan_program(graph, machine(H200), 1, chains=asked)
         assert bool(merges_of(program)) == expected
     assert all("us apart" in str(merge) or "cannot" in str(merge) for merge in merges_of(program))
+
+
+@pytest.mark.parametrize(
+    "half, target, expected",
+    [(True, "h200", True), (True, "h100", True), (False, "h200", False), (True, "rtx4090", False)],
+    ids=["16 bits", "of the same chip", "float32", "not fitted"],
+)
+def test_predictions_take_chains_of_the_type_that_their_constants_were_fitted_to(half: bool, target: str, expected: bool) -> None:
+    dtype = torch.float16 if half else torch.float32
+    graph = graph_of(inverted(16, 96).to(dtype), torch.randn(1, 16, 56, 56).to(dtype))
+    found = merges_of(plan_program(graph, machine(target), 1))
+    assert any(decision.kind == CHAIN and decision.taken for decision in found) == expected
+
+
+def test_predictions_take_no_chains_of_kinds_to_which_no_constants_were_fitted() -> None:
+    """A mean over all pixels is in none of the random chains; a chain with one is planned where it is asked for."""
+    layers = nn.Sequential(conv(16, 96), conv(96, 96, 3, 1, 1, 96), nn.AdaptiveAvgPool2d(1)).half()
+    graph = graph_of(layers, torch.randn(1, 16, 14, 14).half())
+    asked, default = (plan_program(graph, machine(H200), 1, chains=chains) for chains in (True, None))
+    kinds = {tuple(stage.kind for stage in one.region.stages) for one in default.regions if one.region.kind == "chain"}
+    assert any(decision.results[-1] == graph.outputs[0] for decision in merges_of(asked))
+    assert all(set(each) <= {"contraction", "window"} for each in kinds)
+    assert not any(decision.results[-1] == graph.outputs[0] for decision in merges_of(default) if decision.kind == CHAIN)
 
 
 def test_chains_that_none_has_measured_are_predicted_to_be_explained() -> None:

@@ -362,9 +362,10 @@ def cpu_calibration(machine: Machine) -> CpuCalibration:
     return found
 
 
-def gpu_chains(machine: Machine) -> GpuChains | None:
-    """The constants for chains on a GPU, which only the file of its chip can hold (part "chains"); None if they were not measured on it."""
-    return _own(GpuChains, "chains", machine)
+def gpu_chains(machine: Machine, half: bool = False) -> GpuChains | None:
+    """The constants for chains on a GPU, which only the file of its chip can hold (part "chains", or "half_chains" for those of 16-bit values); None
+    if they were not measured on it."""
+    return _own(GpuChains, "half_chains" if half else "chains", machine)
 
 
 def gpu_recurrence(machine: Machine) -> GpuRecurrence | None:

@@ -43,9 +43,9 @@ FindMeasured = Callable[[Problem], Measured | None]
 @dataclass
 class Search:
     """Decides which regions of a graph become chains. predict, library: seconds of a region by itself. judge, measured: ways of chains; None: nothing
-    was measured, and chains that cannot be predicted to gain are not judged. memory: the
-    chains of another size are kept if they are predicted nearly as fast (`KEPT`), as far as the policy says nothing. only_measured: no
-    prediction decides. ready: is called with the kernels of chains that are taken. as_before: sections that the memory knows are divided as there
+    was measured, and chains that cannot be predicted to gain are not judged. memory: the chains of another size are kept if they are predicted nearly
+    as fast (`KEPT`), as far as the policy says nothing. every: predictions decide about all chains, not only about those of which they may by default
+    (`Judging.decides`). ready: is called with the kernels of chains that are taken. as_before: sections that the memory knows are divided as there
     without a prediction. policy: chains about which no time decides. considered: the merges that were judged so far."""
 
     graph: Graph
@@ -55,7 +55,7 @@ class Search:
     measured: FindMeasured | None
     library: Library
     memory: Memory
-    only_measured: bool = False
+    every: bool = False
     ready: Ready = lambda kernels: None
     as_before: bool = False
     policy: Policy = BY_MERGES
@@ -132,13 +132,16 @@ class Search:
             results, stored, apart = _results(segment), self.uses.stored(segment), sum(alone[number] for number in place)
             chain, measure = self._chain(segment), self.measured or (lambda problem: None)
             asked = results in self.memory.schedules or self.policy.about(CHAIN, results)
+            decides = self.every or self.judge.decides(chain)
+            if not decides and self.measured is None:
+                continue
             most = (1 - LEAST_GAIN if self.measured is None and not asked else 1 + MEASURED_LOSS) * apart
             if not asked and (least := self.judge.least(chain, its)) >= most:
                 merges[place] = Merge(results, apart, None, stored=stored, least=least)
                 continue
             same = canonical(chain)
             problem = same.problem
-            if self.only_measured and measure(problem) is None:
+            if not decides and measure(problem) is None:
                 continue
             judged = partial(self.judge.best, problem, its, most, self.memory.schedules.get(results))
             way = contained(_described(segment), "is not merged", judged, _fault)

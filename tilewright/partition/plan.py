@@ -80,8 +80,8 @@ def divide(
     precision: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     numerics: allowed rounding when it is decided what runs together; the chooser observes it separately.
     models: chooses by predictions alone when it is decided what runs together (`selection.choice.choose`, or what remembers its choices).
-    chains: whether successive regions may become one kernel (`partition.chains`); by default on a GPU only those that were measured, since networks
-        were slower with those predicted faster for an H200 (docs/partitions.md).
+    chains: whether successive regions may become one kernel (`partition.chains`); by default on a GPU those that were measured, and of the others
+        those predicted faster as far as predictions were found to be right (`TileJudge.decides`, docs/partitions.md).
     recorded: what was measured of chains, which decides about them; if it is given, the chooser's measured seconds decide about all other merges of
         which the predictions are close, where it has them.
     stages: learns what took how long.
@@ -133,10 +133,9 @@ def divide(
             as_before=as_before and not machine.is_gpu, sizes=sizes, policy=policy,
         )  # fmt: skip
         search = (*changed.considered, *laid_out.considered)
-        only_measured = chains is None and machine.is_gpu
-        if chains is not False and (recorded is not None or not only_measured):
+        if chains is not False:
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
-            chained = partial(_chained, laid_out, context, predictions, recorded, only_measured)
+            chained = partial(_chained, laid_out, context, predictions, recorded, chains is True)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)
             search += tuple(MergeDecision(merge.results, merge.taken, str(merge), CHAIN, merge.ways) for merge in considered)
     return Divided(laid_out, context, changed, search)
@@ -167,7 +166,7 @@ def chains_by_prediction(
 
 
 def _chained(
-    laid_out: LaidOut, context: Context, predictions: Predictions, recorded: Recorded | None, only_measured: bool
+    laid_out: LaidOut, context: Context, predictions: Predictions, recorded: Recorded | None, every: bool
 ) -> tuple[LaidOut, tuple[Merge, ...]]:
     """The regions with chains where these are faster, and what was considered; the context's judge then knows their strips or tiles."""
 
@@ -187,7 +186,7 @@ def _chained(
 
     search = Search(
         context.graph, laid_out, predict, context.judge, None if recorded is None else partial(measured, recorded), library, context.memory,
-        only_measured, context.ready, context.as_before, context.policy,
+        every, context.ready, context.as_before, context.policy,
     )  # fmt: skip
     return search.chained(), tuple(search.considered)
 

@@ -88,6 +88,10 @@ class StripJudge:
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
     scales: ClassVar[bool] = True
 
+    def decides(self, problem: Problem) -> bool:
+        """Predictions take chains on every CPU."""
+        return True
+
     @property
     def _direct(self) -> Numerics:
         """Without Winograd's algorithm."""

@@ -71,6 +71,9 @@ REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
 
+FITTED = ("contraction", "window")
+"""Kinds of the regions of the random chains to which constants are fitted (`bench.gpu_chains`)."""
+
 Least = tuple[float, float]
 """Seconds that the parts of a region in a tile take at least with a processor of their own: those that grow with the number of blocks which share it,
 and those that do not."""
@@ -152,16 +155,24 @@ class TileJudge:
     scales: ClassVar[bool] = False
 
     @cached_property
-    def constants(self) -> GpuChains:
-        """The machine's constants, or, where chains were asked for without any, those of the formulas alone."""
-        return gpu_chains(self.machine) or UNFITTED_CHAINS
+    def _measured(self) -> Mapping[bool, GpuChains | None]:
+        """The machine's constants for chains of 16-bit values, and for others."""
+        return {half: gpu_chains(self.machine, half) for half in (False, True)}
+
+    def constants(self, problem: Problem) -> GpuChains:
+        """The machine's constants for a chain: if none were measured of its type, those of float32, or else of the formulas alone."""
+        return self._measured[_is_half(problem)] or self._measured[False] or UNFITTED_CHAINS
+
+    def decides(self, problem: Problem) -> bool:
+        """Whether predictions may take the chain without a measurement: only if its constants were fitted to such chains."""
+        return _is_half(problem) and self._measured[True] is not None and all(stage.kind in FITTED for stage in problem.region.stages)
 
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
         """Seconds that no tiles of a chain, canonical or not, are predicted to beat: those of its products divided among all processors, or of its
         memory. Tiles add work, except where they leave out rows that no region reads; then only the memory counts."""
         products = sum(product_seconds(stage, problem, self.machine, self.numerics) for stage in problem.region.stages)
         whole = products if computes_all_rows(problem) else 0.0
-        return TileParts(self.machine.launch_seconds, self._memory(problem), whole, 0).seconds(self.constants, self.machine.clock_hz)
+        return TileParts(self.machine.launch_seconds, self._memory(problem), whole, 0).seconds(self.constants(problem), self.machine.clock_hz)
 
     def best(self, problem: Problem, alone: Sequence[float], most: float, before: object = None) -> Tiles | float | str:
         """The best tiles of a canonical chain; the seconds `most` if it is certain that all take longer; or why there are none."""
@@ -330,7 +341,7 @@ class TileJudge:
     def _bound(self, tiles: _Open) -> float:
         """Seconds that the tiles take at least; infinite if no schedules of the regions that are ranked fit."""
         seconds = min(map(sum, zip(*tiles.least, strict=True)))
-        return tiles.parts(seconds).seconds(self.constants, self.machine.clock_hz) if isfinite(seconds) else inf
+        return tiles.parts(seconds).seconds(self.constants(tiles.tiling.problem), self.machine.clock_hz) if isfinite(seconds) else inf
 
     def _with_next(self, tiles: _Open) -> _Open:
         """The tiles, with the times of one more region's part by its fastest schedules.
@@ -355,7 +366,7 @@ class TileJudge:
                 parts = tiles.parts(sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True)))
                 rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
                 exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
-                constants, clock = self.constants, self.machine.clock_hz
+                constants, clock = self.constants(tiling.problem), self.machine.clock_hz
                 schedule = TileSchedule(rows, threads, share, chunk, exchanged)
                 yield Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock))
 
@@ -435,6 +446,11 @@ class TileJudge:
             except Unsuitable as reason:
                 return str(reason)
         return self.rankings[key]
+
+
+def _is_half(chain: Problem) -> bool:
+    """Whether all values that the chain computes are of 16 bits."""
+    return all(size_of(chain.values[name].dtype) == 2 for stage in chain.region.stages for name in stage.outputs)
 
 
 def _fitting(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> np.ndarray:

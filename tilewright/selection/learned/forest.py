@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -197,15 +197,19 @@ def _boosted_trees(boosted: Any) -> list[dict[str, np.ndarray]]:
 def mean_of(forests: list[Forest]) -> Forest:
     """One forest that predicts the mean of several forests with the same feature record."""
     share = 1.0 / len(forests)
+    together = joined(forests)
+    return replace(together, value=together.value * np.float32(share), base=share * sum(one.base for one in forests))
+
+
+def joined(forests: Sequence[Forest]) -> Forest:
+    """The trees of several forests with the same feature record, in order, with the base of the first."""
     starts = np.cumsum([0, *(len(one.left) for one in forests)])[:-1]
-    joined = {
+    parts = {
         name: np.concatenate([getattr(one, name) + (start if moves else 0) for one, start in zip(forests, starts, strict=True)])
-        for name, moves in (("feature", 0), ("threshold", 0), ("left", 1), ("right", 1), ("roots", 1))
+        for name, moves in (("feature", 0), ("threshold", 0), ("left", 1), ("right", 1), ("roots", 1), ("value", 0))
     }
-    value = np.concatenate([one.value * np.float32(share) for one in forests])
-    arrays: dict[str, Any] = {name: array.astype(DTYPES[name]) for name, array in joined.items()}
-    base = share * sum(one.base for one in forests)
-    return Forest(**arrays, value=value, base=base, names=forests[0].names, version=forests[0].version)
+    arrays: dict[str, Any] = {name: array.astype(DTYPES[name]) for name, array in parts.items()}
+    return replace(forests[0], **arrays)
 
 
 def save(forest: Forest, path: Path | BinaryIO, more: Mapping[str, Any] | None = None) -> None:
