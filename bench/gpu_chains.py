@@ -3,6 +3,7 @@
     python -m bench.gpu_chains                            30 random chains and 15 wide ones, the constants fitted to them, and the chains of networks
     python -m bench.gpu_chains --random 0 --wide 0 --name gpu_chains_judged     those of networks alone, with the constants of the calibration file
     python -m bench.gpu_chains --type float16 --name gpu_chains_float16     in 16 bits
+    python -m bench.gpu_chains --fit gpu_chains_float16                    only fits the constants again, to the chains of a result file
     python -m bench.gpu_chains --check                    without a GPU: plans and compiles the same chains
 
 The chains of networks are those of `bench.chains.LITERATURE`, and those of `WIDE`, which have many channels in between, or images.
@@ -51,7 +52,7 @@ from bench.common import double_precision_outputs, earlier_results, interleaved_
 from bench.fusion import fusing
 from bench.gpu_half import TOLERANCES
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
-from tilewright.hardware import identified_machine
+from tilewright.hardware import identified_machine, machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
@@ -266,18 +267,20 @@ def taken(chain: float, apart: float) -> bool:
 
 
 def fitted(rows: Sequence[Mapping[str, Any]], clock_hz: float) -> tuple[GpuChains, float]:
-    """The constants whose decisions take the least time on these chains: the geometric mean over that of separate kernels, the second result. Among
-    equal ones those whose predictions are closest."""
+    """The constants with whose decisions the programs of these chains take the least time: the geometric mean over that of separate kernels, the
+    second result. Among equal ones those whose predictions are closest."""
     found = [row for row in rows if "seconds" in row and min(row["seconds"].values()) > 0]
-    ways = [[(TileParts(**way["parts"]), row["seconds"][name]) for name, way in row["predicted"]["ways"].items()] for row in found]
+    ways = [
+        [(TileParts(**way["parts"]), row["seconds"][name], row["programs"][name]) for name, way in row["predicted"]["ways"].items()] for row in found
+    ]
 
     def judged(constants: GpuChains) -> tuple[float, float]:
         gains, errors = [], []
         for row, merged in zip(found, ways, strict=True):
-            predicted = [(parts.seconds(constants, clock_hz), seconds) for parts, seconds in merged]
-            errors += [log(a / b) ** 2 for a, b in predicted]
-            chain, seconds = min(predicted)
-            gains.append(log(seconds / row["seconds"]["separate"]) if taken(chain, row["predicted"]["apart"]) else 0.0)
+            predicted = [(parts.seconds(constants, clock_hz), seconds, whole) for parts, seconds, whole in merged]
+            errors += [log(chain / seconds) ** 2 for chain, seconds, _ in predicted]
+            chain, _, whole = min(predicted)
+            gains.append(log(whole / row["programs"]["separate"]) if taken(chain, row["predicted"]["apart"]) else 0.0)
         return statistics.fmean(gains), statistics.fmean(errors)
 
     best = min((GpuChains(*values) for values in itertools.product(*GRID.values())), key=judged)
@@ -315,12 +318,19 @@ def main() -> None:
     parser.add_argument("--type", default="float32", choices=("float32", *half.TYPES), help="of values; 16 bits are multiplied on tensor cores")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--name", default="gpu_chains", help="name of the result file")
+    parser.add_argument("--fit", metavar="NAME", help="only fit the constants again, to the random chains of a result file")
     parser.add_argument("--check", action="store_true", help="plan and compile for --target, which need not be present")
-    parser.add_argument("--target", default="h200", help="of --check")
+    parser.add_argument("--target", default="h200", help="of --check and --fit")
     options = parser.parse_args()
     console = Console(width=180)
     part, parts = map(int, options.part.split("/"))
     chosen, networks = random_chains(options) if part == 1 else {}, dict(list({**LITERATURE, **WIDE}.items())[part - 1 :: parts])
+    if options.fit is not None:
+        measured_before = earlier_results(options.fit)
+        if measured_before is None:
+            parser.error(f"there are no results {options.fit}")
+        console.print(*fitted([row for row in measured_before["results"] if row["set"] == "random"], machine(options.target).clock_hz))
+        return
     if options.check:
         for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.type, options.target):
             console.print(text)

@@ -542,7 +542,8 @@ def test_constants_are_those_whose_decisions_take_least() -> None:
 
     def row(apart: float, **ways: tuple[float, float]) -> dict[str, Any]:
         told = {name: {"parts": vars(TileParts(0.0, 0.0, parts, 3))} for name, (parts, _) in ways.items()}
-        return {"predicted": {"apart": apart, "ways": told}, "seconds": {"separate": 10e-6, **{name: seconds for name, (_, seconds) in ways.items()}}}
+        seconds = {"separate": 10e-6, **{name: seconds for name, (_, seconds) in ways.items()}}
+        return {"predicted": {"apart": apart, "ways": told}, "seconds": seconds, "programs": seconds}
 
     rows = [
         row(10e-6, whole=(12e-6, 20e-6), chunks=(6e-6, 9e-6)),  # merged only where predictions are scaled by less than 1.67
