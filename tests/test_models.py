@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.cnnopt import PUBLISHED, printed_cost
 from bench.fitting import fit_overheads, without_failures
+from tilewright.errors import InvalidModel
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.gpu.counted import counted_cost
@@ -21,6 +23,7 @@ from tilewright.kernels.gpu.features import described as of_axes
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.gemm.features import NUMBER as CONTRACTION
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand, contraction_space
+from tilewright.selection.learned import forest as trees
 from tilewright.selection.learned import hybrid
 from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_performance
 
@@ -111,10 +114,38 @@ def test_training_stores_and_predicts(target: str, record: str, tmp_path: Path) 
     samples = synthetic()
     learned = hybrid.train(samples, V100, Recipe(record=record, target=target, favour=1.0, options=SMALL), OVERHEADS)
     predicted = learned.seconds(samples.described, samples.counts, V100)
-    assert np.corrcoef(np.log(predicted), np.log(samples.seconds))[0, 1] > 0.95
+    assert target == "combined" or np.corrcoef(np.log(predicted), np.log(samples.seconds))[0, 1] > 0.95  # which is of one problem
     learned.save(tmp_path / "model.npz")
     again = hybrid.load(tmp_path / "model.npz")
     np.testing.assert_array_equal(again.seconds(samples.described, samples.counts, V100), predicted)
+
+
+def test_a_combined_model_is_the_mean_of_two_forests_at_the_scale_of_the_correction() -> None:
+    """Also where stages of the correction leave candidates out."""
+    samples = synthetic()
+    combined, correction = (hybrid.train(samples, V100, Recipe(target=target, options=SMALL), OVERHEADS) for target in ("combined", "correction"))
+    one = samples.where(samples.problem == np.bincount(samples.problem).argmax())
+    analytical = one.expected(V100, OVERHEADS)
+    found, corrected = (np.log(model.predicted(one.described, one.counts, V100, analytical)) for model in (combined, correction))
+    assert combined.order is not None
+    table = features(combined.record, one.described, one.counts, V100, OVERHEADS)
+    mean = (corrected + combined.forest.predict(table, combined.order)) / 2
+    np.testing.assert_allclose(found - found[0], mean - mean[0], atol=1e-9)
+    assert found.min() == pytest.approx(corrected.min())
+    staged = np.log(combined.predicted(one.described, one.counts, V100, analytical, ((30, 18),)))
+    left = ~np.isnan(staged)
+    assert left.sum() == 18
+    np.testing.assert_allclose(staged[left] - staged[left].min(), mean[left] - mean[left].min(), atol=1e-9)
+
+
+@pytest.mark.parametrize("more", [{}, {"order": 0}, {"order": 120}, {"order": True}, {"order": "60"}])
+def test_models_that_do_not_say_what_gives_the_order_are_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    learned = hybrid.train(synthetic(), V100, Recipe(target="combined", options=SMALL), OVERHEADS)
+    assert len(learned.forest.roots) == 120 and learned.order == 60
+    path = tmp_path / "model.npz"
+    trees.save(learned.forest, path, {"record": learned.record, "target": "combined", "overheads": asdict(OVERHEADS), **more})
+    with pytest.raises(InvalidModel, match="120 trees"):
+        hybrid.load(path)
 
 
 def test_a_correction_learns_what_the_analytical_model_misses() -> None:

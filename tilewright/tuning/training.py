@@ -31,7 +31,7 @@ HEAVY = replace(RECIPE, record="heavy")
 """How models of problems of many operations are trained."""
 STREAMED = Recipe("gradient_boosting", "streams", "correction", 3.0, options=BOOSTED)
 """How models of windows, maps, row reductions and few rows' products are trained."""
-TENSOR = Recipe("gradient_boosting", "tensor", "order", 3.0, options=BOOSTED)
+TENSOR = Recipe("gradient_boosting", "tensor", "combined", 3.0, options=BOOSTED)
 """How models of products on tensor cores are trained."""
 RECIPES = MappingProxyType({"": RECIPE, HEAVY_SUFFIX: HEAVY, STREAMS_SUFFIX: STREAMED, TENSOR_SUFFIX: TENSOR})
 """The models of a machine, by what follows its name."""

@@ -1,14 +1,15 @@
 """The learned ranking of GPU kernels: a forest over analytical features, its training from measurements, and the measures of its quality.
 
 CNNOpt (PACT 2022, section 4) feeds analytical quantities to a random forest that predicts the time. Here the forest may also predict the
-correction of the analytical time (`target` "correction"), of the time relative to the other kernels of its problem ("rank"), or the time relative to
-the fastest of them ("order"). Good kernels may have larger weights in training: the paper notes that the order among fast kernels is what counts.
+correction of the analytical time (`target` "correction"), of the time relative to the other kernels of its problem ("rank"), or this correction and,
+by a second forest, the time relative to the fastest kernel of the problem ("combined"): the mean of two that err differently errs less. Good kernels
+may have larger weights in training: the paper notes that the order among fast kernels is what counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,9 +27,7 @@ from tilewright.kernels.gpu.features import RECORDS, VERSION, features
 from tilewright.selection.learned import forest as trees
 from tilewright.selection.learned.forest import Forest
 
-TARGETS = ("time", "correction", "rank", "order")
-LEVELLED = 16
-"""Candidates, those ordered first, whose corrected analytical times give the scale of a model with target "order"."""
+TARGETS = ("time", "correction", "rank", "combined")
 LEARNED_ROWS = 2048
 """Maximum candidates that the forest evaluates; in a larger space, the best by the analytical model."""
 
@@ -72,8 +71,7 @@ def join(parts: list[Samples]) -> Samples:
 class Recipe:
     """How to train. `record`: a feature record; `target`: what the forest predicts (always logarithms); `favour`: a row's weight is (best time of its
     problem / its time) ** favour; `seeds`: number of forests to average; `options`: those of scikit-learn; `centred`: fraction of its problem's mean
-    that target "rank" subtracts (1: only the order within a problem is learned; less: also the analytical model's error for a schema). With target
-    "order" a second forest learns the correction, which gives the scale."""
+    that target "rank" subtracts (1: only the order within a problem is learned; less: also the analytical model's error for a schema)."""
 
     learner: str = "gradient_boosting"
     record: str = "hybrid"
@@ -87,14 +85,13 @@ class Recipe:
 @dataclass(frozen=True)
 class Learned:
     """A trained model: the forest, what it predicts, and the constants of the analytical model with which its features were computed. `order`: with
-    target "order", how many trees predict it; those after them, and `scale`, predict the correction of the analytical time."""
+    target "combined", the number of the first tree that predicts times relative to the fastest; those before it predict the correction."""
 
     forest: Forest
     record: str
     target: str
     overheads: Overheads
     order: int | None = None
-    scale: float = 0.0
 
     def seconds(self, described: Columns, volumes: TileCounts, machine: Machine) -> np.ndarray:
         """Predicted seconds of all candidates. If there are more than LEARNED_ROWS, only the best by the analytical model are evaluated, and the
@@ -111,13 +108,13 @@ class Learned:
     def predicted(
         self, described: Columns, volumes: LaunchCounts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
     ) -> np.ndarray:
-        """Predicted seconds of the candidates of one problem, for which the analytical model predicts `analytical` seconds. With target "order" their
-        scale is that of the corrected analytical times of the LEVELLED first (the mean of logarithms).
+        """Predicted seconds of the candidates, for which the analytical model predicts `analytical` seconds. With target "combined" they are of one
+        problem; the least is the least corrected time, so that other schemas' times compare.
 
         `stages`: (trees, candidates); after `trees` trees, only the best `candidates` are evaluated further, and the others get NaN. (Each tree of a
         boosted forest corrects the error of the previous ones, so a few trees show whether a candidate is among the best.)"""
         table = features(self.record, described, volumes, machine, self.overheads)
-        rows, known = table, np.zeros(len(table)) if self.target in ("time", "order") else np.log(analytical)
+        known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)
         result, left, done = np.full(len(table), np.nan), np.arange(len(table)), 0
         for trees_asked, kept in stages:
             known[left] += self.forest.predict(table, done, trees_asked)
@@ -127,14 +124,14 @@ class Learned:
                 left, table = left[best], table.T.take(best, axis=1).T
         known[left] += self.forest.predict(table, done, self.order)
         if self.order is not None and len(left):
-            first = left[np.argsort(known[left], kind="stable")[:LEVELLED]]
-            known[left] += np.mean(np.log(analytical[first]) + self.scale + self.forest.predict(rows[first], self.order) - known[first])
+            mean = (known[left] + self.forest.predict(table, self.order)) / 2
+            known[left] = mean + (known[left].min() - mean.min())
         result[left] = np.exp(known[left])
         return result
 
     def save(self, path: Path | BinaryIO) -> None:
         more = {"record": self.record, "target": self.target, "overheads": asdict(self.overheads)}
-        trees.save(self.forest, path, more if self.order is None else {**more, "order": self.order, "scale": self.scale})
+        trees.save(self.forest, path, more if self.order is None else {**more, "order": self.order})
 
 
 def load(path: Path, content: bytes | None = None) -> Learned:
@@ -154,12 +151,12 @@ def load(path: Path, content: bytes | None = None) -> Learned:
         raise InvalidModel(f"{path} has no valid analytical constants ({error})", "train it again") from None
     if not all(0 < value < np.inf for value in asdict(overheads).values()):
         raise InvalidModel(f"{path} has analytical constants that are not positive numbers", "train it again")
-    if target != "order":
+    order = more.get("order")
+    if target != "combined":
         return Learned(forest, record, target, overheads)
-    order, scale = more.get("order"), more.get("scale")
-    if type(order) is not int or not 0 < order < len(forest.roots) or not isinstance(scale, float) or not np.isfinite(scale):
+    if type(order) is not int or not 0 < order < len(forest.roots):
         raise InvalidModel(f"{path} does not say which of its {len(forest.roots)} trees give the order", "train it again")
-    return Learned(forest, record, target, overheads, order, scale)
+    return Learned(forest, record, target, overheads, order)
 
 
 def best_of_problem(samples: Samples) -> np.ndarray:
@@ -192,26 +189,25 @@ def train_together(parts: Sequence[tuple[Samples, Machine]], recipe: Recipe, ove
     weights = qualities**recipe.favour if recipe.favour else None
     names = RECORDS[recipe.record].names
 
-    def grown(recipe: Recipe) -> Forest:
-        goal = np.concatenate([_goal(samples, machine, recipe, overheads) for samples, machine in parts])
+    def grown(target: str) -> Forest:
+        goal = np.concatenate([_goal(samples, machine, recipe, target, overheads) for samples, machine in parts])
         forests = [trees.fit(recipe.learner, inputs, goal, weights, names, VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
         return trees.mean_of(forests) if len(forests) > 1 else forests[0]
 
-    forest = grown(recipe)
-    if recipe.target != "order":
-        return Learned(forest, recipe.record, recipe.target, overheads)
-    scaling = grown(replace(recipe, target="correction"))
-    return Learned(trees.joined([forest, scaling]), recipe.record, recipe.target, overheads, len(forest.roots), scaling.base)
+    if recipe.target != "combined":
+        return Learned(grown(recipe.target), recipe.record, recipe.target, overheads)
+    correction, order = grown("correction"), grown("order")
+    return Learned(trees.joined([correction, order]), recipe.record, recipe.target, overheads, len(correction.roots))
 
 
-def _goal(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads) -> np.ndarray:
-    """The logarithms that the forest learns to predict."""
+def _goal(samples: Samples, machine: Machine, recipe: Recipe, target: str, overheads: Overheads) -> np.ndarray:
+    """The logarithms that a forest learns to predict: a target of TARGETS, or the "order", the times relative to the fastest of each problem."""
     goal = np.log(samples.seconds)
-    if recipe.target == "order":
+    if target == "order":
         return np.asarray(goal - np.log(best_of_problem(samples)))
-    if recipe.target != "time":
+    if target != "time":
         goal = goal - np.log(samples.expected(machine, overheads))
-    if recipe.target == "rank":
+    if target == "rank":
         goal = goal - recipe.centred * _centre(samples.problem, goal, best_of_problem(samples) / samples.seconds)
     return np.asarray(goal)
 
