@@ -34,10 +34,10 @@ ERRORS = {"fp32-tensor": 2.0**-19, "tf32": 2.0**-9, "fp16": 2.0**-8, "bf16": 2.0
 EACH_PRECISION = pytest.mark.parametrize("precision", ERRORS)
 
 
-def planned(module: nn.Module, inputs: Sequence[torch.Tensor], precision: str) -> Program:
+def planned(module: nn.Module, inputs: Sequence[torch.Tensor], precision: str, chains: bool | None = None) -> Program:
     graph, _ = simplify(import_module(module, inputs).graph)
     numerics = USUAL.at(precision)
-    return plan_program(graph, H200, 1, partial(choose, numerics=numerics), precision, numerics)
+    return plan_program(graph, H200, 1, partial(choose, numerics=numerics), precision, numerics, chains=chains)
 
 
 def computed(module: nn.Module, inputs: Sequence[torch.Tensor], program: Program) -> list[torch.Tensor]:
