@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from bench.cells import Rows, percent, results_of
 from bench.chains import summary
 from bench.common import RESULTS
+from tilewright.hardware import machine
+from tilewright.hardware.calibration import gpu_chains
+from tilewright.partition.merges import LEAST_GAIN
+from tilewright.partition.tile_judge import LONGEST_DECIDED, TileParts
 
 
 def spaces() -> Rows:
@@ -232,12 +237,12 @@ def first_choices() -> Rows:
     """Losses of performance of the orders as shipped."""
     (shipped,) = (e for e in results_of("choice_quality_h200") if (e["layer"], e["over"], e["way"]) == ("all", "space", "shipped"))
     (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
-    files = ("sealed_set_h200", "sealed_set_h100", "sealed_set_tensor_h100")
+    files = ("sealed_set_h200", "sealed_set_h100", "sealed_set_tensor_h200")
     sealed, later, tensor = (e for file in files for e in results_of(file) if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
     says = {
         "H200, all schemas, 60 random convolutions, none of which the models that are judged were trained with (`sealed_set_h200`)": sealed,
         "an H100, the same models, 60 others, drawn after these were frozen (`sealed_set_h100`)": later,
-        "an H100, 42 random layers of up to 500 GFLOP in 16 bits and TF32, drawn after the models were frozen (`sealed_set_tensor_h100`)": tensor,
+        "H200, 42 random layers of up to 500 GFLOP in 16 bits and TF32, drawn after the models were frozen (`sealed_set_tensor_h200`)": tensor,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
@@ -460,6 +465,30 @@ def gpu_chain_times() -> Rows:
     return rows
 
 
+def half_chains() -> Rows:
+    """Random chains in float16 by the predicted time of separate kernels: how many are faster as one, and what predictions take of them."""
+    rows = [["predicted apart, us", "chains", "faster in one kernel", "taken", "of these slower", "time of those taken / separate"]]
+    constants, target = gpu_chains(machine("h200"), half=True), machine("h200")
+    assert constants is not None
+    found: list[tuple[float, bool, bool, bool, float]] = []
+    for entry in results_of("gpu_chains_float16"):
+        if entry["set"] != "random" or not entry["predicted"]["ways"]:
+            continue
+        told, whole, separate = entry["predicted"], entry["programs"], entry["seconds"]["separate"]
+        predicted = {name: TileParts(**way["parts"]).seconds(constants, target.clock_hz) for name, way in told["ways"].items()}
+        best = min(predicted, key=lambda name: predicted[name])
+        faster, slower = min(whole[name] for name in predicted) < whole["separate"], whole[best] > whole["separate"]
+        ratio = 1 - (whole["separate"] - whole[best]) / separate
+        found.append((told["apart"], faster, predicted[best] < (1 - LEAST_GAIN) * told["apart"] and told["apart"] < LONGEST_DECIDED, slower, ratio))
+    for low, high in itertools.pairwise((0, 4, 5, 6, 7, 10, 1000)):
+        those = [entry for entry in found if low <= 1e6 * entry[0] < high]
+        chosen = [entry for entry in those if entry[2]]
+        ratio = f"{statistics.geometric_mean(entry[4] for entry in chosen):.2f}" if chosen else "–"
+        label = f"{low} to {high}" if high < 1000 else f"{low} and more"
+        rows.append([label, str(len(those)), str(sum(entry[1] for entry in those)), str(len(chosen)), str(sum(entry[3] for entry in chosen)), ratio])
+    return rows
+
+
 def search_times() -> Rows:
     """Seconds of processor time that a search with predicted chains takes, and that the commit before took, in turns."""
     rows = [["network", "search before, s", "now, s", "before / now", "chains before, s", "now, s", "before / now"]]
@@ -478,6 +507,7 @@ GPU_TABLES = (
     predicted_transactions,
     counted_transactions,
     top_ratios,
+    half_chains,
     search_times,
     refitted,
     compared_models,

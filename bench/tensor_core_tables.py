@@ -32,8 +32,9 @@ def tensor_heavy() -> Rows:
 
 
 def tensor_single() -> Rows:
-    """As `tensor_networks`, at batch 1, after the models were trained with more narrow, shallow and first layers."""
-    measured = [entry for dtype in TENSOR_TYPES for part in (1, 2) for entry in results_of(f"gpu_half_single_{dtype}_h100_{part}")]
+    """As `tensor_networks`, at batch 1, after the models were trained with more narrow, shallow and first layers; float16 on an H200."""
+    files = [f"gpu_half_single_{name}_{part}" for name in ("float16_h200", "tf32_h100") for part in (1, 2)]
+    measured = [entry for file in files for entry in results_of(file)]
     return tensor_rows(measured, [(dtype, 1) for dtype in TENSOR_TYPES])
 
 
@@ -78,8 +79,9 @@ def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[s
 
 
 def tensor_layers() -> Rows:
-    """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
-    measured = [row for dtype in ("fp16", "tf32") for row in results_of(f"gpu_tensor_layers_{dtype}_h100")]
+    """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it. Float16 at batch 1
+    is of the latest file, of an H200, the rest of an H100."""
+    measured = [row for name in ("fp16_h100", "tf32_h100", "fp16_h200") for row in results_of(f"gpu_tensor_layers_{name}")]
     times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
     columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
     rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]

@@ -132,7 +132,7 @@ class Search:
             results, stored, apart = _results(segment), self.uses.stored(segment), sum(alone[number] for number in place)
             chain, measure = self._chain(segment), self.measured or (lambda problem: None)
             asked = results in self.memory.schedules or self.policy.about(CHAIN, results)
-            decides = self.every or self.judge.decides(chain)
+            decides = self.every or self.judge.decides(chain, apart)
             if not decides and self.measured is None:
                 continue
             most = (1 - LEAST_GAIN if self.measured is None and not asked else 1 + MEASURED_LOSS) * apart

@@ -88,7 +88,7 @@ class StripJudge:
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
     scales: ClassVar[bool] = True
 
-    def decides(self, problem: Problem) -> bool:
+    def decides(self, problem: Problem, apart: float) -> bool:
         """Predictions take chains on every CPU."""
         return True
 

@@ -30,8 +30,9 @@ from tilewright.errors import contained
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import loads
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
 from tilewright.kernels.gpu.early import beginning_early
 from tilewright.kernels.gpu.rates import bandwidth
@@ -71,8 +72,8 @@ REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
 
-FITTED = ("contraction", "window")
-"""Kinds of the regions of the random chains to which constants are fitted (`bench.gpu_chains`)."""
+LONGEST_DECIDED = 7e-6
+"""Predicted seconds of separate kernels from which on no random chain of 16-bit values was faster as one kernel (docs/partitions.md)."""
 
 Least = tuple[float, float]
 """Seconds that the parts of a region in a tile take at least with a processor of their own: those that grow with the number of blocks which share it,
@@ -163,9 +164,11 @@ class TileJudge:
         """The machine's constants for a chain: if none were measured of its type, those of float32, or else of the formulas alone."""
         return self._measured[_is_half(problem)] or self._measured[False] or UNFITTED_CHAINS
 
-    def decides(self, problem: Problem) -> bool:
-        """Whether predictions may take the chain without a measurement: only if its constants were fitted to such chains."""
-        return _is_half(problem) and self._measured[True] is not None and all(stage.kind in FITTED for stage in problem.region.stages)
+    def decides(self, problem: Problem, apart: float) -> bool:
+        """Whether predictions may take a chain, whose regions take `apart` seconds as separate kernels, without a measurement: only if its constants
+        were fitted to such chains, of which some gained."""
+        alike = _is_half(problem) and all(_is_convolution(stage, problem.constants) for stage in problem.region.stages)
+        return apart < LONGEST_DECIDED and self._measured[True] is not None and alike
 
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
         """Seconds that no tiles of a chain, canonical or not, are predicted to beat: those of its products divided among all processors, or of its
@@ -451,6 +454,13 @@ class TileJudge:
 def _is_half(chain: Problem) -> bool:
     """Whether all values that the chain computes are of 16 bits."""
     return all(size_of(chain.values[name].dtype) == 2 for stage in chain.region.stages for name in stage.outputs)
+
+
+def _is_convolution(region: Region, constants: frozenset[str]) -> bool:
+    """Whether a region sums products with a constant filter, as all regions of the chains do to which constants are fitted (`bench.gpu_chains`)."""
+    sums = [step for step in region.steps if step.combiner is not None]
+    filtered = all(step.combiner == "sum" and any(load.buffer in constants for load in loads(*step.bodies)) for step in sums)
+    return region.kind in ("contraction", "window") and len(sums) > 0 and filtered
 
 
 def _fitting(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> np.ndarray:
