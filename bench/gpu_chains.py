@@ -107,7 +107,7 @@ def drawn_wide(seed: int, count: int, batches: Sequence[int] = (1, 4, 8, 16)) ->
 @contextmanager
 def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
     """Inside the context the layers of the chain become one kernel, or separate ones."""
-    known, predicted = mock.Mock(return_value=constants), TileJudge.predicted  # of both types
+    known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
 
     def suitable(judge: TileJudge, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
         asked, key = MERGED.get(way, (False, False)), (key_of(problem), constants, limit)
@@ -327,9 +327,10 @@ def main() -> None:
     chosen, networks = random_chains(options) if part == 1 else {}, dict(list({**LITERATURE, **WIDE}.items())[part - 1 :: parts])
     if options.fit is not None:
         measured_before = earlier_results(options.fit)
-        if measured_before is None:
-            parser.error(f"there are no results {options.fit}")
-        console.print(*fitted([row for row in measured_before["results"] if row["set"] == "random"], machine(options.target).clock_hz))
+        found = [row for row in measured_before["results"] if row["set"] == "random" and "programs" in row] if measured_before else []
+        if not found:
+            parser.error(f"there are no results {options.fit} with times of whole programs")
+        console.print(*fitted(found, machine(options.target).clock_hz))
         return
     if options.check:
         for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.type, options.target):

@@ -52,7 +52,7 @@ from tilewright.partition.joint_loops import JOINT, decided, find_pairs
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.driver import system_driver
 from tilewright.runtime.executable import executable_of
-from tilewright.runtime.gpu import GpuLibrary, ParameterBlock, node_params
+from tilewright.runtime.gpu_kernels import GpuLibrary, ParameterBlock, node_params
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.toolchain.binary import Binary, SourceFile
 from tilewright.toolchain.build import compile_kernels

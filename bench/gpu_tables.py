@@ -10,10 +10,10 @@ from typing import Any
 from bench.cells import Rows, percent, results_of
 from bench.chains import summary
 from bench.common import RESULTS
+from bench.gpu_chains import taken
 from tilewright.hardware import machine
 from tilewright.hardware.calibration import gpu_chains
-from tilewright.partition.merges import LEAST_GAIN
-from tilewright.partition.tile_judge import LONGEST_DECIDED, TileParts
+from tilewright.partition.tile_judge import TileParts
 
 
 def spaces() -> Rows:
@@ -134,7 +134,7 @@ def compared_models() -> Rows:
 
 def compared_tensor_models() -> Rows:
     """Orders of kernels on tensor cores of random layers: formulas, DeepGEMM's closed form, and training methods."""
-    says = {"analytical": "formulas", "closed form": "DeepGEMM's closed form", "ours": "**ours** (`RECIPE` of tensor cores)"}
+    says = {"analytical": "formulas", "closed form": "DeepGEMM's closed form", "ours": "one boosted correction, as shipped then"}
     rows = [["order", "LoP@1 %", "LoP@10 %", "LoP@30 %", "rank correlation"]]
     for entry in results_of("model_comparison_tensor_h100"):
         losses = (percent(entry[f"lop@{count}"]) for count in (1, 10, 30))
@@ -468,7 +468,8 @@ def gpu_chain_times() -> Rows:
 def half_chains() -> Rows:
     """Random chains in float16 by the predicted time of separate kernels: how many are faster as one, and what predictions take of them."""
     rows = [["predicted apart, us", "chains", "faster in one kernel", "taken", "of these slower", "time of those taken / separate"]]
-    constants, target = gpu_chains(machine("h200"), half=True), machine("h200")
+    target = machine("h200")
+    constants = gpu_chains(target, half=True)
     assert constants is not None
     found: list[tuple[float, bool, bool, bool, float]] = []
     for entry in results_of("gpu_chains_float16"):
@@ -479,7 +480,7 @@ def half_chains() -> Rows:
         best = min(predicted, key=lambda name: predicted[name])
         faster, slower = min(whole[name] for name in predicted) < whole["separate"], whole[best] > whole["separate"]
         ratio = 1 - (whole["separate"] - whole[best]) / separate
-        found.append((told["apart"], faster, predicted[best] < (1 - LEAST_GAIN) * told["apart"] and told["apart"] < LONGEST_DECIDED, slower, ratio))
+        found.append((told["apart"], faster, taken(predicted[best], told["apart"]) and told["apart"] < constants.longest, slower, ratio))
     for low, high in itertools.pairwise((0, 4, 5, 6, 7, 10, 1000)):
         those = [entry for entry in found if low <= 1e6 * entry[0] < high]
         chosen = [entry for entry in those if entry[2]]

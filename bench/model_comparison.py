@@ -79,7 +79,7 @@ def learned_order(model: Learned, ranking: Ranking, machine: Machine) -> np.ndar
     """The order by a model. A model without analytical features ranks the whole space, others what the analytical models rank best. Forests that are
     not boosted are evaluated entirely, since their first trees alone are less informative."""
     kept = ranking.candidates if model.record == "own black box" else KEPT
-    stages = STAGES if model.target == "correction" else ()
+    stages = STAGES if model.target in ("correction", "combined") else ()
     return np.argsort(refined(ranking, machine, (model,), kept, stages).seconds, kind="stable")
 
 

@@ -13,7 +13,7 @@ from tilewright.ir.kernel import (
     Kernel,
 )
 from tilewright.runtime.driver import system_driver
-from tilewright.runtime.gpu import GpuLibrary, node_params, parameter_block
+from tilewright.runtime.gpu_kernels import GpuLibrary, node_params, parameter_block
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.toolchain import Binary, compile_kernels

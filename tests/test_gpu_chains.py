@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 import tilewright
 from bench import gpu_chains
@@ -503,10 +504,24 @@ def test_predictions_take_chains_of_the_type_that_their_constants_were_fitted_to
     assert any(decision.kind == CHAIN and decision.taken for decision in found) == expected
 
 
-@pytest.mark.parametrize("last", [nn.AdaptiveAvgPool2d(1), nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1)], ids=["mean", "largest", "average"])
-def test_predictions_take_no_chains_of_regions_to_which_no_constants_were_fitted(last: nn.Module) -> None:
+class Scaled(nn.Module):
+    """An average of products with a constant that is the same for all of its terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(96, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.avg_pool2d(torch.relu(x * self.scale), 3, 1, 1)
+
+
+LAST = {"mean": nn.AdaptiveAvgPool2d(1), "largest": nn.MaxPool2d(3, 1, 1), "average": nn.AvgPool2d(3, 1, 1), "scaled": Scaled()}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_predictions_take_no_chains_of_regions_to_which_no_constants_were_fitted(name: str) -> None:
     """The random chains have convolutions alone; a chain with another region is predicted where it is asked for."""
-    layers = nn.Sequential(conv(16, 96), conv(96, 96, 3, 1, 1, 96), last).half()
+    layers = nn.Sequential(conv(16, 96), conv(96, 96, 3, 1, 1, 96), LAST[name]).half()
     graph = graph_of(layers, torch.randn(1, 16, 14, 14).half())
     asked, default = (
         [decision for decision in merges_of(plan_program(graph, machine(H200), 1, chains=chains)) if decision.kind == CHAIN]
@@ -517,7 +532,7 @@ def test_predictions_take_no_chains_of_regions_to_which_no_constants_were_fitted
 
 
 def test_predictions_take_no_chains_whose_regions_take_long() -> None:
-    """None of the random chains of 7 us and more was faster as one kernel. The judge is not even asked for tiles."""
+    """None of the random chains of 7 us and more was faster as one kernel; chains that may not be taken are not considered."""
     found = []
     for extent in (14, 224):
         graph = graph_of(inverted(16, 96).half(), torch.randn(1, 16, extent, extent).half())

@@ -29,7 +29,8 @@ from tilewright.runtime.accesses import Extent, dependencies
 from tilewright.runtime.artifact import SavedBinary
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.driver import PROTOTYPES, Driver, KernelNodeParams
-from tilewright.runtime.gpu import STAGED_FROM, GpuEngine, GpuLibrary, ParameterBlock, node_params
+from tilewright.runtime.gpu import STAGED_FROM, GpuEngine
+from tilewright.runtime.gpu_kernels import GpuLibrary, ParameterBlock, node_params
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, loadable
 
 

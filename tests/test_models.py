@@ -132,10 +132,11 @@ def test_a_combined_model_is_the_mean_of_two_forests_at_the_scale_of_the_correct
     mean = (corrected + combined.forest.predict(table, combined.order)) / 2
     np.testing.assert_allclose(found - found[0], mean - mean[0], atol=1e-9)
     assert found.min() == pytest.approx(corrected.min())
-    staged = np.log(combined.predicted(one.described, one.counts, V100, analytical, ((30, 18),)))
-    left = ~np.isnan(staged)
-    assert left.sum() == 18
-    np.testing.assert_allclose(staged[left] - staged[left].min(), mean[left] - mean[left].min(), atol=1e-9)
+    for stages in (((30, 18),), ((30, 20), (90, 18))):  # the second asks for more trees than the first forest has
+        staged = np.log(combined.predicted(one.described, one.counts, V100, analytical, stages))
+        left = ~np.isnan(staged)
+        assert left.sum() == 18
+        np.testing.assert_allclose(staged[left] - staged[left].min(), mean[left] - mean[left].min(), atol=1e-9)
 
 
 @pytest.mark.parametrize("more", [{}, {"order": 0}, {"order": 120}, {"order": True}, {"order": "60"}])

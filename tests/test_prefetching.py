@@ -23,7 +23,8 @@ from tilewright.runtime import gpu, prefetching
 from tilewright.runtime.artifact import SavedBinary
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.driver import Driver
-from tilewright.runtime.gpu import GpuEngine, GpuLibrary
+from tilewright.runtime.gpu import GpuEngine
+from tilewright.runtime.gpu_kernels import GpuLibrary
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.prefetching import MOST_PIECES, PIECE, PTX, SHARE_AHEAD, SHARE_OF_NODE, UNIT, prefetches
 

@@ -115,7 +115,7 @@ def test_both_times_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Of a model; an artifact does not know the precision that it was planned for."""
     assert main(["explain", "zoo:lenet5", "--target", "h200", "--precision", "tf32", "--fusion"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(" that no trial measured, without which a GPU takes none; predictions would take " in line for line in lines)
+    assert any(" that no trial measured and predictions do not decide about; they would take " in line for line in lines)
     start = lines.index("operators in one region, as planned, and each by itself:")
     assert len(lines[start + 1 :]) >= 4 and all(" us predicted, " in line and line.endswith(" us apart") for line in lines[start + 1 :])
     tilewright.compile(randomised(SEPARABLE).eval(), (IMAGE,), "h200", precision="tf32").save(tmp_path / "one.tw")

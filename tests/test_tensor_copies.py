@@ -33,7 +33,7 @@ from tilewright.ir.tensor_map import TensorMap
 from tilewright.runtime.driver import MAP_L2_PROMOTION, MAP_SWIZZLES, MAP_TYPES, Driver
 from tilewright.runtime.encoding import decode_kernel
 from tilewright.runtime.fields import Field
-from tilewright.runtime.gpu import parameter_block
+from tilewright.runtime.gpu_kernels import parameter_block
 from tilewright.runtime.loadable import facts_symbol, loadable_kernel
 
 WARP = Launch((1, 1, 1), (32, 1, 1))

@@ -190,10 +190,12 @@ class GpuCalibration:
 
 @dataclass(frozen=True)
 class GpuChains:
-    """Constants of `partition.tile_judge`: the time of a part of a tile by that which its schema predicts, and the cycles between parts."""
+    """Constants of `partition.tile_judge`: the time of a part of a tile by that which its schema predicts, and the cycles between parts. longest:
+    predicted seconds of a chain's regions by themselves below which predictions may take it; 0 if they were not found to be right."""
 
     work: float
     turn: float
+    longest: float = 0.0
 
 
 UNFITTED_CHAINS = GpuChains(1.0, 0.0)
@@ -382,8 +384,18 @@ def gpu_variants(machine: Machine) -> GpuVariants | None:
 
 def _own(kind: Callable[..., T], part: str, machine: Machine) -> T | None:
     """A part of the file of the machine's chip, for which no other stands in; None without it."""
-    values = (parts_of(FOLDER / f"{machine.measured_as}.json") or {}).get(part)
-    return None if values is None else kind(**values)
+    path = FOLDER / f"{machine.measured_as}.json"
+    values = (parts_of(path) or {}).get(part)
+    return None if values is None else _made(kind, values, part, path)
+
+
+def _made(kind: Callable[..., T], values: Mapping[str, float], part: str, path: Path) -> T:
+    """The constants of a part of a file. Raises InvalidModel if they are others."""
+    try:
+        return kind(**values)
+    except TypeError as error:
+        wanted = ", ".join(entry.name for entry in fields(kind))  # type: ignore[arg-type]
+        raise InvalidModel(f"{path}, {part!r}: its constants are not {wanted} ({first_line(error)})", REMEDY) from None
 
 
 @lru_cache(maxsize=64)
@@ -395,11 +407,7 @@ def _calibration(kind: type[T], name: str, pipeline: str, machine_kind: str, fol
         path, constants = next(((path, parts[part]) for path, parts in files if part in parts), (None, None))
         if path is None or constants is None:
             raise InvalidModel(f"no file in {folder} has the part {part!r} of the machine {name}", REMEDY)
-        try:
-            found[part] = its(**constants)
-        except TypeError as error:
-            wanted = ", ".join(entry.name for entry in fields(its))
-            raise InvalidModel(f"{path}, {part!r}: its constants are not {wanted} ({first_line(error)})", REMEDY) from None
+        found[part] = _made(its, constants, part, path)
     return kind(**found)
 
 

@@ -37,7 +37,6 @@ from tilewright.kernels.library.recurrent import layer_in
 from tilewright.partition.attention_joining import with_softmax
 from tilewright.partition.concatenation import avoids_copies
 from tilewright.partition.joining import JOIN, JoinDecision, RowJudge, owns_rows, with_rows
-from tilewright.partition.merges import WHOLE, nearly_as_fast
 from tilewright.partition.pieces import as_one_load
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 from tilewright.partition.pooling_joining import with_windows
@@ -319,15 +318,10 @@ class _Partitioner:
         """Whether the node, which stores the last of the results, joins the regions of the others; not if the judge fails."""
         others = ", ".join(results[:-1])
         decision = contained(node.described, f"does not join {others}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
-        joins, why = decision.joins, decision.reason
-        if decision.ways is not None and self.judge_rows is not None:
-            decided, before = self.judge_rows.policy.about(JOIN, results), self.judge_rows.before.get(results)
-            if decided is not None:
-                joins, why = decided, f"{why}; {WHOLE}"
-            elif before is not None and before != joins and nearly_as_fast(decision.ways, before):
-                joins, why = before, f"{why}; as for another size"
-        told = "joins" if joins else "not joined to"
-        self.considered.append(MergeDecision(results, joins, f"{node.operator} {node.name} {told} {others}: {why}", JOIN, decision.ways))
+        if self.judge_rows is not None:
+            decision = self.judge_rows.as_asked(results, decision)
+        told = f"{node.operator} {node.name} {'joins' if decision.joins else 'not joined to'} {others}: {decision.reason}"
+        self.considered.append(MergeDecision(results, decision.joins, told, JOIN, decision.ways))
         return self.considered[-1]
 
     # -- readers absorb maps ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tilewright.kernels.cpu.rates import within_reach
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
 from tilewright.partition.canonical import canonical, key_of
-from tilewright.partition.merges import BY_MERGES, Policy, Timed, compared
+from tilewright.partition.merges import BY_MERGES, WHOLE, Policy, Timed, compared, nearly_as_fast
 from tilewright.partition.precision import AS_COMPUTED, Precision
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Choice, Ranking
@@ -134,6 +134,17 @@ class RowJudge:
     """Reductions and attention about which no time decides."""
     before: Mapping[tuple[str, ...], bool] = field(default_factory=dict)
     """What was decided for another size of the model, by the results of the regions, which is decided again if it is predicted nearly as fast."""
+
+    def as_asked(self, results: tuple[str, ...], decision: JoinDecision) -> JoinDecision:
+        """The decision about these results, or the policy's, or that for another size if both ways are predicted nearly as fast."""
+        decided, before = self.policy.about(JOIN, results), self.before.get(results)
+        if decision.ways is None:
+            return decision
+        if decided is not None:
+            return replace(decision, joins=decided, reason=f"{decision.reason}; {WHOLE}")
+        if before is not None and before != decision.joins and nearly_as_fast(decision.ways, before):
+            return replace(decision, joins=before, reason=f"{decision.reason}; as for another size")
+        return decision
 
     def __call__(self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]) -> JoinDecision:
         """Whether the joined `steps` are faster than `host` and `rows` as separate kernels. `steps` is the result of `with_rows` or `with_pixels`.

@@ -296,9 +296,8 @@ class Judging(Protocol):
     separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `least`: seconds that no way beats, 0 if
     nothing is known; it takes much less time than `best`. `most`: seconds from which on it does not matter what a chain takes, and which are the
     result if it is found to take longer. `before`: the chain's schedule for another size. `scales`: whether predictions are made of `alone`, which
-    then is without Winograd's algorithm. `decides`: whether predictions may take a chain, whose regions take `apart` seconds
-    as separate kernels, that was not measured. `lower` makes the kernel under a
-    schedule, and `kernels` has those that a plan takes."""
+    then is without Winograd's algorithm. `decides`: whether predictions may take a chain that was not measured, whose
+    regions take `apart` seconds as separate kernels. `lower` makes the kernel under a schedule, and `kernels` has those that a plan takes."""
 
     @property
     def scales(self) -> bool: ...

@@ -81,7 +81,7 @@ def divide(
     numerics: allowed rounding when it is decided what runs together; the chooser observes it separately.
     models: chooses by predictions alone when it is decided what runs together (`selection.choice.choose`, or what remembers its choices).
     chains: whether successive regions may become one kernel (`partition.chains`); by default on a GPU those that were measured, and of the others
-        those predicted faster as far as predictions were found to be right (`TileJudge.decides`, docs/partitions.md).
+        those predicted faster as far as predictions were found to be right (`TileJudge.decides`, docs/partitions.md), if the program has one size.
     recorded: what was measured of chains, which decides about them; if it is given, the chooser's measured seconds decide about all other merges of
         which the predictions are close, where it has them.
     stages: learns what took how long.
@@ -133,7 +133,8 @@ def divide(
             as_before=as_before and not machine.is_gpu, sizes=sizes, policy=policy,
         )  # fmt: skip
         search = (*changed.considered, *laid_out.considered)
-        if chains is not False:
+        # kernels of chains have constant extents, so that programs for several sizes on a GPU have only measured ones
+        if chains or (chains is None and (recorded is not None or not (machine.is_gpu and sizes))):
             separate: tuple[LaidOut, tuple[Merge, ...]] = (laid_out, ())
             chained = partial(_chained, laid_out, context, predictions, recorded, chains is True)
             laid_out, considered = contained("the model", "nothing is merged", chained, lambda _: separate)

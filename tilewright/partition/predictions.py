@@ -50,7 +50,7 @@ class Predictions:
     measured: Chooser | None = None
     """Chooses what trials measured, where that decides: between ways whose predictions are close."""
     chains: bool = False
-    """Whether predictions decide about chains."""
+    """Whether predictions decide about all chains, which then count when layouts, types and merges are decided."""
     replaced: frozenset[int] = frozenset()
     """Numbers of the graph's outputs that replace inputs after a call."""
     layouts: Decided | None = None
@@ -149,7 +149,7 @@ class Predictions:
             def predict(region: Region, winograd: bool) -> float:
                 return self.seconds(region, context, winograd)
 
-            return Search(graph, laid_out, predict, self.judge, None, lambda _: None, Memory()).seconds(names)
+            return Search(graph, laid_out, predict, self.judge, None, lambda _: None, Memory(), every=True).seconds(names)
 
         return seconds(before), seconds(after)
 

@@ -29,8 +29,9 @@ import numpy as np
 from tilewright.errors import contained
 from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
 from tilewright.hardware.machine import Machine
-from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import loads
+from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import is_float, size_of
+from tilewright.ir.expr import loads, variables
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
@@ -71,9 +72,6 @@ NO_ROOM = "no tile with schedules of one block size fits into shared memory"
 REGISTERS = 16
 """Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
-
-LONGEST_DECIDED = 7e-6
-"""Predicted seconds of separate kernels from which on no random chain of 16-bit values was faster as one kernel (docs/partitions.md)."""
 
 Least = tuple[float, float]
 """Seconds that the parts of a region in a tile take at least with a processor of their own: those that grow with the number of blocks which share it,
@@ -166,9 +164,8 @@ class TileJudge:
 
     def decides(self, problem: Problem, apart: float) -> bool:
         """Whether predictions may take a chain, whose regions take `apart` seconds as separate kernels, without a measurement: only if its constants
-        were fitted to such chains, of which some gained."""
-        alike = _is_half(problem) and all(_is_convolution(stage, problem.constants) for stage in problem.region.stages)
-        return apart < LONGEST_DECIDED and self._measured[True] is not None and alike
+        were fitted to such chains, of which some gained (`GpuChains.longest`)."""
+        return apart < self.constants(problem).longest and all(_is_convolution(stage, problem.constants) for stage in problem.region.stages)
 
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
         """Seconds that no tiles of a chain, canonical or not, are predicted to beat: those of its products divided among all processors, or of its
@@ -452,15 +449,21 @@ class TileJudge:
 
 
 def _is_half(chain: Problem) -> bool:
-    """Whether all values that the chain computes are of 16 bits."""
-    return all(size_of(chain.values[name].dtype) == 2 for stage in chain.region.stages for name in stage.outputs)
+    """Whether all values that the chain computes are floats of 16 bits."""
+    computed = (chain.values[name].dtype for stage in chain.region.stages for name in stage.outputs)
+    return all(is_float(dtype) and size_of(dtype) == 2 for dtype in computed)
 
 
 def _is_convolution(region: Region, constants: frozenset[str]) -> bool:
-    """Whether a region sums products with a constant filter, as all regions of the chains do to which constants are fitted (`bench.gpu_chains`)."""
+    """Whether a region sums products with a constant filter, as all regions of the chains do to which constants are fitted (`bench.gpu_chains`). A
+    factor of a pooled map is constant too, but the same for all terms of a sum."""
+
+    def filters(step: Step) -> bool:
+        summed = frozenset(step.reduction)
+        return step.combiner == "sum" and any(load.buffer in constants and summed & variables(*load.index) for load in loads(*step.bodies))
+
     sums = [step for step in region.steps if step.combiner is not None]
-    filtered = all(step.combiner == "sum" and any(load.buffer in constants for load in loads(*step.bodies)) for step in sums)
-    return region.kind in ("contraction", "window") and len(sums) > 0 and filtered
+    return region.kind in ("contraction", "window") and len(sums) > 0 and all(map(filters, sums))
 
 
 def _fitting(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> np.ndarray:

@@ -54,7 +54,7 @@ def search_lines(
 def unmeasured_chains(unmeasured: Sequence[MergeDecision]) -> tuple[str, list[str]]:
     """What is said of the chains that no trial measured (`partition.plan.chains_by_prediction`): of all, and of each."""
     gaining = sum(decision.taken for decision in unmeasured)
-    said = f"{number_of(len(unmeasured), 'chain')} that no trial measured, without which a GPU takes none; predictions would take {gaining}"
+    said = f"{number_of(len(unmeasured), 'chain')} that no trial measured and predictions do not decide about; they would take {gaining}"
     return said, [f"{'would be taken' if decision.taken else 'refused'}: {decision.text}" for decision in unmeasured]
 
 

@@ -33,12 +33,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.gemm.space import LARGE_FLOPS
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning.workloads import FOLLOWS, FP32, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
 
 LARGEST_PRIME = 17
-LEAST_FLOPS, MOST_FLOPS = 1e6, 2e10
-"""Range of operations of a convolution or product: below it only the launch matters, above it a sample takes milliseconds."""
+LEAST_FLOPS, MOST_FLOPS = 1e6, LARGE_FLOPS
+"""Range of operations of a convolution or product: below it only the launch matters, above it a sample takes milliseconds, and space and
+model of CUDA cores are others."""
 MOST_HEAVY_FLOPS = 5e11
 """Maximum operations of the class `heavy`, which begins where the others end."""
 FEW_ROWS = 128

@@ -43,7 +43,7 @@ from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.encoding import decode_kernel
 from tilewright.runtime.fields import Field
-from tilewright.runtime.gpu import ParameterBlock, node_params, parameter_block
+from tilewright.runtime.gpu_kernels import ParameterBlock, node_params, parameter_block
 from tilewright.runtime.library import prepared as prepared_call
 from tilewright.runtime.library import viewed
 from tilewright.runtime.loadable import LoadableKernel

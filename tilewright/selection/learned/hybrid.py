@@ -95,7 +95,7 @@ class Learned:
 
     def seconds(self, described: Columns, volumes: TileCounts, machine: Machine) -> np.ndarray:
         """Predicted seconds of all candidates. If there are more than LEARNED_ROWS, only the best by the analytical model are evaluated, and the
-        others follow in the analytical order. With target "rank" the scale is that of the analytical model."""
+        others follow in the analytical order. With target "rank" the scale is that of the analytical model; see `predicted` for "combined"."""
         analytical = counted_cost(volumes, machine, self.overheads).seconds
         if len(volumes) <= LEARNED_ROWS:
             return self.predicted(described, volumes, machine, analytical)
@@ -117,8 +117,9 @@ class Learned:
         known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)
         result, left, done = np.full(len(table), np.nan), np.arange(len(table)), 0
         for trees_asked, kept in stages:
-            known[left] += self.forest.predict(table, done, trees_asked)
-            done = trees_asked
+            asked = trees_asked if self.order is None else min(trees_asked, self.order)
+            known[left] += self.forest.predict(table, done, asked)
+            done = asked
             if len(left) > kept:
                 best = np.sort(np.argpartition(known[left], kept)[:kept])
                 left, table = left[best], table.T.take(best, axis=1).T
