@@ -52,7 +52,7 @@ from bench.common import double_precision_outputs, earlier_results, interleaved_
 from bench.fusion import fusing
 from bench.gpu_half import TOLERANCES
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
-from tilewright.hardware import identified_machine, machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
@@ -330,7 +330,7 @@ def main() -> None:
         found = [row for row in measured_before["results"] if row["set"] == "random" and "programs" in row] if measured_before else []
         if not found:
             parser.error(f"there are no results {options.fit} with times of whole programs")
-        console.print(*fitted(found, machine(options.target).clock_hz))
+        console.print(*fitted(found, identified_machine(options.target).clock_hz))
         return
     if options.check:
         for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.type, options.target):

@@ -11,7 +11,7 @@ from bench.cells import Rows, percent, results_of
 from bench.chains import summary
 from bench.common import RESULTS
 from bench.gpu_chains import taken
-from tilewright.hardware import machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import gpu_chains
 from tilewright.partition.tile_judge import TileParts
 
@@ -468,7 +468,7 @@ def gpu_chain_times() -> Rows:
 def half_chains() -> Rows:
     """Random chains in float16 by the predicted time of separate kernels: how many are faster as one, and what predictions take of them."""
     rows = [["predicted apart, us", "chains", "faster in one kernel", "taken", "of these slower", "time of those taken / separate"]]
-    target = machine("h200")
+    target = identified_machine("h200")
     constants = gpu_chains(target, half=True)
     assert constants is not None
     found: list[tuple[float, bool, bool, bool, float]] = []

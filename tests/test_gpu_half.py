@@ -48,7 +48,7 @@ EACH_TARGET = pytest.mark.parametrize("target", [H200, V100], ids=lambda m: m.na
 ARCHITECTURE = {H200.name: "sm_90a", V100.name: "sm_75"}  # the oldest that NVRTC 13 compiles for
 
 
-def planned(module: nn.Module, inputs: Sequence[torch.Tensor], target: Machine, chooser: Chooser = choose, chains: bool | None = None) -> Program:
+def planned(module: nn.Module, inputs: Sequence[torch.Tensor], target: Machine, chooser: Chooser = choose, chains: bool = False) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph, _ = simplify(import_module(module, inputs).graph)
