@@ -318,8 +318,8 @@ class _Partitioner:
         """Whether the node, which stores the last of the results, joins the regions of the others; not if the judge fails."""
         others = ", ".join(results[:-1])
         decision = contained(node.described, f"does not join {others}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"))
-        if self.judge_rows is not None:
-            decision = self.judge_rows.as_asked(results, decision)
+        if self.judge_rows is not None and decision.ways is not None:  # of which times decide
+            decision = self.judge_rows.as_asked(results, decision, decision.ways)
         told = f"{node.operator} {node.name} {'joins' if decision.joins else 'not joined to'} {others}: {decision.reason}"
         self.considered.append(MergeDecision(results, decision.joins, told, JOIN, decision.ways))
         return self.considered[-1]

@@ -19,7 +19,7 @@ from tilewright.ir.expr import INDEX, Const, Expr, Var, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.region import Region, Unsuitable, Ways
 from tilewright.kernels.cpu.rates import within_reach
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
@@ -135,14 +135,12 @@ class RowJudge:
     before: Mapping[tuple[str, ...], bool] = field(default_factory=dict)
     """What was decided for another size of the model, by the results of the regions, which is decided again if it is predicted nearly as fast."""
 
-    def as_asked(self, results: tuple[str, ...], decision: JoinDecision) -> JoinDecision:
+    def as_asked(self, results: tuple[str, ...], decision: JoinDecision, ways: Ways) -> JoinDecision:
         """The decision about these results, or the policy's, or that for another size if both ways are predicted nearly as fast."""
         decided, before = self.policy.about(JOIN, results), self.before.get(results)
-        if decision.ways is None:
-            return decision
         if decided is not None:
             return replace(decision, joins=decided, reason=f"{decision.reason}; {WHOLE}")
-        if before is not None and before != decision.joins and nearly_as_fast(decision.ways, before):
+        if before is not None and before != decision.joins and nearly_as_fast(ways, before):
             return replace(decision, joins=before, reason=f"{decision.reason}; as for another size")
         return decision
 
