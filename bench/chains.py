@@ -167,6 +167,11 @@ def drawn(seed: int, count: int) -> Iterator[Links]:
             yield links
 
 
+def taken(chain: float, apart: float) -> bool:
+    """Whether predicted seconds of a chain gain enough over those of separate kernels."""
+    return chain < (1 - LEAST_GAIN) * apart
+
+
 @contextmanager
 def merging(
     count: int, merges: bool, seen: dict[str, Any], rows: int = 0, judging: type[StripJudge] | type[TileJudge] = StripJudge
@@ -227,7 +232,7 @@ def measured(links: Links, threads: int, rounds: int) -> dict[str, Any]:
     row["seconds"] = {name: statistics.median(found) for name, found in seconds.items()}
     row["faster_in_halves"] = [_median(seconds["merged"], half) < _median(seconds["separate"], half) for half in (0, 1)]
     row["quartiles"] = {name: tuple(np.quantile(found, (0.25, 0.75))) for name, found in seconds.items()}
-    row["taken"] = seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]
+    row["taken"] = taken(seen["chain"], seen["apart"])
     return row
 
 
@@ -243,7 +248,7 @@ def forecast(entry: Mapping[str, Any], links: Links, facts: Machine) -> dict[str
     graph = simplify(read(links.module(), links.inputs()).graph)[0]
     with merging(len(links.layers), False, seen, entry["predicted"]["rows"]):
         plan_program(graph, facts, threads)
-    return {**entry, "predicted": seen, "taken": "chain" in seen and seen["chain"] < (1 - LEAST_GAIN) * seen["apart"]}
+    return {**entry, "predicted": seen, "taken": "chain" in seen and taken(seen["chain"], seen["apart"])}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -254,14 +259,14 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     predicted = np.array([row["predicted"]["chain"] - row["predicted"]["apart"] for row in found])
     gained = np.array([row["seconds"]["merged"] - row["seconds"]["separate"] for row in found])
     shares = gained / np.array([row["seconds"]["separate"] for row in found])
-    taken = np.array([row["taken"] for row in found])
-    clear, sign, decision = np.abs(shares) > NOISE, (predicted < 0) == (gained < 0), taken == (gained < 0)
+    merged = np.array([row["taken"] for row in found])
+    clear, sign, decision = np.abs(shares) > NOISE, (predicted < 0) == (gained < 0), merged == (gained < 0)
     repeated = [len(set(row["faster_in_halves"])) == 1 for row in found if "faster_in_halves" in row]
     order = np.corrcoef(np.argsort(np.argsort(predicted)), np.argsort(np.argsort(gained)))[0, 1]
     ratios = np.array([row["seconds"]["separate"] / row["seconds"]["merged"] for row in found])
     return {
         "chains": len(found),
-        "taken": int(taken.sum()),
+        "taken": int(merged.sum()),
         "sign right": float(np.mean(sign)),
         **({"sign repeated": float(np.mean(repeated))} if repeated else {}),
         "beyond noise": int(clear.sum()),
@@ -269,8 +274,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "decision right": float(np.mean(decision)),
         "decision right beyond noise": float(np.mean(decision[clear])),
         "rank correlation": float(order),
-        "gain of taken": float(np.exp(np.mean(np.log(ratios[taken])))) if taken.any() else 1.0,
-        "wrongly taken": int(np.sum(taken & (gained > 0))),
+        "gain of taken": float(np.exp(np.mean(np.log(ratios[merged])))) if merged.any() else 1.0,
+        "wrongly taken": int(np.sum(merged & (gained > 0))),
     }
 
 

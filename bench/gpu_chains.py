@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 import tilewright
 from bench import half
-from bench.chains import LARGEST_ERROR, LITERATURE, Layer, Links, drawn, inverted, merging, separable, summary
+from bench.chains import LARGEST_ERROR, LITERATURE, Layer, Links, drawn, inverted, merging, separable, summary, taken
 from bench.common import double_precision_outputs, earlier_results, interleaved_seconds, relative_error, write_results
 from bench.fusion import fusing
 from bench.gpu_half import TOLERANCES
@@ -58,7 +58,6 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.partition import tile_judge
 from tilewright.partition.canonical import key_of
-from tilewright.partition.merges import LEAST_GAIN
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
@@ -260,10 +259,6 @@ def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratc
     row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
     row["fastest"], row["taken"] = fastest, taken(merged[fastest]["chain"], row["predicted"]["apart"])
     return row
-
-
-def taken(chain: float, apart: float) -> bool:
-    return chain < (1 - LEAST_GAIN) * apart
 
 
 def fitted(rows: Sequence[Mapping[str, Any]], clock_hz: float) -> tuple[GpuChains, float]:

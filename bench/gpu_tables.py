@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.cells import Rows, percent, results_of
-from bench.chains import summary
+from bench.chains import summary, taken
 from bench.common import RESULTS
-from bench.gpu_chains import taken
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import gpu_chains
 from tilewright.partition.tile_judge import TileParts

@@ -130,11 +130,11 @@ class Search:
         for place in section.segments:
             segment, its = section.of(place), [scaled[number] for number in place]
             results, stored, apart = _results(segment), self.uses.stored(segment), sum(alone[number] for number in place)
-            chain, measure = self._chain(segment), self.measured or (lambda problem: None)
-            asked = results in self.memory.schedules or self.policy.about(CHAIN, results)
-            decides = self.every or self.judge.decides(chain, apart)
+            decides = self.every or self.judge.decides(segment, self.laid_out.values, self.constants, apart)
             if not decides and self.measured is None:
                 continue
+            chain, measure = self._chain(segment), self.measured or (lambda problem: None)
+            asked = results in self.memory.schedules or self.policy.about(CHAIN, results)
             most = (1 - LEAST_GAIN if self.measured is None and not asked else 1 + MEASURED_LOSS) * apart
             if not asked and (least := self.judge.least(chain, its)) >= most:
                 merges[place] = Merge(results, apart, None, stored=stored, least=least)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+from tilewright.ir.graph import Value
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, MergeKey, Region, Ways
 from tilewright.ir.space import Candidate, Comparison
@@ -296,14 +297,15 @@ class Judging(Protocol):
     separate kernels, and the kernel of one that was decided about; for both the reason if there is none. `least`: seconds that no way beats, 0 if
     nothing is known; it takes much less time than `best`. `most`: seconds from which on it does not matter what a chain takes, and which are the
     result if it is found to take longer. `before`: the chain's schedule for another size. `scales`: whether predictions are made of `alone`, which
-    then is without Winograd's algorithm. `decides`: whether predictions may take a chain that was not measured, whose
-    regions take `apart` seconds as separate kernels. `lower` makes the kernel under a schedule, and `kernels` has those that a plan takes."""
+    then is without Winograd's algorithm. `decides`: whether predictions may take a chain of these regions, which take
+    `apart` seconds as separate kernels, if it was not measured. `lower` makes the kernel under a schedule, and `kernels` has those that a plan
+    takes."""
 
     @property
     def scales(self) -> bool: ...
     @property
     def kernels(self) -> dict[object, Lowered | str]: ...
-    def decides(self, problem: Problem, apart: float) -> bool: ...
+    def decides(self, regions: Sequence[Region], values: Mapping[str, Value], constants: frozenset[str], apart: float) -> bool: ...
     def least(self, problem: Problem, alone: Sequence[float]) -> float: ...
     def best(self, problem: Problem, alone: Sequence[float], most: float, before: Any = None) -> Way | float | str: ...
     def lowered(self, problem: Problem, merge: Merge) -> Lowered | str: ...

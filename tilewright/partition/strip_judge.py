@@ -16,8 +16,9 @@ from tilewright.errors import contained
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.calibration import CpuChains, cpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.cpu.rates import reread_bandwidth
 from tilewright.kernels.images import lowered_for_images
@@ -88,7 +89,7 @@ class StripJudge:
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
     scales: ClassVar[bool] = True
 
-    def decides(self, problem: Problem, apart: float) -> bool:
+    def decides(self, regions: Sequence[Region], values: Mapping[str, Value], constants: frozenset[str], apart: float) -> bool:
         """Predictions take chains on every CPU."""
         return True
 

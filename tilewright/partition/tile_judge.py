@@ -32,6 +32,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import loads, variables
+from tilewright.ir.graph import Value
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
@@ -160,12 +161,16 @@ class TileJudge:
 
     def constants(self, problem: Problem) -> GpuChains:
         """The machine's constants for a chain: if none were measured of its type, those of float32, or else of the formulas alone."""
-        return self._measured[_is_half(problem)] or self._measured[False] or UNFITTED_CHAINS
+        return self._constants(_is_half(problem.region.stages, problem.values))
 
-    def decides(self, problem: Problem, apart: float) -> bool:
-        """Whether predictions may take a chain, whose regions take `apart` seconds as separate kernels, without a measurement: only if its constants
-        were fitted to such chains, of which some gained (`GpuChains.longest`)."""
-        return apart < self.constants(problem).longest and all(_is_convolution(stage, problem.constants) for stage in problem.region.stages)
+    def _constants(self, half: bool) -> GpuChains:
+        return self._measured[half] or self._measured[False] or UNFITTED_CHAINS
+
+    def decides(self, regions: Sequence[Region], values: Mapping[str, Value], constants: frozenset[str], apart: float) -> bool:
+        """Whether predictions may take a chain of these regions, which take `apart` seconds as separate kernels, without a measurement: only if its
+        constants were fitted to such chains, of which some gained (`GpuChains.longest`)."""
+        longest = self._constants(_is_half(regions, values)).longest
+        return apart < longest and all(_is_convolution(region, constants) for region in regions)
 
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
         """Seconds that no tiles of a chain, canonical or not, are predicted to beat: those of its products divided among all processors, or of its
@@ -448,9 +453,9 @@ class TileJudge:
         return self.rankings[key]
 
 
-def _is_half(chain: Problem) -> bool:
-    """Whether all values that the chain computes are floats of 16 bits."""
-    computed = (chain.values[name].dtype for stage in chain.region.stages for name in stage.outputs)
+def _is_half(regions: Sequence[Region], values: Mapping[str, Value]) -> bool:
+    """Whether all values that the regions of a chain compute are floats of 16 bits."""
+    computed = (values[name].dtype for region in regions for name in region.outputs)
     return all(is_float(dtype) and size_of(dtype) == 2 for dtype in computed)
 
 
