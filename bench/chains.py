@@ -189,7 +189,7 @@ def merging(
         ranked = judge.ranked(problem, alone)
         found = ranked if isinstance(ranked, str) else next((way for way in ranked if not rows or way.schedule.rows == rows), "no such strips")
         if not isinstance(found, str):
-            seen.update(way=found.schedule.described, chain=found.seconds, parts=asdict(found.parts))
+            seen.update(way=found.schedule.described, schedule=asdict(found.schedule), chain=found.seconds, parts=asdict(found.parts))
             if isinstance(found, Strips):
                 seen["rows"] = found.schedule.rows
         else:

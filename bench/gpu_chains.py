@@ -10,7 +10,8 @@ The chains of networks are those of `bench.chains.LITERATURE`, and those of `WID
 
 Each chain is compiled up to five times, as separate kernels, and as one kernel with the tiles predicted fastest without and with chunks of channels
 (`whole`, `chunks`), and of both those of which the blocks of a cluster exchange rows (`exchanged`, `exchanged chunks`), and checked against PyTorch
-in float64; `merged` is that of the kernels which is predicted to be fastest. The time of a chain is that of its layers alone: the median time of a
+in float64; `merged` is that of the kernels which is predicted to be fastest. `--tiles N` adds up to N other tiles, drawn from those predicted to take
+at most `DRAWN` times as long as the fastest. The time of a chain is that of its layers alone: the median time of a
 program up to its last layer, less that up to the layer before the first, in interleaved turns that find the level-2 cache full of other data
 (`bench.gpu_regions`). `programs` are the times of whole programs, as CUDA graphs in which kernels begin early, which is how networks run. Of chains
 of networks the time of layers alone is measured for cuDNN too, of which PyTorch's modules in both layouts and its fused convolution with bias and
@@ -28,13 +29,15 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, inf, log
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
@@ -66,7 +69,8 @@ GRID = {"work": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.8, 2.2), "turn"
 """Values that are tried for the constants."""
 MERGED = {"whole": (False, False), "chunks": (True, False), "exchanged": (False, True), "exchanged chunks": (True, True)}
 """Ways of one kernel: whether tiles take chunks of channels, and whether the blocks of a cluster exchange rows."""
-WAYS = ("separate", *MERGED)
+DRAWN = 2.0
+"""Predicted time over that of the fastest tiles up to which others are drawn."""
 PREDICTED: dict[object, list[Tiles]] = {}
 """All tiles of chains that were predicted, by problem and constants."""
 
@@ -103,22 +107,45 @@ def drawn_wide(seed: int, count: int, batches: Sequence[int] = (1, 4, 8, 16)) ->
             yield replace(links, batch=batch)
 
 
+def ways_of(tiles: int) -> tuple[str, ...]:
+    """The ways in which a chain is compiled, with so many drawn tiles."""
+    return ("separate", *MERGED, *(f"tiles {number}" for number in range(1, tiles + 1)))
+
+
+def with_way(found: Sequence[Tiles], way: str, links: Links) -> list[Tiles]:
+    """Those of all predicted tiles of a chain, fastest first, that are compiled in this way.
+
+    Raises:
+        Unsuitable: if there are none.
+    """
+    modes = [(tiles.schedule.chunk > 0, tiles.schedule.exchanged > 0) for tiles in found]
+    if way in MERGED:
+        chosen = [tiles for tiles, mode in zip(found, modes, strict=True) if mode == MERGED[way]]
+    elif way == "separate":
+        chosen = [*found]
+    else:
+        firsts = {modes.index(mode) for mode in set(modes)}
+        others = [tiles for number, tiles in enumerate(found) if number not in firsts and tiles.seconds < DRAWN * found[0].seconds]
+        number = int(way.split()[1])
+        chosen = random.Random(f"tiles of {links}").sample(others, len(others))[number - 1 : number]
+    if not chosen:
+        raise Unsuitable(f"no tiles for {way}")
+    return chosen
+
+
 @contextmanager
 def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
     """Inside the context the layers of the chain become one kernel, or separate ones."""
     known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
 
     def suitable(judge: TileJudge, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
-        asked, key = MERGED.get(way, (False, False)), (key_of(problem), constants, limit)
+        key = (key_of(problem), constants, limit)
         if key not in PREDICTED:  # once for all ways
             PREDICTED[key] = predicted(judge, problem, limit)
-        found = [tiles for tiles in PREDICTED[key] if (tiles.schedule.chunk > 0, tiles.schedule.exchanged > 0) == asked]
-        if not found:
-            raise Unsuitable(f"no tiles for {way}")
-        return found
+        return with_way(PREDICTED[key], way, links)
 
     with fusing("chains"), mock.patch.object(tile_judge, "gpu_chains", known), mock.patch.object(TileJudge, "predicted", suitable):
-        with merging(len(links.layers), way in MERGED, seen, judging=TileJudge), warnings.catch_warnings():
+        with merging(len(links.layers), way != "separate", seen, judging=TileJudge), warnings.catch_warnings():
             warnings.simplefilter("error")
             yield
 
@@ -130,36 +157,55 @@ def made(links: Links, dtype: str, device: str) -> tuple[nn.Module, tuple[Tensor
     return links.module().to(device, kind), tuple(x.to(device, kind) for x in links.inputs())
 
 
-def compiled(
-    links: Links, way: str, constants: GpuChains, seen: dict[str, Any], dtype: str, device: str, target: str
-) -> tuple[Executable, tuple[Tensor, ...]]:
-    """The chain and what surrounds it, compiled for the target, with inputs on the device. Raises RuntimeError if it is not planned as asked for."""
-    module, inputs = made(links, dtype, device)
+def compiled(links: Links, way: str, constants: GpuChains, seen: dict[str, Any], dtype: str, target: str) -> Executable:
+    """The chain and what surrounds it, compiled for the target. Raises RuntimeError if it is not planned as asked for."""
+    module, inputs = made(links, dtype, "cpu")
     with planned(links, way, constants, seen):
         executable = tilewright.compile(module, inputs, identified_machine(target))
-    found = sum(region.kind == "chain" for region in executable.image.program.regions)
-    if found != (way in MERGED and "way" in seen):
-        raise RuntimeError(f"{links}: {found} chains where {'one' if way in MERGED else 'none'} is asked for")
-    return executable, inputs
+    chained = sum(region.kind == "chain" for region in executable.image.program.regions)
+    if chained != (way != "separate" and "way" in seen):
+        raise RuntimeError(f"{links}: {chained} chains where {'none' if way == 'separate' else 'one'} is asked for")
+    return executable
 
 
-def compile_ahead(links: Links, constants: GpuChains, dtype: str, target: str) -> str:
-    """Compiles a chain in all ways into the kernel cache; runs in a process of its own. Returns why that failed, if it did."""
-    reasons = []
-    for way in WAYS:
-        seen: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Ahead:
+    """A chain that was compiled in all ways: what the models said of each, the artifacts of those that exist, and what went wrong."""
+
+    known: Mapping[str, dict[str, Any]]
+    artifacts: Mapping[str, Path]
+    error: str = ""
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why some ways do not exist."""
+        return {name: known["reason"] for name, known in self.known.items() if name not in self.artifacts}
+
+
+def compile_ahead(task: tuple[str, Links], folder: str, constants: GpuChains, dtype: str, target: str, tiles: int) -> Ahead:
+    """Compiles a chain, with a name, in all ways; runs in a process of its own."""
+    name, links = task
+    known: dict[str, dict[str, Any]] = {way: {} for way in ways_of(tiles)}
+    artifacts: dict[str, Path] = {}
+    for way, seen in known.items():
         try:
-            compiled(links, way, constants, seen, dtype, "cpu", target)
+            executable = compiled(links, way, constants, seen, dtype, target)
         except Exception as error:
-            return f"{links}: {error}"
-        reasons += [f"{way}: {seen['reason']}"] if way in MERGED and "reason" in seen else []
-    return f"{links}: {'; '.join(reasons)}" if reasons else ""
+            if way.startswith("tiles"):  # in whose place no others are tried
+                seen["reason"] = str(error)
+                continue
+            return Ahead(known, artifacts, f"{links}: {error}")
+        if way == "separate" or "way" in seen:
+            artifacts[way] = Path(folder) / f"{name} {way}.zip"
+            executable.save(artifacts[way])
+    return Ahead(known, artifacts)
 
 
-def all_ahead(links: Sequence[Links], constants: GpuChains, dtype: str, target: str) -> list[str]:
-    """Compiles chains on all cores. Returns what is to be said about them."""
+def all_ahead(chains: Mapping[str, Links], folder: str, constants: GpuChains, dtype: str, target: str, tiles: int) -> Iterator[Ahead]:
+    """Compiles chains on all cores; each is yielded when it and those before it are ready."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-        return [text for text in pool.map(partial(compile_ahead, constants=constants, dtype=dtype, target=target), links) if text]
+        work = partial(compile_ahead, folder=folder, constants=constants, dtype=dtype, target=target, tiles=tiles)
+        yield from pool.map(work, chains.items())
 
 
 def prefixes(executable: Executable, inputs: tuple[Tensor, ...]) -> tuple[GpuEngine, Callable[[int], None]]:
@@ -181,7 +227,7 @@ def places(ways: Mapping[str, Executable]) -> dict[str, tuple[int, int]]:
     """For each way the regions of the chain, as (first, end)."""
     found = {}
     rows = {name: [row.name for row in way.plan.rows] for name, way in ways.items()}
-    for name in ways.keys() & MERGED:
+    for name in ways.keys() - {"separate"}:
         (merged,) = [region for region in ways[name].plan.rows if region.kind == "chain"]
         end = rows[name].index(merged.name)
         before = rows[name][end - 1]  # the same in all programs
@@ -222,21 +268,19 @@ def cudnn_ways(links: Links, dtype: str, inputs: tuple[Tensor, ...]) -> dict[str
     return found
 
 
-def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratch: Tensor, with_peers: bool) -> dict[str, Any]:
-    """Predicted and measured seconds of one chain, also of cuDNN if `with_peers`. Raises RuntimeError for a wrong result."""
-    known: dict[str, dict[str, Any]] = {name: {} for name in WAYS}
-    ways: dict[str, Executable] = {}
-    for name in WAYS:
-        executable, inputs = compiled(links, name, constants, known[name], dtype, "cuda", "cuda")
-        if name == "separate" or "way" in known[name]:
-            ways[name] = executable
-    reference = double_precision_outputs(made(links, dtype, "cuda")[0], inputs)
+def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tensor, with_peers: bool) -> dict[str, Any]:
+    """Predicted and measured seconds of one chain, also of cuDNN if `with_peers`. Raises RuntimeError if it was not compiled, or is wrong."""
+    if ahead.error:
+        raise RuntimeError(ahead.error)
+    module, inputs = made(links, dtype, "cuda")
+    known, ways = ahead.known, {name: tilewright.load(path) for name, path in ahead.artifacts.items()}
+    reference = double_precision_outputs(module, inputs)
     errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
     if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else TOLERANCES["operator"]):
         raise RuntimeError(f"{links} is wrong: {errors}")
-    merged = {name: known[name] for name in MERGED if name in ways}
-    row: dict[str, Any] = {"chain": str(links), "predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}
-    row["reasons"] = {name: known[name]["reason"] for name in MERGED if name not in ways}
+    merged = {name: known[name] for name in ways if name != "separate"}
+    row: dict[str, Any] = {"predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}
+    row["reasons"] = ahead.reasons
     if not merged:
         return row
     calls: dict[str, Callable[[], object]] = {}
@@ -255,6 +299,8 @@ def measured(links: Links, constants: GpuChains, dtype: str, rounds: int, scratc
     row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in ways}
     row["programs"] = {name: medians[f"{name} program"] for name in ways}
     row["cudnn"] = {name: medians[name] - medians[f"before {name.split()[1]}"] for name in peers if not name.startswith("before")}
+    for run in ways.values():
+        run.close()
     fastest = min(merged, key=lambda name: merged[name]["chain"])
     row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
     row["fastest"], row["taken"] = fastest, taken(merged[fastest]["chain"], row["predicted"]["apart"])
@@ -308,6 +354,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=30, metavar="COUNT", help="random chains to which the constants are fitted")
     parser.add_argument("--wide", type=int, default=15, metavar="COUNT", help="random chains with many channels in between, of the same use")
     parser.add_argument("--batches", type=lambda text: [*map(int, text.split(","))], default=[1, 4, 8, 16], help="of the wide chains")
+    parser.add_argument("--tiles", type=int, default=0, metavar="N", help="other tiles that are drawn for each random chain")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th chain of networks; parts after the first are added to the file")
     parser.add_argument("--type", default="float32", choices=("float32", *half.TYPES), help="of values; 16 bits are multiplied on tensor cores")
@@ -328,8 +375,13 @@ def main() -> None:
         console.print(*fitted(found, identified_machine(options.target).clock_hz))
         return
     if options.check:
-        for text in all_ahead([*chosen.values(), *networks.values()], UNFITTED_CHAINS, options.type, options.target):
-            console.print(text)
+        with tempfile.TemporaryDirectory() as folder:
+            every = chosen | networks
+            for links, ahead in zip(
+                every.values(), all_ahead(every, folder, UNFITTED_CHAINS, options.type, options.target, options.tiles), strict=True
+            ):
+                if text := ahead.error or "; ".join(f"{way}: {reason}" for way, reason in ahead.reasons.items()):
+                    console.print(f"{links}: {text}")
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
@@ -340,17 +392,17 @@ def main() -> None:
     if earlier is not None:
         constants, rows = GpuChains(**earlier["settings"]["constants"]), earlier["results"]
     for kind, problems in (("random", chosen), ("literature", networks)):
-        for text in all_ahead(list(problems.values()), constants, options.type, target.name):
-            console.print(text)
-        for name, links in problems.items():
-            row: dict[str, Any] = {"name": name, "set": kind}
-            try:
-                row |= measured(links, constants, options.type, options.rounds, scratch, with_peers=kind == "literature")
-            except RuntimeError as error:  # said at the end as well; the other chains are still measured
-                row |= {"chain": str(links), "error": str(error)}
-            rows.append(row)
-            console.print(line(row))
-            write_results(options.name, {**vars(options), "constants": vars(constants)}, rows)  # what an interrupted run has found
+        with tempfile.TemporaryDirectory() as folder:
+            compiled_ones = all_ahead(problems, folder, constants, options.type, target.name, options.tiles if kind == "random" else 0)
+            for (name, links), ahead in zip(problems.items(), list(compiled_ones), strict=True):  # all before the first is timed
+                row: dict[str, Any] = {"name": name, "set": kind, "chain": str(links)}
+                try:
+                    row |= measured(links, ahead, options.type, options.rounds, scratch, with_peers=kind == "literature")
+                except RuntimeError as error:  # said at the end as well; the other chains are still measured
+                    row["error"] = str(error)
+                rows.append(row)
+                console.print(line(row))
+                write_results(options.name, {**vars(options), "constants": vars(constants)}, rows)  # what an interrupted run has found
         if kind == "random" and any("seconds" in row for row in rows):
             constants, mean = fitted(rows, target.clock_hz)
             console.print(f"fitted: {constants}; decisions of these take {mean:.3f} of the time of separate kernels")
