@@ -274,7 +274,9 @@ def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tenso
         raise RuntimeError(ahead.error)
     module, inputs = made(links, dtype, "cuda")
     known, ways = ahead.known, {name: tilewright.load(path) for name, path in ahead.artifacts.items()}
+    torch.backends.cudnn.benchmark = False  # which takes seconds for each chain
     reference = double_precision_outputs(module, inputs)
+    torch.backends.cudnn.benchmark = with_peers
     errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
     if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else TOLERANCES["operator"]):
         raise RuntimeError(f"{links} is wrong: {errors}")
@@ -291,7 +293,7 @@ def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tenso
         calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
     programs = {f"{name} program": partial(run, *inputs) for name, run in ways.items()}
     peers = cudnn_ways(links, dtype, inputs) if with_peers else {}
-    found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.002, partial(cold_seconds, scratch=scratch))
+    found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.0005, partial(cold_seconds, scratch=scratch))
     for engine in engines:
         engine.close()
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
@@ -384,7 +386,6 @@ def main() -> None:
                     console.print(f"{links}: {text}")
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
     known = None if chosen else gpu_chains(target, options.type != "float32")
     constants, rows = known or UNFITTED_CHAINS, list[dict[str, Any]]()
