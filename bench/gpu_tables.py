@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from bench.cells import Rows, percent, results_of
-from bench.chains import summary, taken
+from bench.chains import summary
 from bench.common import RESULTS
-from tilewright.hardware import identified_machine
-from tilewright.hardware.calibration import gpu_chains
-from tilewright.partition.tile_judge import TileParts
 
 
 def spaces() -> Rows:
@@ -465,27 +463,27 @@ def gpu_chain_times() -> Rows:
 
 
 def half_chains() -> Rows:
-    """Random chains in float16 by the predicted time of separate kernels: how many are faster as one, and what predictions take of them."""
-    rows = [["predicted apart, us", "chains", "faster in one kernel", "taken", "of these slower", "time of those taken / separate"]]
-    target = identified_machine("h200")
-    constants = gpu_chains(target, half=True)
-    assert constants is not None
-    found: list[tuple[float, bool, bool, bool, float]] = []
-    for entry in results_of("gpu_chains_float16"):
-        if entry["set"] != "random" or not entry["predicted"]["ways"]:
-            continue
-        told, whole, separate = entry["predicted"], entry["programs"], entry["seconds"]["separate"]
-        predicted = {name: TileParts(**way["parts"]).seconds(constants, target.clock_hz) for name, way in told["ways"].items()}
-        best = min(predicted, key=lambda name: predicted[name])
-        faster, slower = min(whole[name] for name in predicted) < whole["separate"], whole[best] > whole["separate"]
-        ratio = 1 - (whole["separate"] - whole[best]) / separate
-        found.append((told["apart"], faster, taken(predicted[best], told["apart"]) and told["apart"] < constants.longest, slower, ratio))
-    for low, high in itertools.pairwise((0, 4, 5, 6, 7, 10, 1000)):
-        those = [entry for entry in found if low <= 1e6 * entry[0] < high]
-        chosen = [entry for entry in those if entry[2]]
-        ratio = f"{statistics.geometric_mean(entry[4] for entry in chosen):.2f}" if chosen else "–"
-        label = f"{low} to {high}" if high < 1000 else f"{low} and more"
-        rows.append([label, str(len(those)), str(sum(entry[1] for entry in those)), str(len(chosen)), str(sum(entry[3] for entry in chosen)), ratio])
+    """Random chains in float16 by the predicted time of separate kernels: how many are faster as one, and what models take that were not trained on
+    them."""
+    rows = [["predicted apart, us", "chains", "faster in one kernel", "taken", "of these slower", "programs of those taken / separate"]]
+    found = results_of("gpu_chain_model")
+    for low, high in itertools.pairwise((0, 4, 5, 6, 7, 10, inf)):
+        those = [entry for entry in found if low <= 1e6 * entry["apart"] < high]
+        chosen = [entry["learned"]["ratio"] for entry in those if entry["learned"]["taken"]]
+        ratio = f"{statistics.geometric_mean(chosen):.2f}" if chosen else "–"
+        label = f"{low} to {high}" if high < inf else f"{low} and more"
+        faster = sum(entry["least"] < 1 for entry in those)
+        rows.append([label, str(len(those)), str(faster), str(len(chosen)), str(sum(each > 1 for each in chosen)), ratio])
+    return rows
+
+
+def half_chain_models() -> Rows:
+    """What ways of prediction decide of the random chains in float16."""
+    rows = [["predicted by", "time that chosen tiles lose, % of the program's", "programs / those of separate kernels"]]
+    for name, text in (("formulas", "formulas, two constants"), ("learned", "learned correction"), ("best", "knowing all times")):
+        decided = [entry[name] for entry in results_of("gpu_chain_model")]
+        ratio = statistics.geometric_mean(entry["ratio"] if entry["taken"] else 1.0 for entry in decided)
+        rows.append([text, f"{100 * statistics.fmean(entry['loss'] for entry in decided):.1f}", f"{ratio:.3f}"])
     return rows
 
 
@@ -508,6 +506,7 @@ GPU_TABLES = (
     counted_transactions,
     top_ratios,
     half_chains,
+    half_chain_models,
     search_times,
     refitted,
     compared_models,

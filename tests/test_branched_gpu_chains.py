@@ -34,7 +34,8 @@ from tilewright.partition.apart import Apart, parts_of
 from tilewright.partition.judges import ways_of
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strips import Rows
-from tilewright.partition.tile_judge import TileJudge, cut_along
+from tilewright.partition.tile_cuts import cut_along
+from tilewright.partition.tile_judge import TileJudge
 from tilewright.partition.tile_work import tile_work
 from tilewright.partition.tiles import Tiling, Window
 from tilewright.selection.choice import choose

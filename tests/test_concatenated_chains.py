@@ -39,7 +39,7 @@ from tilewright.partition.plan import plan_program
 from tilewright.partition.regions import lay_out
 from tilewright.partition.reuse import kernels_of_images, lowered_once
 from tilewright.partition.strip_judge import StripJudge
-from tilewright.partition.tile_judge import cut_along
+from tilewright.partition.tile_cuts import cut_along
 from tilewright.partition.without_kernels import through_torch
 from tilewright.runtime import artifact
 from tilewright.tuning import serialisation

@@ -46,7 +46,8 @@ from tilewright.partition.plan import chains_by_prediction, plan_program
 from tilewright.partition.poolings import POOLING
 from tilewright.partition.strips import Rows
 from tilewright.partition.tile_bounds import moved_bytes
-from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles, cut_along, in_chunks
+from tilewright.partition.tile_cuts import cut_along, in_chunks
+from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
 from tilewright.partition.tile_kernel import split_sums
 from tilewright.partition.tile_work import TileWork, tile_work
 from tilewright.partition.tiles import Tiling, Window

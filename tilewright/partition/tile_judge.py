@@ -9,7 +9,8 @@ chain holds them, from shared memory: they pass at the rate at which all bytes o
 adjacent tiles both compute are in the parts, and so are the parts of all chunks of channels (`Tiling.chunked`). r follows from the shared memory and
 registers of all parts together. exchange, if the blocks of a cluster exchange rows: barriers of the cluster, and the rows' bytes through shared
 memory; clusters reach fewer processors then. stored: bytes of results that other regions need too, copied to memory at the rate of level 2. `work`
-and `turn` are fitted (`hardware.calibration.GpuChains`).
+and `turn` are fitted (`hardware.calibration.GpuChains`). Where chains of 16-bit values were measured, a learned model corrects their time
+(`tile_features`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from math import ceil, inf, isfinite
 from types import MappingProxyType
 from typing import ClassVar
@@ -42,12 +42,13 @@ from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import key_of
 from tilewright.partition.merges import Merge
-from tilewright.partition.strips import Cut, computes_all_rows, cuts_of, dims_of, is_path
+from tilewright.partition.strips import Cut, computes_all_rows, is_path
 from tilewright.partition.tile_bounds import tile_bounds
-from tilewright.partition.tile_exchange import EXCHANGEABLE
+from tilewright.partition.tile_cuts import CLUSTERS, axis_of, cut_along, dims_cut, exchanging, extents_of, in_chunks, overlapping, summed
+from tilewright.partition.tile_features import corrections, features, model_of
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import product_seconds, tile_work
-from tilewright.partition.tiles import Tiling, windows_along
+from tilewright.partition.tiles import Tiling
 from tilewright.selection.bounds import NO_BOUNDS
 from tilewright.selection.choice import facts_of, rank
 from tilewright.selection.ranking import Choice, Ranking
@@ -60,8 +61,6 @@ SHARES = (1, 2, 4)
 """Resident blocks per processor that are considered."""
 CHUNKS = tuple(range(16, 257, 8))
 """Channels of a chunk that are considered if they divide those over which the last region sums, and are fewer."""
-CLUSTERS = (2, 4, 8)
-"""Blocks of a cluster that exchange rows: up to eight are portable (CUDA C++ Programming Guide, thread block clusters)."""
 RANKED = 3
 """Tiles whose parts are ranked: those with the least work (`tile_work`), as many in chunks, and as many of each that exchange rows."""
 LOWERED = 6
@@ -112,6 +111,11 @@ class Tiles:
     seconds: float
     parts: TileParts
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def corrected(self, ratio: float) -> Tiles:
+        """The prediction times what a learned model says of it."""
+        more = self.seconds * (ratio - 1)
+        return replace(self, seconds=self.seconds + more, terms=MappingProxyType({**self.terms, "learned correction": more}))
 
 
 @dataclass(frozen=True)
@@ -233,8 +237,21 @@ class TileJudge:
         Raises:
             Unsuitable: like `lower_tiles`, and if it cannot be cut so, or no schedules of its regions are possible.
         """
+        tiling = self.tiling(problem, schedule)
+        choices = self._possible_choices(tiling, schedule)
+        parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
+        lowered = beginning_early(lower_tiles(tiling, parts, schedule, self.machine), problem, self.machine)
+        bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
+        return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
+
+    def tiling(self, problem: Problem, schedule: TileSchedule) -> Tiling:
+        """The tiles of a canonical chain by a schedule.
+
+        Raises:
+            Unsuitable: if it cannot be cut so.
+        """
         cuts = cut_along(problem)
-        extents = _extents(problem, cuts)
+        extents = extents_of(problem, cuts)
         if len(extents) != len(schedule.sizes) or any(size < 1 or extent % size for extent, size in zip(extents, schedule.sizes, strict=True)):
             raise Unsuitable(f"tiles of {schedule.sizes} do not divide the {extents} rows of its result")
         if schedule.threads not in THREADS or schedule.resident not in SHARES:
@@ -242,22 +259,32 @@ class TileJudge:
         tiling = Tiling(problem, cuts, schedule.sizes)
         if schedule.chunk:
             cuts = in_chunks(problem, cuts)
-            if _summed(cuts) % schedule.chunk:
-                raise Unsuitable(f"chunks of {schedule.chunk} do not divide the {_summed(cuts)} channels that are summed")
+            if summed(cuts) % schedule.chunk:
+                raise Unsuitable(f"chunks of {schedule.chunk} do not divide the {summed(cuts)} channels that are summed")
             tiling = Tiling(problem, cuts, (*schedule.sizes, schedule.chunk), chunked=True)
         if schedule.exchanged:
-            tiling = replace(tiling, exchanged=_axis_of(cuts, schedule.exchanged))
+            tiling = replace(tiling, exchanged=axis_of(cuts, schedule.exchanged))
             if not is_path(problem.region):
                 raise Unsuitable("tiles exchange rows only if each result is read by the next region alone")
             if self.machine.compute_capability < (9, 0) or tiling.cluster not in CLUSTERS:
                 raise Unsuitable(f"{self.machine.name} has no clusters of {tiling.cluster} blocks that exchange rows")
+        return tiling
+
+    def features_of(self, problem: Problem, schedule: TileSchedule) -> np.ndarray:
+        """What a learned model is told of a schedule of a canonical chain (`tile_features.NAMES`).
+
+        Raises:
+            Unsuitable: as `lower`.
+        """
+        tiling = self.tiling(problem, schedule)
+        return self._features(tiling, self._possible_choices(tiling, schedule), schedule.threads, schedule.resident)
+
+    def _possible_choices(self, tiling: Tiling, schedule: TileSchedule) -> list[Choice]:
+        """The choices for each region's part by a schedule. Raises Unsuitable if there are none."""
         choices = self._choices(tiling, schedule.threads, schedule.resident)
         if choices is None:
             raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
-        parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
-        lowered = beginning_early(lower_tiles(tiling, parts, schedule, self.machine), problem, self.machine)
-        bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
-        return replace(lowered, bounds=contained("a chain in tiles", "no bounds are stated", bounds, lambda _: NO_BOUNDS))
+        return choices
 
     def predicted(self, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
         """Tiles of a canonical chain by predicted time, without those certain to take longer than `limit` seconds, or than the first `count`. Those
@@ -301,18 +328,18 @@ class TileJudge:
             Unsuitable: if the chain cannot be cut.
         """
         cuts = cut_along(problem)
-        axes = [[size for size in dict.fromkeys((*SIZES, extent)) if extent % size == 0] for extent in _extents(problem, cuts)]
+        axes = [[size for size in dict.fromkeys((*SIZES, extent)) if extent % size == 0] for extent in extents_of(problem, cuts)]
         ways = [(cuts, axes, False)]
         with suppress(Unsuitable):
             cuts = in_chunks(problem, cuts)
-            if chunks := [chunk for chunk in CHUNKS if chunk < _summed(cuts) and _summed(cuts) % chunk == 0]:
+            if chunks := [chunk for chunk in CHUNKS if chunk < summed(cuts) and summed(cuts) % chunk == 0]:
                 ways.append((cuts, [*axes, chunks], True))
         found = []
         for cuts, sizes, chunked in ways:
             found += self._with_least_work(problem, cuts, sizes, chunked)
-            axis = _overlapping(problem, cuts) if self.machine.compute_capability >= (9, 0) else None
-            if axis is not None and (exchanging := _exchanging(problem, cuts, axis, sizes[axis])):
-                found += self._with_least_work(problem, cuts, [*sizes[:axis], exchanging, *sizes[axis + 1 :]], chunked, axis)
+            axis = overlapping(problem, cuts) if self.machine.compute_capability >= (9, 0) else None
+            if axis is not None and (along := exchanging(problem, cuts, axis, sizes[axis])):
+                found += self._with_least_work(problem, cuts, [*sizes[:axis], along, *sizes[axis + 1 :]], chunked, axis)
         return found
 
     def _with_least_work(
@@ -365,15 +392,29 @@ class TileJudge:
 
     def _possible(self, tiles: _Open) -> Iterator[Tiles]:
         """The tiles with each number of threads for which schedules of all regions fit, all of whose parts are ranked."""
-        tiling, share = tiles.tiling, tiles.share
-        for threads in THREADS:
-            if (choices := self._choices(tiling, threads, share)) is not None:
-                parts = tiles.parts(sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True)))
-                rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
-                exchanged = 0 if tiling.exchanged is None else _dims(tiling.cuts)[tiling.exchanged]
-                constants, clock = self.constants(tiling.problem), self.machine.clock_hz
-                schedule = TileSchedule(rows, threads, share, chunk, exchanged)
-                yield Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock))
+        known = {threads: self._choices(tiles.tiling, threads, tiles.share) for threads in THREADS}
+        yield from self._judged(tiles.tiling, tiles.share, {threads: choices for threads, choices in known.items() if choices is not None})
+
+    def _judged(self, tiling: Tiling, share: int, known: Mapping[int, Sequence[Choice]]) -> list[Tiles]:
+        """The tiles with schedules of their regions for each number of threads."""
+        problem, clock = tiling.problem, self.machine.clock_hz
+        half = _is_half(problem.region.stages, problem.values)
+        constants, model = self._constants(half), model_of(self.machine.measured_as) if half else None
+        rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
+        exchanged = 0 if tiling.exchanged is None else dims_cut(tiling.cuts)[tiling.exchanged]
+        found, told = [], []
+        for threads, choices in known.items():
+            parts = self._parts(tiling, _seconds_of(tiling, choices), share)
+            schedule = TileSchedule(rows, threads, share, chunk, exchanged)
+            found.append(Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock)))
+            told += [self._features(tiling, choices, threads, share)] if model is not None else []
+        return [*map(Tiles.corrected, found, corrections(model, np.stack(told)))] if model is not None and told else found
+
+    def _features(self, tiling: Tiling, choices: Sequence[Choice], threads: int, share: int) -> np.ndarray:
+        parts = self._parts(tiling, _seconds_of(tiling, choices), share)
+        formulas = parts.seconds(UNFITTED_CHAINS, self.machine.clock_hz)
+        seconds = {"chain": formulas, "memory": parts.memory, "exchange": parts.exchange}
+        return features(tiling, choices, threads, share, self._places(tiling, share), seconds)
 
     def _room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
         """Bytes of shared memory that a block's schedules may use, and registers of a thread."""
@@ -399,13 +440,17 @@ class TileJudge:
 
     def _parts(self, tiling: Tiling, seconds: float, share: int) -> TileParts:
         machine, problem = self.machine, tiling.problem
-        rounds = ceil(tiling.blocks / (machine.processors * self._reached(tiling.cluster) * share))
+        rounds = ceil(tiling.blocks / self._places(tiling, share))
         exchange = rounds * self._exchange(tiling, share) if tiling.exchanges else 0.0
         level_2 = machine.cache(2)
         assert level_2 is not None
         copied = sum(tiling.storage[name].size * size_of(problem.values[name].dtype) for name in problem.region.outputs if name in tiling.storage)
         stored = rounds * share * copied / (level_2.bandwidth * machine.clock_hz)
         return TileParts(machine.launch_seconds, self._memory(problem), rounds * seconds, rounds * sum(tiling.repeats), exchange, stored)
+
+    def _places(self, tiling: Tiling, share: int) -> float:
+        """Blocks that run at once."""
+        return self.machine.processors * self._reached(tiling.cluster) * share
 
     def _memory(self, problem: Problem) -> float:
         """Seconds of what a chain reads and stores at least once."""
@@ -451,6 +496,11 @@ class TileJudge:
             except Unsuitable as reason:
                 return str(reason)
         return self.rankings[key]
+
+
+def _seconds_of(tiling: Tiling, choices: Sequence[Choice]) -> float:
+    """Seconds of a tile's parts."""
+    return sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True))
 
 
 def _is_half(regions: Sequence[Region], values: Mapping[str, Value]) -> bool:
@@ -521,86 +571,3 @@ def shared_processor(machine: Machine, share: int, near: float) -> Machine:
         fp32_lanes_per_processor=machine.fp32_lanes_per_processor // share,
         special_lanes_per_processor=max(machine.special_lanes_per_processor // share, 1),
     )
-
-
-def _extents(problem: Problem, cuts: Sequence[Cut]) -> list[int]:
-    """The rows of a chain's result along each axis."""
-    return [problem.values[cuts[-1].result].shape[dim] for dim in _dims(cuts)]
-
-
-def _dims(cuts: Sequence[Cut]) -> list[int]:
-    """The dimensions of a chain's result along which it is cut."""
-    return [rows.dim for rows in cuts[-1].spans[cuts[-1].result] if rows is not None]
-
-
-def _axis_of(cuts: Sequence[Cut], dim: int) -> int:
-    """The axis of a dimension along which a chain is cut. Raises Unsuitable if it is not."""
-    if dim not in _dims(cuts):
-        raise Unsuitable(f"it is not cut along dimension {dim}")
-    return _dims(cuts).index(dim)
-
-
-def _overlapping(problem: Problem, cuts: Sequence[Cut]) -> int | None:
-    """The first axis along which regions need more rows of floats before than their own; None if there is none, or if a result has other readers
-    than the next region, as tiles then exchange no rows."""
-    if not is_path(problem.region):
-        return None
-    for axis in range(len(_dims(cuts))):
-        for producer, consumer in pairwise(cuts):
-            rows, dtype = consumer.span(producer.result, axis), problem.values[producer.result].dtype
-            if dtype in EXCHANGEABLE and rows is not None and (rows.first < 0 or rows.first + rows.span > rows.stride):
-                return axis
-    return None
-
-
-def _exchanging(problem: Problem, cuts: Sequence[Cut], axis: int, sizes: Sequence[int]) -> list[int]:
-    """The sizes along an axis for which the tiles are those of a cluster that can exchange rows."""
-    found = []
-    for size in sizes:
-        with suppress(Unsuitable):
-            last = windows_along(cuts, axis, size, problem, True)[-1]
-            found += [size] if last is not None and last.tiles in CLUSTERS else []
-    return found
-
-
-def _summed(cuts: Sequence[Cut]) -> int:
-    """The channels over which the last region sums in chunks."""
-    (*_, axis) = cuts[-1].axes
-    assert axis is not None and axis.extent is not None
-    return axis.extent
-
-
-def in_chunks(problem: Problem, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
-    """The regions of a canonical chain cut as before, and into chunks of what the last one sums over.
-
-    Raises:
-        Unsuitable: if they cannot be.
-    """
-    return cuts_of(problem, _dims(cuts), chunked=True)
-
-
-def cut_along(problem: Problem) -> tuple[Cut, ...]:
-    """The regions of a canonical chain cut along all dimensions of its result in which that is possible together.
-
-    Raises:
-        Unsuitable: if it cannot be cut along any dimension, or some inner result cannot be.
-    """
-    for name, whole in problem.region.wholes:
-        raise Unsuitable(f"{name} is read as a part of {whole}, in memory")
-    every, dims = dims_of(problem), tuple[int, ...]()
-    cuts: tuple[Cut, ...] = ()
-    refusals: list[str] = []
-    # what can be cut along several dimensions can be along fewer: all of them together are tried first, then one after another
-    for more in (every, *((dim,) for dim in every if len(every) > 1)):
-        try:
-            cuts, dims = cuts_of(problem, tuple(sorted((*dims, *more)))), tuple(sorted((*dims, *more)))
-        except Unsuitable as reason:
-            refusals.append(str(reason))
-        if len(dims) == len(every):
-            break
-    if not dims:
-        raise Unsuitable("; ".join(dict.fromkeys(refusals)) or "its result has one element")
-    for part in cuts:
-        if not any(part.spans[part.result]):
-            raise Unsuitable(f"each tile needs all of {part.result}")
-    return cuts
