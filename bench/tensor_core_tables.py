@@ -31,11 +31,11 @@ def tensor_heavy() -> Rows:
     return tensor_rows(measured, [(dtype, 64) for dtype in TENSOR_TYPES])
 
 
-def tensor_single() -> Rows:
-    """As `tensor_networks`, at batch 1, after the models were trained with more narrow, shallow and first layers; float16 on an H200."""
-    files = [f"gpu_half_single_{name}_{part}" for name in ("float16_h200", "tf32_h100") for part in (1, 2)]
-    measured = [entry for file in files for entry in results_of(file)]
-    return tensor_rows(measured, [(dtype, 1) for dtype in TENSOR_TYPES])
+def tensor_h200() -> Rows:
+    """As `tensor_networks`, on an H200, after the models were trained with more layers, and with chains in 16 bits."""
+    files = ("gpu_half_single_float16_h200", "gpu_half_float16_h200_64", "gpu_half_tf32_h200_1", "gpu_half_tf32_h200_64")
+    measured = [entry for file in files for part in (1, 2) for entry in results_of(f"{file}_{part}")]
+    return tensor_rows(measured, [(dtype, batch) for dtype in TENSOR_TYPES for batch in (1, 64)])
 
 
 def listed_operators() -> Rows:
@@ -79,9 +79,8 @@ def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[s
 
 
 def tensor_layers() -> Rows:
-    """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it. Float16 at batch 1
-    is of the latest file, of an H200, the rest of an H100."""
-    measured = [row for name in ("fp16_h100", "tf32_h100", "fp16_h200") for row in results_of(f"gpu_tensor_layers_{name}")]
+    """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
+    measured = [row for name in ("fp16_h200", "fp16_h200_64", "tf32_h200_1", "tf32_h200_64") for row in results_of(f"gpu_tensor_layers_{name}")]
     times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
     columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
     rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]
@@ -228,7 +227,7 @@ def tensor_products() -> Rows:
 TENSOR_CORE_TABLES = (
     tensor_networks,
     tensor_heavy,
-    tensor_single,
+    tensor_h200,
     listed_operators,
     tensor_layers,
     tensor_attention,
