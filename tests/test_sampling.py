@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.attention import SHAPES
 from bench.layers import LAYERS
 from bench.operators import DEPTHWISE, PRODUCTS
 from tests.bare_schemas import part, ranking_of
@@ -31,7 +32,7 @@ from tilewright.tuning.sampling import (
     towards_the_best,
     towards_the_first,
 )
-from tilewright.tuning.workloads import Convolution, Linear, Product, Workload
+from tilewright.tuning.workloads import Attention, Convolution, Linear, Product, Workload
 
 
 def drawn(name: str, count: int = 60) -> list[Workload]:
@@ -44,7 +45,7 @@ def convolutions(name: str) -> list[Convolution]:
 
 
 def test_workloads_keep_their_bounds() -> None:
-    assert {*TRAINING, "heavy", "wide"} == CLASSES.keys()
+    assert {*TRAINING, "heavy", "wide", "attention"} == CLASSES.keys()
     for name in CLASSES:
         found = drawn(name)
         assert len({bare(workload) for workload in found}) == len(found)
@@ -89,6 +90,13 @@ def test_small_networks_have_classes_of_their_own() -> None:
     )
 
 
+def test_attention_has_one_or_many_queries_masks_and_shared_keys() -> None:
+    found = [workload for workload in drawn("attention", 120) if isinstance(workload, Attention)]
+    assert len(found) == 120 and {one.causal for one in found} == {0, 1} and {one.sharing == 1 for one in found} == {True, False}
+    assert {one.queries == 1 for one in found} == {one.queries == one.keys for one in found} == {True, False}
+    assert all(one.queries == one.keys for one in found if one.causal) and min(one.size for one in found) == 16
+
+
 def test_workloads_are_those_of_their_seed() -> None:
     first, again, other = (list(itertools.islice(random_workloads(seed), 50)) for seed in (5, 5, 6))
     assert first == again and not set(first) & set(other)
@@ -98,7 +106,10 @@ def test_judged_workloads_are_the_benchmarks_and_never_drawn() -> None:
     layers = {Convolution(1, c, k, (size, size), (f, f), stride) for k, c, size, f, stride in LAYERS.values()}
     # depthwise convolutions are listed by their input
     depthwise = {Convolution(1, c, c, (size // stride,) * 2, (f, f), stride, groups=c) for c, size, f, stride in DEPTHWISE.values()}
-    assert layers | depthwise | {Product(*sizes) for sizes in PRODUCTS.values()} == JUDGED
+    attention = {workload for workload in JUDGED if isinstance(workload, Attention)}
+    assert layers | depthwise | {Product(*sizes) for sizes in PRODUCTS.values()} == JUDGED - attention
+    shapes = ((s.batch, s.heads, s.queries, s.keys, s.size, s.heads // s.keys_heads, int(s.causal)) for s in SHAPES.values())
+    assert {Attention(*shape) for shape in shapes} <= attention
     first = next(random_workloads(3, ["linear"]))
     assert isinstance(first, Linear)
     excluded = {replace(first, then="gelu" if first.then != "gelu" else "bias")}
@@ -108,6 +119,9 @@ def test_judged_workloads_are_the_benchmarks_and_never_drawn() -> None:
 
 @pytest.mark.parametrize("judged", sorted(JUDGED, key=str)[::7], ids=str)
 def test_what_follows_does_not_make_a_judged_workload_another(judged: Workload) -> None:
+    if isinstance(judged, Attention):
+        assert bare(replace(judged, precision="fp16")) == judged
+        return
     assert isinstance(judged, Convolution | Product)
     assert bare(replace(judged, swapped=1) if isinstance(judged, Product) else replace(judged, then="relu")) == judged
 

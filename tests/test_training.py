@@ -22,15 +22,15 @@ from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.features import MISSING, RECORDS, features
 from tilewright.kernels.registry import schedule_types
 from tilewright.selection.learned import gpu as learned
-from tilewright.selection.learned.gpu import STREAMS_SUFFIX, described, model_of, refined
+from tilewright.selection.learned.gpu import ATTENTION_SUFFIX, STREAMS_SUFFIX, described, model_of, refined
 from tilewright.selection.learned.hybrid import Learned, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, trials
 from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.refit import TILED
 from tilewright.tuning.sampling import random_workloads
-from tilewright.tuning.training import RECIPE, STREAMED, held_out, part_of, quality, samples, samples_by_model, samples_of, with_trees
-from tilewright.tuning.workloads import Elementwise, Linear, Pool, Rows, Workload, problem_of, text_of
+from tilewright.tuning.training import ATTENTIVE, RECIPE, STREAMED, held_out, part_of, quality, samples, samples_by_model, samples_of, with_trees
+from tilewright.tuning.workloads import Attention, Elementwise, Linear, Pool, Rows, Workload, problem_of, text_of
 
 SMALL = layer(32, 32, 8)
 FEW = with_trees(RECIPE, 12)
@@ -341,6 +341,44 @@ def test_it_learns_what_the_formulas_miss(streams: list[dataset.MeasuredLayer]) 
     overheads = gpu_calibration(H200).counted
     analytical, found = quality(rows, rows.expected(H200, overheads)), quality(rows, held_out(rows, H200, with_trees(STREAMED, 60), overheads, 3))
     assert found["lop@1"] <= 0.5 * analytical["lop@1"] and found["spearman"] > analytical["spearman"]
+
+
+ATTENDED = [Attention(1, heads, 32 * heads, 64 + 16 * heads, 64, causal=heads % 2, precision="fp16") for heads in (2, 3, 4, 6, 8, 12)]
+
+
+@pytest.fixture(scope="module")
+def attended() -> list[dataset.MeasuredLayer]:
+    """Attention whose warps take twice the predicted time if there are fewer than four."""
+    found = []
+    for workload in ATTENDED:
+        own = measured(dataset.layer_of(workload), 40)
+        columns = own.schemas["TensorAttentionSchedule"]
+        found.append(
+            replace(own, schemas={"TensorAttentionSchedule": {**columns, "seconds": columns["seconds"] * np.where(columns["warps"] < 4, 2, 1)}})
+        )
+    return found
+
+
+def test_attention_on_tensor_cores_has_a_model_of_its_own(
+    attended: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert samples_of(attended[0], H200, 0) is None and samples_of(layers[0], H200, 0, ATTENTIVE.record) is None
+    rows, kinds = samples(attended, H200, ATTENTIVE.record)
+    assert set(kinds) == {"TensorAttentionSchedule"} and samples_by_model(attended, H200).keys() == {ATTENTION_SUFFIX}
+    overheads = gpu_calibration(H200).counted
+    table = features(ATTENTIVE.record, rows.described, rows.counts, H200, overheads)
+    assert table.shape == (len(rows), len(RECORDS[ATTENTIVE.record].names)) and np.isfinite(table).all() and not (table == MISSING).any()
+    analytical, found = quality(rows, rows.expected(H200, overheads)), quality(rows, held_out(rows, H200, with_trees(ATTENTIVE, 60), overheads, 3))
+    assert found["lop@1"] <= 0.5 * analytical["lop@1"] and found["spearman"] > analytical["spearman"]
+    train(rows, H200, with_trees(ATTENTIVE, 20), overheads).save(tmp_path / f"h200{ATTENTION_SUFFIX}.npz")
+    monkeypatch.setattr(learned, "MODELS", tmp_path)
+    model_of.cache_clear()
+    try:
+        ranking = learned.corrected(ranking_of(problem_of(ATTENDED[0]), H200), H200)
+        corrected = {choice.schema.name for choice in ranking if "learned correction" in choice.terms}
+        assert corrected == {"attention on tensor cores"} and next(iter(ranking)).schedule.warps >= 4
+    finally:
+        model_of.cache_clear()
 
 
 def test_each_model_corrects_the_schemas_that_it_covers(

@@ -17,7 +17,20 @@ from tilewright.selection.choice import rank
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.sampling import CLASSES, random_workloads
 from tilewright.tuning.tuning import distinct_problems
-from tilewright.tuning.workloads import Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload, problem_of, text_of, workload_of
+from tilewright.tuning.workloads import (
+    Attention,
+    Convolution,
+    Elementwise,
+    GlobalMean,
+    Linear,
+    Pool,
+    Product,
+    Rows,
+    Workload,
+    problem_of,
+    text_of,
+    workload_of,
+)
 
 CONVOLUTIONS: tuple[Callable[..., nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Callable[..., nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -86,6 +99,17 @@ class Added(nn.Module):
         return torch.relu(x + (y.permute(0, 2, 3, 1) if self.swapped else y))
 
 
+class Attending(nn.Module):
+    def __init__(self, workload: Attention) -> None:
+        super().__init__()
+        self.workload = workload
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        causal, grouped = bool(self.workload.causal), self.workload.sharing > 1
+        q, k, v = (x.permute(0, 2, 1, 3) for x in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped).permute(0, 2, 1, 3)
+
+
 def module_of(workload: Workload) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The same operator and neighbours as a PyTorch module."""
     w = workload
@@ -107,6 +131,9 @@ def module_of(workload: Workload) -> tuple[nn.Module, tuple[Tensor, ...]]:
         make, mean = CONVOLUTIONS[rank - 1], (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)[rank - 1](1)
         before = nn.Sequential(make(8, w.channels, 1, bias=False), nn.ReLU())
         return Block(before, mean, None, make(w.channels, 8, 1, bias=False), "nothing"), (torch.zeros(w.batch, 8, *w.size),)
+    if isinstance(w, Attention):
+        k = torch.zeros(w.batch, w.keys, w.heads // w.sharing, w.size)
+        return Attending(w), (torch.zeros(w.batch, w.queries, w.heads, w.size), k, k.clone())
     if isinstance(w, Rows):
         return nn.Softmax(1) if w.softmax else nn.LayerNorm(w.columns, elementwise_affine=False), (torch.zeros(w.rows, w.columns),)
     x = torch.zeros(w.batch, *w.size, w.channels)
@@ -121,6 +148,7 @@ CASES = [
     Convolution(1, 16, 32, (6, 6), (3, 3), 2, transposed=1), Linear(12, 64, 96, "gelu"), Linear(3, 64, 96, "residual"), Linear(5, 64, 80),
     Product(3, 12, 16, 20), Product(3, 12, 16, 20, 1), Pool(2, 16, (6, 6), 3, 2), Pool(1, 16, (6, 5), 2, 2, 1),
     GlobalMean(2, 24, (7, 5)), GlobalMean(1, 16, (12,)),
+    Attention(2, 8, 128, 128, 64), Attention(1, 8, 1, 512, 64, 2), Attention(1, 12, 512, 512, 64, causal=1),
     Rows(40, 96), Rows(40, 96, 1), Elementwise(2, 16, (6, 5)), Elementwise(2, 16, (6, 5), 1),
 ]  # fmt: skip
 
@@ -146,7 +174,8 @@ def test_every_class_has_problems_with_candidates_and_a_text() -> None:
     [
         "", "sum rows=3", "rows rows=3", "rows rows=3 columns=0", "rows rows=3 columns=9999999", "rows rows=3 columns=4x4", "rows rows=3 columns=4 rows=3",
         "rows rows=3 columns=4 softmax=2", "rows rows=3  columns=4", "linear rows=3 channels=4 outputs=5 then=tanh", "linear rows=3 channels=4 outputs=-5",
-        "linear rows=3 channels=1000000 outputs=1000000",
+        "linear rows=3 channels=1000000 outputs=1000000", "attention batch=1 heads=6 queries=8 keys=8 size=16 sharing=4",
+        "attention batch=1 heads=6 queries=8 keys=8 size=16 causal=2", "attention batch=1 heads=6 queries=80000 keys=80000 size=16",
         "convolution batch=1 channels=8 outputs=8 size=4x4 filter=3", "convolution batch=1 channels=8 outputs=8 size=4x4 filter=3x3 groups=3",
         "convolution batch=1 channels=8 outputs=8 size=4x4x4x4 filter=3x3x3x3",
     ],

@@ -15,6 +15,7 @@
 | `heavy` | 20 to 500 billion operations, which tensor cores compute in 0.05 to 1 ms: batches of 2 to 256, linear layers of 2,048 to 65,536 rows |
 | `wide` | tensors of 120 to 320 million elements: in five, three of filters of 3, one of 1, one first layer, at batch 2 to 256 |
 | `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
+| `attention` | heads of 16 to 256 elements, 1 to 4,096 queries, one in eight a single one; one in three causal, one in five with shared keys |
 | `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
 Extents and channels are log-uniform, so that small late layers and large early ones are equally frequent: extents without a prime factor
@@ -35,7 +36,7 @@ import numpy as np
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.gemm.space import LARGE_FLOPS
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning.workloads import FOLLOWS, FP32, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
+from tilewright.tuning.workloads import FOLLOWS, FP32, Attention, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
 
 LARGEST_PRIME = 17
 LEAST_FLOPS, MOST_FLOPS = 1e6, LARGE_FLOPS
@@ -80,13 +81,21 @@ _PRODUCTS = (
     (12, 128, 64, 128), (12, 128, 128, 64), (12, 384, 64, 384), (12, 384, 384, 64), (16, 197, 64, 197), (16, 197, 197, 64), (64, 49, 32, 49),
     (8, 512, 512, 512),
 )  # fmt: skip
+_ATTENTION = (
+    (1, 16, 2048, 2048, 64, 1, 0), (1, 16, 4096, 4096, 128, 1, 0), (1, 12, 1024, 1024, 64, 1, 1), (1, 32, 1024, 1024, 128, 4, 1),
+    (1, 32, 1, 4096, 64, 1, 0), (1, 1, 1, 4096, 64, 1, 0), (1, 32, 1, 1024, 128, 4, 0),
+    *((batch, 12, places, places, 64, 1, 0) for places in (128, 384, 512) for batch in (1, 8, 64)),
+    *((batch, heads, 197, 197, 64, 1, 0) for heads in (3, 6, 12) for batch in (1, 8, 64)),
+)  # fmt: skip
 JUDGED: frozenset[Workload] = frozenset((
     *(Convolution(1, c, k, (size, size), (f, f), stride) for k, c, size, f, stride in _LAYERS),
     *(Convolution(1, c, c, (size, size), (f, f), stride, groups=c) for c, size, f, stride in _DEPTHWISE),
     *(Product(*sizes) for sizes in _PRODUCTS),
+    *(Attention(*sizes) for sizes in _ATTENTION),
 ))  # fmt: skip
 """The workloads on which models are evaluated, excluded from training: the layers of CNNOpt's table 2 (outputs, channels, height, filter, stride),
-depthwise convolutions (channels, height of the result, filter, stride), batched products (batch, rows, reduced extent, columns)."""
+depthwise convolutions (channels, height of the result, filter, stride), batched products (batch, rows, reduced extent, columns), attention of BERT,
+GPT-2 and vision transformers, and of `bench.attention`."""
 
 
 def bare(workload: Workload) -> Workload:
@@ -254,6 +263,15 @@ def _mean(draw: Draw) -> GlobalMean:
     return GlobalMean(draw.batch(128) if draw.one_in(2) else 1, draw.channels(8, 2048), draw.size(3, 112))
 
 
+def _attention(draw: Draw) -> Attention:
+    batch, heads = draw.batch(64) if draw.one_in(2) else 1, draw.of(1, 2, 3, 4, 6, 8, 8, 12, 12, 16, 16, 24, 32)
+    queries = draw.of(draw.between(16, 4096), draw.between(32, 512), draw.of(49, 64, 77, 128, 196, 197, 256, 384, 512, 577, 1024, 2048))
+    keys, causal = (queries, int(draw.one_in(3))) if not draw.one_in(4) else (draw.between(16, 4096), 0)
+    queries, causal = (1, 0) if draw.one_in(8) else (queries, causal)
+    sharing = draw.of(*(count for count in (2, 4, 8) if heads % count == 0)) if draw.one_in(5) and heads % 2 == 0 else 1
+    return Attention(batch, heads, queries, keys, draw.of(16, 32, 32, 40, 48, 64, 64, 64, 64, 80, 96, 128, 128, 256), sharing, causal)
+
+
 def _rows(draw: Draw) -> Rows:
     columns = draw.of(draw.between(8, 8192), draw.of(64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
     return Rows(draw.between(16, 65536), columns, draw.of(0, 1))
@@ -290,6 +308,7 @@ CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
     "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "wide": _wide, "pool": _pool, "mean": _mean, "rows": _rows,
+    "attention": _attention,
     "elementwise": _elementwise,
 })  # fmt: skip
 BOUNDS: Mapping[str, Bounds] = MappingProxyType({
@@ -302,7 +321,7 @@ TRAINING = (
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
     "elementwise", "narrow", "many",
 )  # fmt: skip
-"""Classes of training problems, drawn in turn; `heavy` and `wide` ones are drawn by name."""
+"""Classes of training problems, drawn in turn; `heavy`, `wide` and `attention` are drawn by name."""
 
 
 def random_workloads(

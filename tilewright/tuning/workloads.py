@@ -19,18 +19,21 @@ import torch
 
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import DEFAULT_FLOAT, FLOAT32
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
-from tilewright.kernels.schema import USUAL, Numerics
+from tilewright.kernels.schema import USUAL, JoinDecision, Numerics
 from tilewright.partition.canonical import canonical
+from tilewright.partition.joining import RowJudge
 from tilewright.partition.precision import NARROW, PRECISIONS
 from tilewright.partition.regions import lay_out
 
 FOLLOWS = ("nothing", "bias", "relu", "silu", "gelu", "residual")
 """What follows a convolution or a linear layer in its region: nothing, a bias, a bias and that function, or a bias, an addition and ReLU."""
 FP32 = "fp32"
-FLAGS = ("transposed", "swapped", "mean", "softmax")
+FLAGS = ("transposed", "swapped", "mean", "softmax", "causal")
 """Names of sizes that are 0 or 1."""
 NEIGHBOUR = 8
 """Channels of the values from which and to which neighbours lead."""
@@ -260,9 +263,51 @@ class Elementwise(_InPrecision):
             return g.pointwise("relu", g.pointwise("add", x, y))
 
 
-Workload = Convolution | Linear | Product | Pool | GlobalMean | Rows | Elementwise
+@dataclass(frozen=True)
+class Attention(_InPrecision):
+    """softmax(Q K^T / sqrt(size)) V for `heads` heads of `queries` and `keys`, `sharing` of which share their keys and values; `causal`: a query sees
+    the keys up to its own place. Stored as [batch, place, head, size], as a projection leaves them, and so is the result."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    sharing: int = 1
+    causal: int = 0
+
+    def __post_init__(self) -> None:
+        if self.heads % self.sharing:
+            raise ValueError("the heads that share keys divide all")
+
+    @property
+    def flops(self) -> float:
+        return 4.0 * self.batch * self.heads * self.queries * self.keys * self.size / (2 if self.causal else 1)
+
+    @property
+    def elements(self) -> int:
+        """Scores count, although kernels store none: what results are compared with does."""
+        return self.batch * self.heads * max(self.queries * self.keys, self.queries * self.size, self.keys * self.size)
+
+    def build(self, g: GraphBuilder) -> Value:
+        own = self.heads // self.sharing
+        q, k, v = (
+            g.permute(g.input(name, (self.batch, places, heads, self.size), DEFAULT_FLOAT), (0, 2, 1, 3))
+            for name, places, heads in (("q", self.queries, self.heads), ("k", self.keys, own), ("v", self.keys, own))
+        )
+        with g.at("operator", SUBJECT):
+            if self.sharing > 1:
+                wide, all_heads = (self.batch, own, self.sharing, self.keys, self.size), (self.batch, self.heads, self.keys, self.size)
+                k, v = (g.reshape(g.expand(g.reshape(x, (*wide[:2], 1, *wide[3:])), wide), all_heads) for x in (k, v))
+            scores = g.op("matmul", g.pointwise("mul", q, self.size**-0.5), g.transpose(k, 2, 3))
+            scores = g.op("causal_mask", scores) if self.causal else scores
+            result = g.op("matmul", g.op("softmax", scores, axis=3), v)
+        return g.permute(result, (0, 2, 1, 3))
+
+
+Workload = Convolution | Linear | Product | Pool | GlobalMean | Rows | Elementwise | Attention
 KINDS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {kind.__name__.lower(): kind for kind in (Convolution, Linear, Product, Pool, GlobalMean, Rows, Elementwise)}
+    {kind.__name__.lower(): kind for kind in (Convolution, Linear, Product, Pool, GlobalMean, Rows, Elementwise, Attention)}
 )
 
 
@@ -311,6 +356,13 @@ def workload_of(text: str) -> Workload:
     return workload
 
 
+class _InOne(RowJudge):
+    """Attention is one region, whatever it takes."""
+
+    def in_one(self, steps: tuple[Step, ...], parts: Sequence[tuple[str, tuple[Step, ...]]], values: Mapping[str, Value]) -> JoinDecision:
+        return JoinDecision(True, "as the workload says")
+
+
 def graph_of(workload: Workload) -> Graph:
     """The operator and its neighbours, simplified as in a compilation."""
     builder = GraphBuilder()
@@ -326,7 +378,7 @@ def problem_of(workload: Workload) -> Problem:
         ValueError: if sizes do not fit.
     """
     graph = graph_of(workload)
-    laid_out = lay_out(graph)
+    laid_out = lay_out(graph, _InOne(machine("h200"), 1, frozenset()) if isinstance(workload, Attention) else None)
     own = [region for region in laid_out.regions if any(node.place == SUBJECT for node in region.nodes)]
     region = max(own, key=lambda one: (one.kind == "contraction", one.flops()))
     values = laid_out.values

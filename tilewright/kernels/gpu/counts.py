@@ -98,6 +98,10 @@ class TensorCounts(TileCounts):
     matrices that the instructions read there."""
 
 
+class AttentionCounts(TensorCounts):
+    """Of attention on tensor cores: a step is a tile of keys, for both products and the softmax between them."""
+
+
 def launch_counts(
     counts: Counts, blocks: np.ndarray, threads: np.ndarray, registers: np.ndarray | int, shared_bytes: np.ndarray | int, machine: Machine
 ) -> LaunchCounts:

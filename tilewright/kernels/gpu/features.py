@@ -4,8 +4,9 @@
 only our schedules have, and the time that the schema's own model predicts. `FORMED`: these and the problem's form (batch, groups, dilation, vectors,
 epilogue). `HEAVY`: these and the layout of shared memory. `DETAILED`: those of `HYBRID` and the finer ones of `kernels.gpu.details`. `RELATIVE`: only
 dimensionless quantities relative to the machine (times over the bound, shares of its resources, waves), for a model that ranks kernels on machines it
-was not trained on. `STREAMS`: windows, maps and row reductions, which have no tiles in shared memory. `TENSOR`: tiles that tensor cores multiply. All
-are binary logarithms, so that ratios become differences, except shares, which are logarithms in `STREAMS` and `TENSOR` only.
+was not trained on. `STREAMS`: windows, maps and row reductions, which have no tiles in shared memory. `TENSOR`: tiles that tensor cores multiply.
+`ATTENTION`: attention on tensor cores. All are binary logarithms, so that ratios become differences, except shares, which are logarithms in the last
+three only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
-from tilewright.kernels.gpu.counts import LaunchCounts, TensorCounts, TileCounts, ceil_div
+from tilewright.kernels.gpu.counts import AttentionCounts, LaunchCounts, TensorCounts, TileCounts, ceil_div
 from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
 from tilewright.kernels.gpu.gemm.space import LARGE_FLOPS
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
@@ -83,6 +84,15 @@ TENSOR = (
     "reuse over level 2", "patch over pixels",
 )  # fmt: skip
 """Features of products on tensor cores, by either family of instructions (`streamed`)."""
+ATTENTION = (
+    "axis block_m", "axis block_n", "axis warps", "axis stages", "axis held", "axis split", "axis wide", "axis turns",
+    "term launch", "term compute", "term memory", "term drain", "term parts",
+    "seconds", "blocks", "threads", "registers", "resident", "waves", "balance", "tail", "occupancy", "distinct over level 2",
+    "fact batch", "fact queries", "fact keys", "fact key elements", "fact value elements", "fact q vector", "fact k vector", "fact v vector",
+    "fact store vector", "fact logit operations", "fact epilogue operations", "fact factor bytes", "fact keys of a head", "causal",
+    "steps", "accumulators", "shared bytes", "step sectors", "step products", "step wavefronts", "useful work", "work over bytes",
+)  # fmt: skip
+"""Features of attention on tensor cores (`streamed`)."""
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 
 
@@ -117,10 +127,11 @@ RECORDS: Mapping[str, Record] = MappingProxyType(
         "own black box": Record(OWN_BLACK_BOX),
         "streams": Record(STREAMS, LaunchCounts),
         "tensor": Record(TENSOR, TensorCounts),
+        "attention": Record(ATTENTION, AttentionCounts),
     }
 )
 MISSING = -64.0
-"""Value of features of `STREAMS` and `TENSOR` that a schema does not have."""
+"""Value of features of `STREAMS`, `TENSOR` and `ATTENTION` that a schema does not have."""
 LEAST = 2.0**-10
 """Facts, counts and shares below this one are not told apart."""
 
@@ -139,7 +150,8 @@ def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray
 def streamed(
     names: Sequence[str], facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Estimate, own: Columns, machine: Machine
 ) -> dict[str, np.ndarray]:
-    """The columns of these names, of `STREAMS` or `TENSOR`, all as binary logarithms; `own` are those that the schema adds, not yet as logarithms."""
+    """The columns of these names, of `STREAMS`, `TENSOR` or `ATTENTION`, all as binary logarithms; `own` are those that the schema adds, not yet as
+    logarithms."""
     total = estimate.seconds
     each = ceil_div(counts.blocks, machine.processors)
     level2 = machine.cache(2)

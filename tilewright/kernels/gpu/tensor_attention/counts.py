@@ -10,7 +10,7 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.attention_form import SOFTMAX_FLOPS
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.attention.counts import parts_bytes, steps_of_part
-from tilewright.kernels.gpu.counts import TileCounts, ceil_div
+from tilewright.kernels.gpu.counts import AttentionCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
 from tilewright.kernels.gpu.tensor_attention.space import WARPS_OF_GROUP, registers_of, rows_of, shared_bytes_of, threads_of
@@ -28,7 +28,7 @@ def matrix_loads(facts: TensorAttentionFacts, candidates: Columns) -> np.ndarray
     return loads
 
 
-def tensor_attention_counts(facts: TensorAttentionFacts, candidates: Columns, machine: Machine) -> TileCounts:
+def tensor_attention_counts(facts: TensorAttentionFacts, candidates: Columns, machine: Machine) -> AttentionCounts:
     """Counts of `TensorAttentionSchedule` candidates; `step_multiply_adds` are a warp's products, each of 16 x 8 sums."""
     sizes, depth = facts.attention, facts.shape.depth
     bm, bn = (np.asarray(candidates[axis], dtype=np.float64) for axis in ("block_m", "block_n"))
@@ -44,7 +44,7 @@ def tensor_attention_counts(facts: TensorAttentionFacts, candidates: Columns, ma
     queries = bm * sizes.r * facts.element_bytes
     scores = M * rows * bn / machine.warp_size
     sums = M * rows * facts.d / machine.warp_size
-    return TileCounts(
+    return AttentionCounts(
         flops=sizes.flops * one,
         read_bytes=sizes.read_bytes * one,
         result_bytes=sizes.bytes_written * one,
