@@ -6,7 +6,8 @@ Only random chains train it. The model predicts the time that decides: the predi
 took longer with the chain than with them. The table says what models decide of chains on which they were not trained (an eighth at a time): what the
 chosen tiles lose against the best measured ones, as a part of the time of the program, and what a program takes over that of separate kernels if
 chains shorter than the limit of the calibration file are taken where they are predicted to gain. `formulas` have the constants of `bench.gpu_chains`
-that decide best; `best` knows all times. The result file has the decision on each chain. No GPU is needed.
+that decide best about the chains in training; `best` knows all times, and so gains from their noise too. The result file has the decision on each
+chain. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import log
 from typing import Any
 from unittest import mock
 
@@ -47,9 +49,13 @@ LEAST_SECONDS = 0.6e-6
 """Of a chain: shorter times are noise."""
 
 
+SAME = 0.01
+"""Relative difference of the formulas' seconds of today to those that were written beside a measurement, up to which its kernel is the same."""
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A chain: its row in a result file, the ways whose tiles the models of today still make, and what a learned model is told of them."""
+    """A chain: its row in a result file, the ways whose kernels the models of today still make, and what a learned model is told of them."""
 
     row: Mapping[str, Any]
     ways: tuple[str, ...]
@@ -91,12 +97,16 @@ def told(task: tuple[Links, Mapping[str, Any]], dtype: str, target: str) -> Meas
 
     with mock.patch.object(TileJudge, "ranked", noted):
         compiled(links, "separate", UNFITTED_CHAINS, {}, dtype, target)
-    judge, problem = problems[-1]  # the same each time
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for name, way in row["predicted"]["ways"].items():
-        with suppress(Unsuitable):  # a tile that is made no more
-            found[name] = judge.features_of(problem, TileSchedule(**{**way["schedule"], "sizes": tuple(way["schedule"]["sizes"])}))
-    return Measured(row, tuple(found), np.array([*found.values()]))
+        then = TileParts(**way["parts"]).seconds(UNFITTED_CHAINS, identified_machine(target).clock_hz)
+        schedule = TileSchedule(**{**way["schedule"], "sizes": tuple(way["schedule"]["sizes"])})
+        for judge, problem in problems:  # in several layouts, one of which is that of the kernel
+            with suppress(Unsuitable):
+                own = judge.features_of(problem, schedule)
+                if abs(own[NAMES.index("log seconds")] - log(then)) < SAME:
+                    found[name] = own
+    return Measured(row, tuple(found), np.reshape([*found.values()], (len(found), len(NAMES))))
 
 
 def read(name: str, target: str) -> list[Measured]:
@@ -128,14 +138,15 @@ def compared(chains: Sequence[Measured], target: str) -> list[dict[str, Any]]:
     machine = identified_machine(target)
     limits = gpu_chains(machine, half=True)
     longest = limits.longest if limits is not None else 0.0
-    constants, _ = fitted([chain.row for chain in chains], machine.clock_hz)
     folds = np.random.default_rng(0).permutation(len(chains)) % FOLDS
-    models = [trained([chain for chain, own in zip(chains, folds, strict=True) if own != fold]) for fold in range(FOLDS)]
+    others = [[chain for chain, own in zip(chains, folds, strict=True) if own != fold] for fold in range(FOLDS)]
+    models = [(fitted([chain.row for chain in those], machine.clock_hz)[0], trained(those)) for those in others]
     rows = []
     for chain, fold in zip(chains, folds, strict=True):
+        constants, model = models[fold]
         parts = [TileParts(**chain.row["predicted"]["ways"][name]["parts"]) for name in chain.ways]
         by = {"formulas": np.array([part.seconds(constants, machine.clock_hz) for part in parts])}
-        by["learned"] = chain.formulas * corrections(models[fold], chain.features)
+        by["learned"] = chain.formulas * corrections(model, chain.features)
         by["best"] = chain.seconds
         decided = {how: chain.judged(seconds, longest) for how, seconds in by.items()}
         least = min(chain.programs[name] for name in chain.ways) / chain.programs["separate"]
@@ -172,8 +183,8 @@ def main() -> None:
     console.print(table)
     path = MODELS / f"{identified_machine(options.target).measured_as}{SUFFIX}.npz"
     forest.save(trained(chains), path)
-    tiles = sum(len(chain.ways) for chain in chains)
-    console.print(f"{tiles} tiles of {len(chains)} chains, wrote {path}")
+    tiles, every = sum(len(chain.ways) for chain in chains), sum(len(chain.row["predicted"]["ways"]) for chain in chains)
+    console.print(f"{tiles} of {every} tiles, whose kernels are still the same, of {len(chains)} chains, wrote {path}")
     write_results(options.name, {**vars(options), "chains": len(chains), "tiles": tiles, **summary(rows)}, rows)
 
 

@@ -2,22 +2,23 @@
 
     python -m bench.gpu_chains                            30 random chains and 15 wide ones, the constants fitted to them, and the chains of networks
     python -m bench.gpu_chains --random 0 --wide 0 --name gpu_chains_judged     those of networks alone, with the constants of the calibration file
-    python -m bench.gpu_chains --type float16 --name gpu_chains_float16     in 16 bits
-    python -m bench.gpu_chains --fit gpu_chains_float16                    only fits the constants again, to the chains of a result file
+    python -m bench.gpu_chains --fit gpu_chains                            only fits the constants again, to the chains of a result file
+    python -m bench.gpu_chains --type float16 --tiles 6 --part 1/1000 --name gpu_chains_float16_1     in 16 bits, for `bench.gpu_chain_model`
+    python -m bench.gpu_chains --type float16 --random 0 --wide 0 --name gpu_chains_float16_judged
     python -m bench.gpu_chains --check                    without a GPU: plans and compiles the same chains
 
 The chains of networks are those of `bench.chains.LITERATURE`, and those of `WIDE`, which have many channels in between, or images.
 
-Each chain is compiled up to five times, as separate kernels, and as one kernel with the tiles predicted fastest without and with chunks of channels
-(`whole`, `chunks`), and of both those of which the blocks of a cluster exchange rows (`exchanged`, `exchanged chunks`), and checked against PyTorch
-in float64; `merged` is that of the kernels which is predicted to be fastest. `--tiles N` adds up to N other tiles, drawn from those predicted to take
-at most `DRAWN` times as long as the fastest. The time of a chain is that of its layers alone: the median time of a
-program up to its last layer, less that up to the layer before the first, in interleaved turns that find the level-2 cache full of other data
-(`bench.gpu_regions`). `programs` are the times of whole programs, as CUDA graphs in which kernels begin early, which is how networks run. Of chains
-of networks the time of layers alone is measured for cuDNN too, of which PyTorch's modules in both layouts and its fused convolution with bias and
-ReLU take part, as CUDA graphs. The constants of `hardware.calibration.GpuChains` are fitted to the random chains alone, before the others are
-compiled. Kernels are compiled ahead on all cores. `--part K/N` measures every N-th chain of networks; parts after the first measure no random ones,
-take the constants of the first, and are added to its file.
+Each chain is compiled as separate kernels, and as one kernel with the tiles predicted fastest without and with chunks of channels (`whole`,
+`chunks`), and of both those of which the blocks of a cluster exchange rows (`exchanged`, `exchanged chunks`), and checked against PyTorch in float64;
+`merged` is that of the kernels which is predicted to be fastest. `--tiles N` adds up to N other tiles, drawn from those predicted to take at most
+`DRAWN` times as long as the fastest. The time of a chain is that of its layers alone: the median time of a program up to its last layer, less that up
+to the layer before the first, in interleaved turns that find the level-2 cache full of other data (`bench.gpu_regions`). `programs` are the times of
+whole programs, as CUDA graphs in which kernels begin early, which is how networks run. Of chains of networks the time of layers alone is measured for
+cuDNN too, of which PyTorch's modules in both layouts and its fused convolution with bias and ReLU take part, as CUDA graphs. The constants of
+`hardware.calibration.GpuChains` are fitted to the random chains alone, before the others are compiled with them; chains of networks in 16 bits are
+compiled with the learned model of the package, random ones always without. Kernels are compiled ahead on all cores. `--part K/N` measures every N-th
+chain of networks; parts after the first measure no random ones, take the constants of the first, and are added to its file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, inf, log
@@ -62,6 +63,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.partition import tile_judge
 from tilewright.partition.canonical import key_of
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
+from tilewright.partition.tile_kernel import TileSchedule
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
 
@@ -134,9 +136,9 @@ def with_way(found: Sequence[Tiles], way: str, links: Links) -> list[Tiles]:
 
 
 @contextmanager
-def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) -> Iterator[None]:
-    """Inside the context the layers of the chain become one kernel, or separate ones."""
-    known, predicted = mock.Mock(return_value=constants), TileJudge.predicted
+def planned(links: Links, way: str, constants: GpuChains | None, seen: dict[str, Any]) -> Iterator[None]:
+    """Inside the context the layers of the chain become one kernel, or separate ones, as predicted with constants, or else as by the package."""
+    predicted = TileJudge.predicted
 
     def suitable(judge: TileJudge, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
         key = (key_of(problem), constants, limit)
@@ -144,7 +146,9 @@ def planned(links: Links, way: str, constants: GpuChains, seen: dict[str, Any]) 
             PREDICTED[key] = predicted(judge, problem, limit)
         return with_way(PREDICTED[key], way, links)
 
-    with fusing("chains"), mock.patch.object(tile_judge, "gpu_chains", known), mock.patch.object(TileJudge, "predicted", suitable):
+    with fusing("chains"), ExitStack() as stack, mock.patch.object(TileJudge, "predicted", suitable):
+        if constants is not None:
+            stack.enter_context(mock.patch.multiple(tile_judge, gpu_chains=lambda *_: constants, chain_model=lambda _: None))
         with merging(len(links.layers), way != "separate", seen, judging=TileJudge), warnings.catch_warnings():
             warnings.simplefilter("error")
             yield
@@ -157,14 +161,24 @@ def made(links: Links, dtype: str, device: str) -> tuple[nn.Module, tuple[Tensor
     return links.module().to(device, kind), tuple(x.to(device, kind) for x in links.inputs())
 
 
-def compiled(links: Links, way: str, constants: GpuChains, seen: dict[str, Any], dtype: str, target: str) -> Executable:
-    """The chain and what surrounds it, compiled for the target. Raises RuntimeError if it is not planned as asked for."""
+class NotPlanned(RuntimeError):
+    """A chain is not planned as asked for."""
+
+
+def compiled(links: Links, way: str, constants: GpuChains | None, seen: dict[str, Any], dtype: str, target: str) -> Executable:
+    """The chain and what surrounds it, compiled for the target.
+
+    Raises:
+        NotPlanned: if it is not planned as asked for, such as with the next best tiles because these have no kernel.
+    """
     module, inputs = made(links, dtype, "cpu")
     with planned(links, way, constants, seen):
         executable = tilewright.compile(module, inputs, identified_machine(target))
-    chained = sum(region.kind == "chain" for region in executable.image.program.regions)
-    if chained != (way != "separate" and "way" in seen):
-        raise RuntimeError(f"{links}: {chained} chains where {'none' if way == 'separate' else 'one'} is asked for")
+    chained = [row.schedule for row in executable.plan.rows if row.kind == "chain"]
+    if len(chained) != (way != "separate" and "way" in seen):
+        raise NotPlanned(f"{links}: {len(chained)} chains where {'none' if way == 'separate' else 'one'} is asked for")
+    if chained and not chained[0].startswith(asked := str(TileSchedule(**seen["schedule"]))):
+        raise NotPlanned(f"{links}: {chained[0]}, not {asked}")
     return executable
 
 
@@ -182,7 +196,7 @@ class Ahead:
         return {name: known["reason"] for name, known in self.known.items() if name not in self.artifacts}
 
 
-def compile_ahead(task: tuple[str, Links], folder: str, constants: GpuChains, dtype: str, target: str, tiles: int) -> Ahead:
+def compile_ahead(task: tuple[str, Links], folder: str, constants: GpuChains | None, dtype: str, target: str, tiles: int) -> Ahead:
     """Compiles a chain, with a name, in all ways; runs in a process of its own."""
     name, links = task
     known: dict[str, dict[str, Any]] = {way: {} for way in ways_of(tiles)}
@@ -190,10 +204,10 @@ def compile_ahead(task: tuple[str, Links], folder: str, constants: GpuChains, dt
     for way, seen in known.items():
         try:
             executable = compiled(links, way, constants, seen, dtype, target)
+        except NotPlanned as error:
+            seen["reason"] = str(error)
+            continue
         except Exception as error:
-            if way.startswith("tiles"):  # in whose place no others are tried
-                seen["reason"] = str(error)
-                continue
             return Ahead(known, artifacts, f"{links}: {error}")
         if way == "separate" or "way" in seen:
             artifacts[way] = Path(folder) / f"{name} {way}.zip"
@@ -201,7 +215,7 @@ def compile_ahead(task: tuple[str, Links], folder: str, constants: GpuChains, dt
     return Ahead(known, artifacts)
 
 
-def all_ahead(chains: Mapping[str, Links], folder: str, constants: GpuChains, dtype: str, target: str, tiles: int) -> Iterator[Ahead]:
+def all_ahead(chains: Mapping[str, Links], folder: str, constants: GpuChains | None, dtype: str, target: str, tiles: int) -> Iterator[Ahead]:
     """Compiles chains on all cores; each is yielded when it and those before it are ready."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         work = partial(compile_ahead, folder=folder, constants=constants, dtype=dtype, target=target, tiles=tiles)
@@ -268,12 +282,29 @@ def cudnn_ways(links: Links, dtype: str, inputs: tuple[Tensor, ...]) -> dict[str
     return found
 
 
-def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tensor, with_peers: bool) -> dict[str, Any]:
-    """Predicted and measured seconds of one chain, also of cuDNN if `with_peers`. Raises RuntimeError if it was not compiled, or is wrong."""
+def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tensor, longest: float, with_peers: bool) -> dict[str, Any]:
+    """Predicted and measured seconds of one chain, also of cuDNN if `with_peers`, and whether predictions take it, which they do below `longest`
+    seconds apart. Raises RuntimeError if it was not compiled, or is wrong."""
     if ahead.error:
         raise RuntimeError(ahead.error)
-    module, inputs = made(links, dtype, "cuda")
-    known, ways = ahead.known, {name: tilewright.load(path) for name, path in ahead.artifacts.items()}
+    with ExitStack() as stack:
+        ways = {name: stack.enter_context(tilewright.load(path)) for name, path in ahead.artifacts.items()}
+        return _measured(links, ahead, ways, stack, dtype, rounds, scratch, longest, with_peers)
+
+
+def _measured(
+    links: Links,
+    ahead: Ahead,
+    ways: Mapping[str, Executable],
+    stack: ExitStack,
+    dtype: str,
+    rounds: int,
+    scratch: Tensor,
+    longest: float,
+    with_peers: bool,
+) -> dict[str, Any]:
+    """`measured`, of ways that are loaded; the stack closes engines."""
+    known, (module, inputs) = ahead.known, made(links, dtype, "cuda")
     torch.backends.cudnn.benchmark = False  # which takes seconds for each chain
     reference = double_precision_outputs(module, inputs)
     torch.backends.cudnn.benchmark = with_peers
@@ -286,26 +317,22 @@ def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tenso
     if not merged:
         return row
     calls: dict[str, Callable[[], object]] = {}
-    engines = []
     for name, (first, end) in places(ways).items():
         engine, run = prefixes(ways[name], inputs)
-        engines.append(engine)
+        stack.callback(engine.close)
         calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
     programs = {f"{name} program": partial(run, *inputs) for name, run in ways.items()}
     peers = cudnn_ways(links, dtype, inputs) if with_peers else {}
     found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.0005, partial(cold_seconds, scratch=scratch))
-    for engine in engines:
-        engine.close()
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     row["calls"] = {name: (medians[name], *np.quantile(seconds, (0.25, 0.75))) for name, seconds in found.items()}
     row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in ways}
     row["programs"] = {name: medians[f"{name} program"] for name in ways}
     row["cudnn"] = {name: medians[name] - medians[f"before {name.split()[1]}"] for name in peers if not name.startswith("before")}
-    for run in ways.values():
-        run.close()
     fastest = min(merged, key=lambda name: merged[name]["chain"])
     row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
-    row["fastest"], row["taken"] = fastest, taken(merged[fastest]["chain"], row["predicted"]["apart"])
+    apart = row["predicted"]["apart"]
+    row["fastest"], row["taken"] = fastest, apart < longest and taken(merged[fastest]["chain"], apart)
     return row
 
 
@@ -387,18 +414,20 @@ def main() -> None:
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
-    known = None if chosen else gpu_chains(target, options.type != "float32")
-    constants, rows = known or UNFITTED_CHAINS, list[dict[str, Any]]()
+    in_half, known = options.type != "float32", gpu_chains(target, options.type != "float32")
+    constants, rows = (known if not chosen else None) or UNFITTED_CHAINS, list[dict[str, Any]]()
+    longest = known.longest if in_half and known is not None else inf
     earlier = earlier_results(options.name) if part > 1 else None
     if earlier is not None:
         constants, rows = GpuChains(**earlier["settings"]["constants"]), earlier["results"]
     for kind, problems in (("random", chosen), ("literature", networks)):
         with tempfile.TemporaryDirectory() as folder:
-            compiled_ones = all_ahead(problems, folder, constants, options.type, target.name, options.tiles if kind == "random" else 0)
+            judging = None if in_half and kind == "literature" else constants
+            compiled_ones = all_ahead(problems, folder, judging, options.type, target.name, options.tiles if kind == "random" else 0)
             for (name, links), ahead in zip(problems.items(), list(compiled_ones), strict=True):  # all before the first is timed
                 row: dict[str, Any] = {"name": name, "set": kind, "chain": str(links)}
                 try:
-                    row |= measured(links, ahead, options.type, options.rounds, scratch, with_peers=kind == "literature")
+                    row |= measured(links, ahead, options.type, options.rounds, scratch, longest, with_peers=kind == "literature")
                 except RuntimeError as error:  # said at the end as well; the other chains are still measured
                     row["error"] = str(error)
                 rows.append(row)

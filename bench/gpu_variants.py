@@ -1,12 +1,14 @@
 """What variants of the code gain on the GPU present: measured and predicted, for the best few candidates of random problems.
 
     python -m bench.gpu_variants [--problems 24] [--seconds 180] [--seed 7] [--name gpu_variants_h200]
+    python -m bench.gpu_variants --only warpgroups --precisions fp16,bf16,tf32 --classes 3x3,linear,1x1 --problems 200 --name gpu_variants_tensor_h200
 
-Problems are drawn by a seed; none is a layer on which models are judged. Of each schema that has variants (`kernels/gpu/gemm/variants.py`) the first
-candidate of the ranking, and the first that has at most two stages, or else the second, are measured with every variant that differs in one axis,
-and the one that is predicted best. All are checked against float64 first; those that are right are timed again in turns, and these medians count. A
-gain is the time of the candidate over that of its variant. `confirmed` of an axis is the slope through the origin of the logarithms of measured gains
-over those of predicted ones, where a gain was predicted: the constants of the part "variants" of a machine's calibration file.
+Problems are drawn by a seed; none is a layer on which models are judged. Of each schema that has variants (`kernels/gpu/gemm/variants.py`,
+`kernels/gpu/warpgroup/variants.py`) the first candidate of the ranking that has any, and the first of these with at most two stages, or else the
+second, are measured with every variant that differs in one axis, and the one that is predicted best (`--only` these schemas). All are checked against
+float64 first; those that are right are timed again in turns, and these medians count. A gain is the time of the candidate over that of its variant.
+`confirmed` of an axis is the slope through the origin of the logarithms of measured gains over those of predicted ones, where a gain was predicted:
+the constants of the part "variants" of a machine's calibration file.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import row
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Ranking, variants_of
 from tilewright.tuning import dataset
 from tilewright.tuning.sampling import random_workloads
 from tilewright.tuning.trials import Job, Trials
-from tilewright.tuning.workloads import text_of
+from tilewright.tuning.workloads import numerics_of, text_of
 
 CLASSES = ("3x3", "1x1", "first", "product", "batch", "groups", "linear", "forms")
 TOGETHER = 4
@@ -43,11 +46,16 @@ BASES = 2
 Rows = list[dict[str, Any]]
 
 
-def bases_of(ranking: Ranking, start: int, end: int) -> list[int]:
-    """Positions of the candidates of one schema that are varied."""
-    order = start + np.argsort(ranking.seconds[start:end], kind="stable")[:64]
+def bases_of(ranking: Ranking, number: int) -> list[int]:
+    """Positions of the candidates of one schema that are varied: of the first ones that have variants."""
+    start, end = map(int, ranking.starts[number : number + 2])
+    first = np.argsort(ranking.seconds[start:end], kind="stable")[:64]
+    found = variants_of(ranking.parts[number], first, ranking.machine)
+    if found is None:
+        return []
+    order = start + first[np.unique(found[1])]
     few = [int(at) for at in order if ranking.choice(int(at)).schedule.stages <= 2]
-    return list(dict.fromkeys((int(order[0]), *few[:1], *map(int, order[1:]))))[:BASES]
+    return list(dict.fromkeys((*map(int, order[:1]), *few[:1], *map(int, order[1:]))))[:BASES]
 
 
 def differing(name: str, schedule: Any, base: Any) -> list[str]:
@@ -56,15 +64,15 @@ def differing(name: str, schedule: Any, base: Any) -> list[str]:
     return [f"{name} {axis} {getattr(schedule, axis)}" for axis in axes if getattr(schedule, axis) != getattr(base, axis)]
 
 
-def varied(problem: Problem, machine: Machine) -> Iterator[dict[str, Any]]:
+def varied(problem: Problem, machine: Machine, numerics: Numerics = USUAL, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The candidates to measure: `base`, `schedule`, `axes` that differ (none for the candidate itself) and the predicted gain."""
-    ranking = rank(problem, machine)
+    ranking = rank(problem, machine, numerics=numerics)
     seen: set[str] = set()
-    for part, start, end in zip(ranking.parts, ranking.starts, ranking.starts[1:], strict=False):
-        if part.schema.variants is None or part.schema.name in seen:
+    for number, (part, start) in enumerate(zip(ranking.parts, ranking.starts, strict=False)):
+        if part.schema.variants is None or part.schema.name in seen or (only and part.schema.name not in only):
             continue
         seen.add(part.schema.name)
-        for at in bases_of(ranking, int(start), int(end)):
+        for at in bases_of(ranking, number):
             base = ranking.choice(at)
             yield {"base": base.schedule, "schedule": base.schedule, "axes": [], "gain": 1.0, "predicted us": 1e6 * base.seconds}
             found = variants_of(part, np.array([at - int(start)]), machine)
@@ -138,6 +146,9 @@ def main() -> None:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=180, help="no further problem is begun later")
+    parser.add_argument("--only", default="", help="these schemas, such as 'warpgroups,warpgroup patches'")
+    parser.add_argument("--classes", default=",".join(CLASSES), help="of the problems, drawn in turn")
+    parser.add_argument("--precisions", default="fp32", help="of the problems, such as fp16,tf32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--name", default="gpu_variants_h200")
@@ -146,10 +157,11 @@ def main() -> None:
     results: Rows = []
     begin = time.monotonic()
     with Trials(machine) as trials:
-        drawn = islice(random_workloads(options.seed, CLASSES), options.problems)
+        classes, precisions, only = (text.split(",") if text else () for text in (options.classes, options.precisions, options.only))
+        drawn = islice(random_workloads(options.seed, classes, precisions=precisions), options.problems)
         while (workloads := list(islice(drawn, TOGETHER))) and time.monotonic() - begin < options.seconds:
             problems = {text_of(workload): dataset.layer_problem(dataset.layer_of(workload)) for workload in workloads}
-            wanted = {name: list(varied(problem, machine)) for name, problem in problems.items()}
+            wanted = {text_of(each): list(varied(problems[text_of(each)], machine, numerics_of(each), only)) for each in workloads}
             distinct = {name: dict.fromkeys(entry["schedule"] for entry in entries) for name, entries in wanted.items()}
             jobs = [Job(problems[name], schedule, name) for name, schedules in distinct.items() for schedule in schedules]
             checked: dict[str, dict[Any, Any]] = {name: {} for name in problems}

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 import tilewright
-from bench import gpu_chains
+from bench import gpu_chain_model, gpu_chains
 from tests import interpreted
 from tests.compiled import Case, compare, poison
 from tests.draws import draws
@@ -47,8 +47,9 @@ from tilewright.partition.poolings import POOLING
 from tilewright.partition.strips import Rows
 from tilewright.partition.tile_bounds import moved_bytes
 from tilewright.partition.tile_cuts import cut_along, in_chunks
+from tilewright.partition.tile_features import NAMES
 from tilewright.partition.tile_judge import TileJudge, TileParts, Tiles
-from tilewright.partition.tile_kernel import split_sums
+from tilewright.partition.tile_kernel import TileSchedule, split_sums
 from tilewright.partition.tile_work import TileWork, tile_work
 from tilewright.partition.tiles import Tiling, Window
 from tilewright.selection.bounds import is_claim
@@ -579,6 +580,35 @@ def test_constants_are_those_whose_decisions_take_least() -> None:
     ]
     constants, mean = gpu_chains.fitted(rows, 1e9)
     assert 1.2 < constants.work < 1.67 and mean == pytest.approx(0.9**0.5)
+
+
+def tiles_with(seconds: float, rows: int, chunk: int = 0) -> Tiles:
+    return Tiles(TileSchedule((rows,), 64, 1, chunk), seconds, TileParts(0.0, 0.0, seconds, 1))
+
+
+def test_drawn_tiles_are_others_than_the_first_of_each_way() -> None:
+    found = [tiles_with(1.0, 1), tiles_with(1.5, 2), tiles_with(1.6, 3, 16), tiles_with(1.9, 4), tiles_with(1.95, 5, 16), tiles_with(2.5, 6)]
+    links = gpu_chains.WIDE["ConvNeXt-T 1"]
+
+    def way(name: str) -> list[Tiles]:
+        return gpu_chains.with_way(found, name, links)
+
+    assert way("separate") == found and way("whole") == [found[0], found[1], found[3], found[5]] and way("chunks") == [found[2], found[4]]
+    drawn = [way(f"tiles {number}") for number in (1, 2, 3)]
+    assert sorted(tiles.seconds for (tiles,) in drawn) == [1.5, 1.9, 1.95]  # neither the first of a way nor more than twice the fastest
+    for name in ("exchanged", "tiles 4"):
+        with pytest.raises(Unsuitable, match=f"no tiles for {name}"):
+            way(name)
+
+
+def test_a_decision_is_judged_by_the_times_of_programs() -> None:
+    row = {"predicted": {"apart": 5e-6}, "programs": {"separate": 10e-6, "whole": 9e-6, "tiles 1": 8e-6}}
+    chain = gpu_chain_model.Measured(row, ("whole", "tiles 1"), np.zeros((2, len(NAMES))))
+    assert chain.seconds == pytest.approx([4e-6, 3e-6]) and chain.formulas == pytest.approx([1.0, 1.0])
+    wrong = chain.judged(np.array([4e-6, 4.5e-6]), 7e-6)
+    assert wrong == {"loss": pytest.approx(1 / 8), "taken": True, "ratio": pytest.approx(0.9)}
+    for predicted, longest in ((4.95e-6, 7e-6), (4e-6, 5e-6)):  # gains too little; too long
+        assert not chain.judged(np.array([9e-6, predicted]), longest)["taken"]
 
 
 def lowered_tiles(judge: TileJudge, problem: Any) -> Iterator[tuple[Tiles, Lowered]]:

@@ -380,6 +380,13 @@ def test_the_benchmark_measures_what_is_right_in_turns() -> None:
     assert {line["axis"] for line in shown[:-1]} == {line["axes"][0] for line in rows if len(line["axes"]) == 1 and line["gain"] is not None}
 
 
+def test_the_benchmark_varies_splits_of_16_bit_products() -> None:
+    workload = Convolution(1, 256, 256, (14, 14), (3, 3), then="relu", precision="fp16")
+    wanted = list(gpu_variants.varied(dataset.layer_problem(dataset.layer_of(workload)), H200, only=("warpgroups",)))
+    assert {axis for entry in wanted for axis in entry["axes"]} == {"warpgroups meeting 1"}
+    assert all(entry["base"].split in (2, 4, 8) for entry in wanted) and len([entry for entry in wanted if not entry["axes"]]) == gpu_variants.BASES
+
+
 def test_the_confirmed_share_is_the_slope_of_measured_gains() -> None:
     lines = [{"axes": ["table 1"], "predicted gain": gain, "gain": gain**0.5, "us": 1.0} for gain in (1.02, 1.1)]
     lines += [{"axes": ["table 1"], "predicted gain": 0.9, "gain": 1.2, "us": 1.0}, {"axes": [], "predicted gain": 1.0, "gain": 1.0, "us": 2.0}]

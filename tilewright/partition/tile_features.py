@@ -2,15 +2,16 @@
 
 The formulas of `tile_judge` add what the schemas predict for their parts alone. What they leave out, such as the latency of the first loads of each
 part and of threads that have many results one after another, depends on the tiles. A forest of regression trees learns it from measured chains
-(`bench.gpu_chains --train`), as the logarithm of measured over formulas' seconds, as CNNOpt learns from its analytical quantities (PACT 2022, section
-4). Formulas leave out and never exaggerate: no correction makes a chain faster, so that their lower bounds hold.
+(`bench.gpu_chain_model`), as the logarithm of measured over formulas' seconds, as CNNOpt learns from its analytical quantities (PACT 2022, section
+4). No correction makes a chain faster than the formulas say, so that the bounds of the search hold; one in twenty of the measured tiles is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, exp, log
+from math import ceil, exp, log, prod
 
 import numpy as np
 
@@ -35,14 +36,32 @@ NAMES = (
 )  # fmt: skip
 """`seconds`: of the formulas; `work`: of the parts of a tile; `rounds`: of blocks; `filled`: part of the places for blocks that they take; `memory`:
 microseconds of what the chain reads and stores at least; `exchange`: microseconds of the exchanges of a tile; `turns`: parts of a tile; `stored`: of
-inner results in shared memory. For each group of schemas its turns, its share of the work, the most results, operations and bytes of a part, per
-thread but the bytes, and the operations per thread of all its parts."""
+inner results in shared memory. For each group of schemas its turns, its share of the work, the most results, operations and read bytes of a part,
+per thread but the bytes, and the operations per thread of all its parts."""
 
 
-def features(tiling: Tiling, choices: Sequence[Choice], threads: int, resident: int, places: float, seconds: Mapping[str, float]) -> np.ndarray:
-    """The features of tiles, [len(NAMES)] float64. `choices`: of the regions' parts; `places`: blocks that run at once; `seconds`: those of the
-    formulas for the `chain`, for what it reads and stores in `memory` at least, and for the `exchange` of rows."""
-    parts = [tiling.part(number) for number in range(len(choices))]
+@dataclass(frozen=True)
+class PartSize:
+    """Of a region's part of a tile: results, operations, and bytes that it reads."""
+
+    results: int
+    operations: float
+    read_bytes: int
+
+
+def sizes_of(tiling: Tiling) -> list[PartSize]:
+    """The sizes of all parts of a tile."""
+    parts = [tiling.part(number) for number in range(len(tiling.cuts))]
+    read = (sum(part.values[name].bytes for name in part.region.inputs) for part in parts)
+    stored = (sum(prod(part.values[name].shape) for name in part.region.outputs) for part in parts)
+    return [PartSize(results, part.region.flops(), size) for part, results, size in zip(parts, stored, read, strict=True)]
+
+
+def features(
+    tiling: Tiling, sizes: Sequence[PartSize], choices: Sequence[Choice], threads: int, resident: int, places: float, seconds: Mapping[str, float]
+) -> np.ndarray:
+    """The features of tiles, [len(NAMES)] float64. `sizes`, `choices`: of the regions' parts; `places`: blocks that run at once; `seconds`: those of
+    the formulas for the `chain`, for what it reads and stores in `memory` at least, and for the `exchange` of rows."""
     times = [repeats * choice.seconds for repeats, choice in zip(tiling.repeats, choices, strict=True)]
     rounds = ceil(tiling.blocks / places)
     found = [
@@ -52,20 +71,17 @@ def features(tiling: Tiling, choices: Sequence[Choice], threads: int, resident: 
     ]  # fmt: skip
     for group in (*GROUPS.values(), "others"):
         own = [number for number, choice in enumerate(choices) if GROUPS.get(choice.schema.name, "others") == group]
-        results = [sum(parts[number].values[name].bytes for name in parts[number].region.outputs) / 2 for number in own]
-        operations = [parts[number].region.flops() for number in own]
-        size = [sum(parts[number].values[name].bytes for name in parts[number].region.inputs) for number in own]
+        most = [max((getattr(sizes[number], name) for number in own), default=0) for name in ("results", "operations", "read_bytes")]
         found += [
             float(sum(tiling.repeats[number] for number in own)), sum(times[number] for number in own) / sum(times),
-            *(log(1 + max(each, default=0) / threads) for each in (results, operations)),
-            log(1 + sum(tiling.repeats[number] * count for number, count in zip(own, operations, strict=True)) / threads),
-            log(1 + max(size, default=0)),
+            log(1 + most[0] / threads), log(1 + most[1] / threads),
+            log(1 + sum(tiling.repeats[number] * sizes[number].operations for number in own) / threads), log(1 + most[2]),
         ]  # fmt: skip
     return np.array(found)
 
 
 @lru_cache(maxsize=8)
-def model_of(name: str) -> Forest | None:
+def chain_model(name: str) -> Forest | None:
     """The model of the chains of 16-bit values of a chip (`Machine.measured_as`); None if there is none.
 
     Raises:

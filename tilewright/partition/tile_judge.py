@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from tilewright.errors import contained
-from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence
+from tilewright.hardware.calibration import ASSUMED_RECURRENCE, UNFITTED_CHAINS, GpuChains, gpu_calibration, gpu_chains, gpu_recurrence, in_use
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import is_float, size_of
@@ -45,12 +45,13 @@ from tilewright.partition.merges import Merge
 from tilewright.partition.strips import Cut, computes_all_rows, is_path
 from tilewright.partition.tile_bounds import tile_bounds
 from tilewright.partition.tile_cuts import CLUSTERS, axis_of, cut_along, dims_cut, exchanging, extents_of, in_chunks, overlapping, summed
-from tilewright.partition.tile_features import corrections, features, model_of
+from tilewright.partition.tile_features import chain_model, corrections, features, sizes_of
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
 from tilewright.partition.tile_work import product_seconds, tile_work
 from tilewright.partition.tiles import Tiling
 from tilewright.selection.bounds import NO_BOUNDS
 from tilewright.selection.choice import facts_of, rank
+from tilewright.selection.learned.forest import Forest
 from tilewright.selection.ranking import Choice, Ranking
 
 THREADS = (64, 128, 256, 512)
@@ -164,17 +165,29 @@ class TileJudge:
         return {half: gpu_chains(self.machine, half) for half in (False, True)}
 
     def constants(self, problem: Problem) -> GpuChains:
-        """The machine's constants for a chain: if none were measured of its type, those of float32, or else of the formulas alone."""
-        return self._constants(_is_half(problem.region.stages, problem.values))
-
-    def _constants(self, half: bool) -> GpuChains:
+        """The machine's constants for a chain: if none were measured of its type, those of float32; of the formulas alone if there are none, or if a
+        learned model corrects these."""
+        half = _is_half(problem.region.stages, problem.values)
+        if half and self._model is not None:
+            return UNFITTED_CHAINS
         return self._measured[half] or self._measured[False] or UNFITTED_CHAINS
 
+    @cached_property
+    def _model(self) -> Forest | None:
+        """The learned correction of chains of 16-bit values; none where a user's calibration is in use, of whose formulas it knows nothing."""
+        return chain_model(self.machine.measured_as) if in_use(self.machine) is None else None
+
+    @property
+    def _longest(self) -> float:
+        """Seconds apart below which predictions may take a chain of 16-bit values."""
+        known = self._measured[True]
+        return known.longest if known is not None else 0.0
+
     def decides(self, regions: Sequence[Region], values: Mapping[str, Value], constants: frozenset[str], apart: float) -> bool:
-        """Whether predictions may take a chain of these regions, which take `apart` seconds as separate kernels, without a measurement: only if its
-        constants were fitted to such chains, of which some gained (`GpuChains.longest`)."""
-        longest = self._constants(_is_half(regions, values)).longest
-        return apart < longest and all(_is_convolution(region, constants) for region in regions)
+        """Whether predictions may take a chain of these regions, which take `apart` seconds as separate kernels, without a measurement: only if a
+        learned model knows such chains, of which some gained (`GpuChains.longest`)."""
+        half = _is_half(regions, values)
+        return half and self._model is not None and apart < self._longest and all(_is_convolution(region, constants) for region in regions)
 
     def least(self, problem: Problem, alone: Sequence[float]) -> float:
         """Seconds that no tiles of a chain, canonical or not, are predicted to beat: those of its products divided among all processors, or of its
@@ -276,8 +289,10 @@ class TileJudge:
         Raises:
             Unsuitable: as `lower`.
         """
-        tiling = self.tiling(problem, schedule)
-        return self._features(tiling, self._possible_choices(tiling, schedule), schedule.threads, schedule.resident)
+        tiling, share = self.tiling(problem, schedule), schedule.resident
+        choices = self._possible_choices(tiling, schedule)
+        formulas = self._formulas(self._parts(tiling, _seconds_of(tiling, choices), share))
+        return features(tiling, sizes_of(tiling), choices, schedule.threads, share, self._places(tiling, share), formulas)
 
     def _possible_choices(self, tiling: Tiling, schedule: TileSchedule) -> list[Choice]:
         """The choices for each region's part by a schedule. Raises Unsuitable if there are none."""
@@ -318,7 +333,8 @@ class TileJudge:
                 most = min(limit, found[count - 1][0]) if count is not None and len(found) >= count else limit
         if not found and not slow:
             raise Unsuitable("; ".join(dict.fromkeys(refusals)) or NO_ROOM)
-        return [tiles for _, _, tiles in found]
+        # a bound below the limit does not say that the time is
+        return [tiles for _, _, tiles in found if tiles.seconds <= limit]
 
     def tilings(self, problem: Problem) -> list[tuple[Tiling, Sequence[Least]]]:
         """The tiles with the least work that fit into shared memory, and those in chunks, each with the seconds that the parts of its regions take at
@@ -398,8 +414,8 @@ class TileJudge:
     def _judged(self, tiling: Tiling, share: int, known: Mapping[int, Sequence[Choice]]) -> list[Tiles]:
         """The tiles with schedules of their regions for each number of threads."""
         problem, clock = tiling.problem, self.machine.clock_hz
-        half = _is_half(problem.region.stages, problem.values)
-        constants, model = self._constants(half), model_of(self.machine.measured_as) if half else None
+        model, constants = self._model if _is_half(problem.region.stages, problem.values) else None, self.constants(problem)
+        sizes = sizes_of(tiling) if model is not None else []
         rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
         exchanged = 0 if tiling.exchanged is None else dims_cut(tiling.cuts)[tiling.exchanged]
         found, told = [], []
@@ -407,14 +423,13 @@ class TileJudge:
             parts = self._parts(tiling, _seconds_of(tiling, choices), share)
             schedule = TileSchedule(rows, threads, share, chunk, exchanged)
             found.append(Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock)))
-            told += [self._features(tiling, choices, threads, share)] if model is not None else []
+            if model is not None:
+                told.append(features(tiling, sizes, choices, threads, share, self._places(tiling, share), self._formulas(parts)))
         return [*map(Tiles.corrected, found, corrections(model, np.stack(told)))] if model is not None and told else found
 
-    def _features(self, tiling: Tiling, choices: Sequence[Choice], threads: int, share: int) -> np.ndarray:
-        parts = self._parts(tiling, _seconds_of(tiling, choices), share)
-        formulas = parts.seconds(UNFITTED_CHAINS, self.machine.clock_hz)
-        seconds = {"chain": formulas, "memory": parts.memory, "exchange": parts.exchange}
-        return features(tiling, choices, threads, share, self._places(tiling, share), seconds)
+    def _formulas(self, parts: TileParts) -> Mapping[str, float]:
+        """The seconds of formulas that a learned model is told."""
+        return {"chain": parts.seconds(UNFITTED_CHAINS, self.machine.clock_hz), "memory": parts.memory, "exchange": parts.exchange}
 
     def _room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
         """Bytes of shared memory that a block's schedules may use, and registers of a thread."""
