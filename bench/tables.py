@@ -19,6 +19,7 @@ from types import MappingProxyType
 from bench.cells import Rows
 from bench.cpu_tables import CPU_TABLES
 from bench.gpu_tables import GPU_TABLES
+from bench.gpu_time_tables import GPU_TIME_TABLES
 from bench.history import absent_commits
 from bench.pair_errors import pair_errors
 from bench.tensor_core_tables import TENSOR_CORE_TABLES
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
 BLOCK = re.compile(r"<!-- table (?P<name>[a-z0-9_]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 TABLES: Mapping[str, Callable[[], Rows | None]] = MappingProxyType(
-    {made.__name__: made for made in (*GPU_TABLES, *TENSOR_CORE_TABLES, *CPU_TABLES, pair_errors, absent_commits)}
+    {made.__name__: made for made in (*GPU_TABLES, *GPU_TIME_TABLES, *TENSOR_CORE_TABLES, *CPU_TABLES, pair_errors, absent_commits)}
 )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tilewright
-from bench import common, gpu_networks, gpu_tables
+from bench import common, gpu_networks, gpu_time_tables
 from bench.common import Contender, Outcome
 from tests.stand_ins import H200, record_libraries
 from tests.test_gpu_chains import any_tiles
@@ -27,7 +27,7 @@ from tilewright.zoo.bert import EncoderLayer
 
 SECONDS = {"tilewright": 2e-3, "eager": 4e-3, "vendor": 1e-3, "none": 8e-3}
 
-NAME = gpu_tables.WORKLOADS.removesuffix(".json").replace("*", "1")
+NAME = gpu_time_tables.WORKLOADS.removesuffix(".json").replace("*", "1")
 """The result file, which the table must find."""
 
 
@@ -50,7 +50,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, in
     monkeypatch.setattr(nn.Module, "cuda", lambda self: self)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch, "empty", lambda *shape, device=None: empty(1))
-    for place in (common, gpu_tables):
+    for place in (common, gpu_time_tables):
         monkeypatch.setattr(place, "RESULTS", tmp_path)
     monkeypatch.setattr("bench.cells.RESULTS", tmp_path)
     monkeypatch.setattr(common, "git_commit", lambda: "0123")
@@ -212,14 +212,14 @@ def test_operations_of_libraries() -> None:
 
 
 def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(gpu_tables.workloads()) == 1, "before anything is measured"
+    assert len(gpu_time_tables.workloads()) == 1, "before anything is measured"
     rows = run(monkeypatch, "a", "b", "--batch=1,64", "--against=none,vendor,eager")
     for row in rows:
         row |= {"bound_seconds": 5e-4, "flops": 100, "library_flops": 25, "prepare_seconds": 4.0}
     other = [{**row, "run": 99, "median_seconds": 3 * row["median_seconds"]} for row in rows if row["run"] == 1 and row["status"] == "measured"]
     slower = [{**row, "median_seconds": row["median_seconds"] * (4 if row["contender"] == "eager" else 1)} for row in other]
     (common.RESULTS / f"{NAME}.json").write_text(json.dumps({"results": [*rows, *slower]}))
-    table = {tuple(cells[:2]): dict(zip(gpu_tables.workloads()[0], cells, strict=True)) for cells in gpu_tables.workloads()}
+    table = {tuple(cells[:2]): dict(zip(gpu_time_tables.workloads()[0], cells, strict=True)) for cells in gpu_time_tables.workloads()}
     assert table["a", "64"]["ours, fused in registers"] == "2.00" and table["a", "64"]["ours or a library, by trials"] == "4.00"
     assert table["a", "64"]["ours, nothing fused"] == "–" and table["a", "64"]["fastest peer / ours or a library"] == "4.00"
     assert (
@@ -234,6 +234,6 @@ def test_the_table(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"complex": 1e-5, "complex fused": 2e-5, "simple": 0.0, "simple fused": 4e-6}
     named = [{**row, "network": "resnet50", "kernel_seconds": seconds} for row in rows if row["run"] == 1]
     (common.RESULTS / f"{NAME}.json").write_text(json.dumps({"results": named}))
-    assert gpu_tables.kernel_kinds()[1:] == [
+    assert gpu_time_tables.kernel_kinds()[1:] == [
         ["resnet50", words, "10", "20", "0", "4"] for words in ("eager", "ours, fused in registers", "ours or a library, by trials")
     ]
