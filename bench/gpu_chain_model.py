@@ -117,8 +117,10 @@ def read(name: str, target: str) -> list[Measured]:
     """
     if (file := earlier_results(name)) is None:
         raise ValueError(f"there are no results {name}")
+    rows = [row for row in file["results"] if row.get("set") == "random" and "programs" in row]
+    if not rows:
+        raise ValueError(f"{name} has no random chains; give files of bench.gpu_chains")
     known = random_chains(argparse.Namespace(**file["settings"]))
-    rows = [row for row in file["results"] if row["set"] == "random" and "programs" in row]
     if any(str(known.get(row["name"])) != row["chain"] for row in rows):
         raise ValueError(f"{name} is not of the chains that its seed draws")
     work = partial(told, dtype=file["settings"]["type"], target=target)

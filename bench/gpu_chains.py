@@ -398,7 +398,7 @@ def main() -> None:
     chosen, networks = random_chains(options) if part == 1 else {}, dict(list({**LITERATURE, **WIDE}.items())[part - 1 :: parts])
     if options.fit is not None:
         measured_before = earlier_results(options.fit)
-        found = [row for row in measured_before["results"] if row["set"] == "random" and "programs" in row] if measured_before else []
+        found = [row for row in measured_before["results"] if row.get("set") == "random" and "programs" in row] if measured_before else []
         if not found:
             parser.error(f"there are no results {options.fit} with times of whole programs")
         console.print(*fitted(found, identified_machine(options.target).clock_hz))
