@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -48,6 +49,14 @@ def of_shape(shape: tuple[int, ...]) -> list[torch.Tensor]:
     gc.collect()
     tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter) and tuple(x.shape) == shape]
     return list({x.data_ptr(): x for x in tensors}.values())
+
+
+def assert_only_the_parameter_is_left(module: Scaled) -> None:
+    deadline = time.monotonic() + 20  # the thread that builds programs lets go of them a moment after they are there
+    while len(of_shape(PECULIAR)) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (left,) = of_shape(PECULIAR)
+    assert left.data_ptr() == module.weight.data_ptr()
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -137,8 +146,7 @@ def test_programs_of_a_family_have_one_copy(exported: bool) -> None:
     assert constants(program)[PECULIAR] is constants(fixed)[PECULIAR]
     assert len(of_shape(PECULIAR)) == 2, "the parameter and one copy"
     del fixed, free, program, executable
-    (left,) = of_shape(PECULIAR)
-    assert left.data_ptr() == module.weight.data_ptr()
+    assert_only_the_parameter_is_left(module)
 
 
 @pytest.mark.parametrize("change", ["an element", "the sign of zeros"])
@@ -175,5 +183,4 @@ def test_graphs_of_torch_compile_have_one_copy_which_is_freed_with_them() -> Non
     close(run(x), in_double(module, x))
     del run
     torch._dynamo.reset()
-    (left,) = of_shape(PECULIAR)
-    assert left.data_ptr() == module.weight.data_ptr()
+    assert_only_the_parameter_is_left(module)
