@@ -9,6 +9,7 @@ from tilewright.hardware.tensor_cores import PEAKS
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.tensor_attention.counts import tensor_attention_counts
 from tilewright.kernels.gpu.tensor_attention.form import TensorAttentionFacts
+from tilewright.kernels.gpu.tensor_cores.features import of_steps
 
 
 def tensor_attention_features(facts: TensorAttentionFacts, candidates: Columns, machine: Machine) -> dict[str, np.ndarray]:
@@ -23,12 +24,6 @@ def tensor_attention_features(facts: TensorAttentionFacts, candidates: Columns, 
     }  # fmt: skip
     return {f"fact {name}": value * one for name, value in known.items()} | {
         "causal": (sizes.shift is not None) * one,
-        "steps": counts.steps,
-        "accumulators": counts.accumulators,
-        "shared bytes": counts.shared_bytes,
-        "step sectors": counts.step_sectors,
-        "step products": counts.step_multiply_adds,
-        "step wavefronts": counts.warps * counts.step_shared_loads,
-        "useful work": counts.flops / counts.padded_flops,
+        **of_steps(counts),
         "work over bytes": counts.padded_flops / machine.peak_flops[PEAKS[facts.kind]] / (counts.memory_bytes / machine.memory_bandwidth),
     }

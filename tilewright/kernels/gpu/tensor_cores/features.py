@@ -33,14 +33,21 @@ def of_product(product: ContractionFacts, kind: str, counts: TensorCounts, machi
     }  # fmt: skip
     one = np.ones(len(counts))
     return {f"fact {name}": value * one for name, value in facts.items()} | {
+        **of_steps(counts),
+        "store sectors": counts.store_sectors,
+        "work over bytes": counts.padded_flops / machine.peak_flops[PEAKS[kind]] / moved,
+        "reuse over level 2": counts.reuse_bytes * np.minimum(counts.blocks, counts.resident * machine.processors) / level2.bytes,
+    }
+
+
+def of_steps(counts: TensorCounts) -> dict[str, np.ndarray]:
+    """Steps and what a step moves, and the share of the work that is not padding."""
+    return {
         "steps": counts.steps,
         "accumulators": counts.accumulators,
         "shared bytes": counts.shared_bytes,
         "step sectors": counts.step_sectors,
         "step products": counts.step_multiply_adds,
         "step wavefronts": counts.warps * counts.step_shared_loads,
-        "store sectors": counts.store_sectors,
         "useful work": counts.flops / counts.padded_flops,
-        "work over bytes": counts.padded_flops / machine.peak_flops[PEAKS[kind]] / moved,
-        "reuse over level 2": counts.reuse_bytes * np.minimum(counts.blocks, counts.resident * machine.processors) / level2.bytes,
     }
