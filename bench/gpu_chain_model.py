@@ -125,7 +125,8 @@ def read(name: str, target: str) -> list[Measured]:
         raise ValueError(f"{name} is not of the chains that its seed draws")
     work = partial(told, dtype=file["settings"]["type"], target=target)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-        return [*pool.map(work, [(known[row["name"]], row) for row in rows], chunksize=4)]
+        chains = pool.map(work, [(known[row["name"]], row) for row in rows], chunksize=4)
+        return [chain for chain in chains if chain.ways]
 
 
 def trained(chains: Sequence[Measured]) -> Forest:
