@@ -13,11 +13,8 @@ chain. No GPU is needed.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import statistics
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.chains import Links, taken
-from bench.common import earlier_results, write_results
-from bench.gpu_chains import compiled, fitted, random_chains
+from bench.common import write_results
+from bench.gpu_chains import compiled, fitted, on_all_cores, random_chains, random_rows
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, gpu_chains
 from tilewright.ir.problem import Problem
@@ -47,8 +44,6 @@ OPTIONS: Mapping[str, Any] = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_
 FORESTS, FOLDS = 3, 8
 LEAST_SECONDS = 0.6e-6
 """Of a chain: shorter times are noise."""
-
-
 SAME = 0.01
 """Relative difference of the formulas' seconds of today to those that were written beside a measurement, up to which its kernel is the same."""
 
@@ -113,18 +108,14 @@ def read(name: str, target: str) -> list[Measured]:
     """The random chains of a result file of `bench.gpu_chains`.
 
     Raises:
-        ValueError: if there is none, or its chains are not those that its seed draws.
+        ValueError: as `random_rows`, or if its chains are not those that its seed draws.
     """
-    if (file := earlier_results(name)) is None:
-        raise ValueError(f"there are no results {name}")
-    rows = [row for row in file["results"] if row.get("set") == "random" and "programs" in row]
-    if not rows:
-        raise ValueError(f"{name} has no random chains; give files of bench.gpu_chains")
-    known = random_chains(argparse.Namespace(**file["settings"]))
+    settings, rows = random_rows(name)
+    known = random_chains(argparse.Namespace(**settings))
     if any(str(known.get(row["name"])) != row["chain"] for row in rows):
         raise ValueError(f"{name} is not of the chains that its seed draws")
-    work = partial(told, dtype=file["settings"]["type"], target=target)
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+    work = partial(told, dtype=settings["type"], target=target)
+    with on_all_cores() as pool:
         chains = pool.map(work, [(known[row["name"]], row) for row in rows], chunksize=4)
         return [chain for chain in chains if chain.ways]
 

@@ -215,11 +215,18 @@ def compile_ahead(task: tuple[str, Links], folder: str, constants: GpuChains | N
     return Ahead(known, artifacts)
 
 
-def all_ahead(chains: Mapping[str, Links], folder: str, constants: GpuChains | None, dtype: str, target: str, tiles: int) -> Iterator[Ahead]:
-    """Compiles chains on all cores; each is yielded when it and those before it are ready."""
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-        work = partial(compile_ahead, folder=folder, constants=constants, dtype=dtype, target=target, tiles=tiles)
-        yield from pool.map(work, chains.items())
+def on_all_cores() -> ProcessPoolExecutor:
+    """As many processes as there are cores, none of which has the GPU of this one."""
+    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
+
+
+def all_ahead(
+    chains: Mapping[str, Links], folder: str, constants: GpuChains | None, dtype: str, target: str, tiles: int
+) -> Iterator[tuple[str, Links, Ahead]]:
+    """Compiles chains on all cores; each is yielded with its name when it and those before it are ready."""
+    work = partial(compile_ahead, folder=folder, constants=constants, dtype=dtype, target=target, tiles=tiles)
+    with on_all_cores() as pool:
+        yield from ((name, links, ahead) for (name, links), ahead in zip(chains.items(), pool.map(work, chains.items()), strict=True))
 
 
 def prefixes(executable: Executable, inputs: tuple[Tensor, ...]) -> tuple[GpuEngine, Callable[[int], None]]:
@@ -287,53 +294,38 @@ def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tenso
     seconds apart. Raises RuntimeError if it was not compiled, or is wrong."""
     if ahead.error:
         raise RuntimeError(ahead.error)
-    with ExitStack() as stack:
-        ways = {name: stack.enter_context(tilewright.load(path)) for name, path in ahead.artifacts.items()}
-        return _measured(links, ahead, ways, stack, dtype, rounds, scratch, longest, with_peers)
-
-
-def _measured(
-    links: Links,
-    ahead: Ahead,
-    ways: Mapping[str, Executable],
-    stack: ExitStack,
-    dtype: str,
-    rounds: int,
-    scratch: Tensor,
-    longest: float,
-    with_peers: bool,
-) -> dict[str, Any]:
-    """`measured`, of ways that are loaded; the stack closes engines."""
     known, (module, inputs) = ahead.known, made(links, dtype, "cuda")
     torch.backends.cudnn.benchmark = False  # which takes seconds for each chain
     reference = double_precision_outputs(module, inputs)
     torch.backends.cudnn.benchmark = with_peers
-    errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
-    if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else TOLERANCES["operator"]):
-        raise RuntimeError(f"{links} is wrong: {errors}")
-    merged = {name: known[name] for name in ways if name != "separate"}
-    row: dict[str, Any] = {"predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}
-    row["reasons"] = ahead.reasons
-    if not merged:
+    with ExitStack() as stack:
+        ways = {name: stack.enter_context(tilewright.load(path)) for name, path in ahead.artifacts.items()}
+        errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
+        if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else TOLERANCES["operator"]):
+            raise RuntimeError(f"{links} is wrong: {errors}")
+        merged = {name: known[name] for name in ways if name != "separate"}
+        row: dict[str, Any] = {"predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}
+        row["reasons"] = ahead.reasons
+        if not merged:
+            return row
+        calls: dict[str, Callable[[], object]] = {}
+        for name, (first, end) in places(ways).items():
+            engine, run = prefixes(ways[name], inputs)
+            stack.callback(engine.close)
+            calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
+        programs = {f"{name} program": partial(run, *inputs) for name, run in ways.items()}
+        peers = cudnn_ways(links, dtype, inputs) if with_peers else {}
+        found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.0005, partial(cold_seconds, scratch=scratch))
+        medians = {name: statistics.median(seconds) for name, seconds in found.items()}
+        row["calls"] = {name: (medians[name], *np.quantile(seconds, (0.25, 0.75))) for name, seconds in found.items()}
+        row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in ways}
+        row["programs"] = {name: medians[f"{name} program"] for name in ways}
+        row["cudnn"] = {name: medians[name] - medians[f"before {name.split()[1]}"] for name in peers if not name.startswith("before")}
+        fastest = min(merged, key=lambda name: merged[name]["chain"])
+        row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
+        apart = row["predicted"]["apart"]
+        row["fastest"], row["taken"] = fastest, apart < longest and taken(merged[fastest]["chain"], apart)
         return row
-    calls: dict[str, Callable[[], object]] = {}
-    for name, (first, end) in places(ways).items():
-        engine, run = prefixes(ways[name], inputs)
-        stack.callback(engine.close)
-        calls |= {f"{name} before": partial(run, first), f"{name} until": partial(run, end)}
-    programs = {f"{name} program": partial(run, *inputs) for name, run in ways.items()}
-    peers = cudnn_ways(links, dtype, inputs) if with_peers else {}
-    found = interleaved_seconds({**calls, **programs, **peers}, rounds, 0.0005, partial(cold_seconds, scratch=scratch))
-    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
-    row["calls"] = {name: (medians[name], *np.quantile(seconds, (0.25, 0.75))) for name, seconds in found.items()}
-    row["seconds"] = {name: medians[f"{name} until"] - medians[f"{name} before"] for name in ways}
-    row["programs"] = {name: medians[f"{name} program"] for name in ways}
-    row["cudnn"] = {name: medians[name] - medians[f"before {name.split()[1]}"] for name in peers if not name.startswith("before")}
-    fastest = min(merged, key=lambda name: merged[name]["chain"])
-    row["seconds"]["merged"], row["predicted"]["chain"] = row["seconds"][fastest], merged[fastest]["chain"]
-    apart = row["predicted"]["apart"]
-    row["fastest"], row["taken"] = fastest, apart < longest and taken(merged[fastest]["chain"], apart)
-    return row
 
 
 def fitted(rows: Sequence[Mapping[str, Any]], clock_hz: float) -> tuple[GpuChains, float]:
@@ -372,6 +364,20 @@ def line(row: Mapping[str, Any]) -> str:
     return text
 
 
+def random_rows(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings of a result file, and the rows of random chains that were measured.
+
+    Raises:
+        ValueError: if there is no such file, or it has none.
+    """
+    if (file := earlier_results(name)) is None:
+        raise ValueError(f"there are no results {name}")
+    rows = [row for row in file["results"] if row.get("set") == "random" and "programs" in row]
+    if not rows:
+        raise ValueError(f"{name} has no random chains with times of whole programs")
+    return file["settings"], rows
+
+
 def random_chains(options: argparse.Namespace) -> dict[str, Links]:
     """The chains to which the constants are fitted."""
     plain = {f"random {number}": links for number, links in enumerate(drawn(options.seed, options.random))}
@@ -397,25 +403,24 @@ def main() -> None:
     part, parts = map(int, options.part.split("/"))
     chosen, networks = random_chains(options) if part == 1 else {}, dict(list({**LITERATURE, **WIDE}.items())[part - 1 :: parts])
     if options.fit is not None:
-        measured_before = earlier_results(options.fit)
-        found = [row for row in measured_before["results"] if row.get("set") == "random" and "programs" in row] if measured_before else []
-        if not found:
-            parser.error(f"there are no results {options.fit} with times of whole programs")
+        try:
+            _, found = random_rows(options.fit)
+        except ValueError as error:
+            parser.error(str(error))
         console.print(*fitted(found, identified_machine(options.target).clock_hz))
         return
     if options.check:
         with tempfile.TemporaryDirectory() as folder:
             every = chosen | networks
-            for links, ahead in zip(
-                every.values(), all_ahead(every, folder, UNFITTED_CHAINS, options.type, options.target, options.tiles), strict=True
-            ):
+            for _, links, ahead in all_ahead(every, folder, UNFITTED_CHAINS, options.type, options.target, options.tiles):
                 if text := ahead.error or "; ".join(f"{way}: {reason}" for way, reason in ahead.reasons.items()):
                     console.print(f"{links}: {text}")
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     scratch, target = torch.empty(FLUSHED_BYTES // 4, device="cuda"), identified_machine("cuda")
-    in_half, known = options.type != "float32", gpu_chains(target, options.type != "float32")
-    constants, rows = (known if not chosen else None) or UNFITTED_CHAINS, list[dict[str, Any]]()
+    in_half, rows = options.type != "float32", list[dict[str, Any]]()
+    known = gpu_chains(target, in_half)
+    constants = known if known is not None and not chosen else UNFITTED_CHAINS
     longest = known.longest if in_half and known is not None else inf
     earlier = earlier_results(options.name) if part > 1 else None
     if earlier is not None:
@@ -424,7 +429,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             judging = None if in_half and kind == "literature" else constants
             compiled_ones = all_ahead(problems, folder, judging, options.type, target.name, options.tiles if kind == "random" else 0)
-            for (name, links), ahead in zip(problems.items(), list(compiled_ones), strict=True):  # all before the first is timed
+            for name, links, ahead in list(compiled_ones):  # all before the first is timed
                 row: dict[str, Any] = {"name": name, "set": kind, "chain": str(links)}
                 try:
                     row |= measured(links, ahead, options.type, options.rounds, scratch, longest, with_peers=kind == "literature")

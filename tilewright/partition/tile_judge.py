@@ -167,10 +167,14 @@ class TileJudge:
     def constants(self, problem: Problem) -> GpuChains:
         """The machine's constants for a chain: if none were measured of its type, those of float32; of the formulas alone if there are none, or if a
         learned model corrects these."""
+        return self._judging(problem)[0]
+
+    def _judging(self, problem: Problem) -> tuple[GpuChains, Forest | None]:
+        """The constants for a chain, and the learned model that corrects its time, if there is one."""
         half = _is_half(problem.region.stages, problem.values)
         if half and self._model is not None:
-            return UNFITTED_CHAINS
-        return self._measured[half] or self._measured[False] or UNFITTED_CHAINS
+            return UNFITTED_CHAINS, self._model
+        return self._measured[half] or self._measured[False] or UNFITTED_CHAINS, None
 
     @cached_property
     def _model(self) -> Forest | None:
@@ -413,19 +417,22 @@ class TileJudge:
 
     def _judged(self, tiling: Tiling, share: int, known: Mapping[int, Sequence[Choice]]) -> list[Tiles]:
         """The tiles with schedules of their regions for each number of threads."""
-        problem, clock = tiling.problem, self.machine.clock_hz
-        model, constants = self._model if _is_half(problem.region.stages, problem.values) else None, self.constants(problem)
-        sizes = sizes_of(tiling) if model is not None else []
+        (constants, model), clock = self._judging(tiling.problem), self.machine.clock_hz
         rows, chunk = (tiling.sizes[:-1], tiling.sizes[-1]) if tiling.chunked else (tiling.sizes, 0)
         exchanged = 0 if tiling.exchanged is None else dims_cut(tiling.cuts)[tiling.exchanged]
-        found, told = [], []
+        found = []
         for threads, choices in known.items():
             parts = self._parts(tiling, _seconds_of(tiling, choices), share)
             schedule = TileSchedule(rows, threads, share, chunk, exchanged)
             found.append(Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock)))
-            if model is not None:
-                told.append(features(tiling, sizes, choices, threads, share, self._places(tiling, share), self._formulas(parts)))
-        return [*map(Tiles.corrected, found, corrections(model, np.stack(told)))] if model is not None and told else found
+        if model is None or not found:
+            return found
+        sizes, places = sizes_of(tiling), self._places(tiling, share)
+        told = [
+            features(tiling, sizes, choices, threads, share, places, self._formulas(tiles.parts))
+            for (threads, choices), tiles in zip(known.items(), found, strict=True)
+        ]
+        return [*map(Tiles.corrected, found, corrections(model, np.stack(told)))]
 
     def _formulas(self, parts: TileParts) -> Mapping[str, float]:
         """The seconds of formulas that a learned model is told."""

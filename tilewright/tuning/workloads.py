@@ -17,6 +17,7 @@ from typing import get_type_hints
 
 import torch
 
+from tilewright.frontend.aten_reduction import attention
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
@@ -296,12 +297,7 @@ class Attention(_InPrecision):
             for name, places, heads in (("q", self.queries, self.heads), ("k", self.keys, own), ("v", self.keys, own))
         )
         with g.at("operator", SUBJECT):
-            if self.sharing > 1:
-                wide, all_heads = (self.batch, own, self.sharing, self.keys, self.size), (self.batch, self.heads, self.keys, self.size)
-                k, v = (g.reshape(g.expand(g.reshape(x, (*wide[:2], 1, *wide[3:])), wide), all_heads) for x in (k, v))
-            scores = g.op("matmul", g.pointwise("mul", q, self.size**-0.5), g.transpose(k, 2, 3))
-            scores = g.op("causal_mask", scores) if self.causal else scores
-            result = g.op("matmul", g.op("softmax", scores, axis=3), v)
+            result = attention(g, q, k, v, None, 0.0, bool(self.causal), grouped=self.sharing > 1)
         return g.permute(result, (0, 2, 1, 3))
 
 
