@@ -295,7 +295,8 @@ class TileJudge:
         """
         tiling, share = self.tiling(problem, schedule), schedule.resident
         choices = self._possible_choices(tiling, schedule)
-        formulas = self._formulas(self._parts(tiling, _seconds_of(tiling, choices), share))
+        parts = self._parts(tiling, _seconds_of(tiling, choices), share)
+        formulas = _formulas(parts.seconds(UNFITTED_CHAINS, self.machine.clock_hz), parts)
         return features(tiling, sizes_of(tiling), choices, schedule.threads, share, self._places(tiling, share), formulas)
 
     def _possible_choices(self, tiling: Tiling, schedule: TileSchedule) -> list[Choice]:
@@ -429,14 +430,10 @@ class TileJudge:
             return found
         sizes, places = sizes_of(tiling), self._places(tiling, share)
         told = [
-            features(tiling, sizes, choices, threads, share, places, self._formulas(tiles.parts))
+            features(tiling, sizes, choices, threads, share, places, _formulas(tiles.seconds, tiles.parts))
             for (threads, choices), tiles in zip(known.items(), found, strict=True)
         ]
         return [*map(Tiles.corrected, found, corrections(model, np.stack(told)))]
-
-    def _formulas(self, parts: TileParts) -> Mapping[str, float]:
-        """The seconds of formulas that a learned model is told."""
-        return {"chain": parts.seconds(UNFITTED_CHAINS, self.machine.clock_hz), "memory": parts.memory, "exchange": parts.exchange}
 
     def _room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
         """Bytes of shared memory that a block's schedules may use, and registers of a thread."""
@@ -518,6 +515,11 @@ class TileJudge:
             except Unsuitable as reason:
                 return str(reason)
         return self.rankings[key]
+
+
+def _formulas(seconds: float, parts: TileParts) -> Mapping[str, float]:
+    """What a learned model is told of the formulas: seconds of the chain, and of its parts."""
+    return {"chain": seconds, "memory": parts.memory, "exchange": parts.exchange}
 
 
 def _seconds_of(tiling: Tiling, choices: Sequence[Choice]) -> float:
