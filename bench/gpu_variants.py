@@ -28,6 +28,7 @@ from rich.table import Table
 
 from bench.common import write_results
 from tilewright.hardware import identified_machine
+from tilewright.hardware.calibration import GpuVariants
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import row
@@ -43,6 +44,7 @@ CLASSES = ("3x3", "1x1", "first", "product", "batch", "groups", "linear", "forms
 TOGETHER = 4
 """Problems whose candidates are compiled while those before them are measured."""
 BASES = 2
+AXES = frozenset(axis.name for axis in fields(GpuVariants))
 Rows = list[dict[str, Any]]
 
 
@@ -59,8 +61,8 @@ def bases_of(ranking: Ranking, number: int) -> list[int]:
 
 
 def differing(name: str, schedule: Any, base: Any) -> list[str]:
-    """The axes in which a variant differs from its candidate, each with the schema's name and its value."""
-    axes = [axis.name for axis in fields(schedule)]
+    """The axes of variants in which one differs from its candidate, each with the schema's name and its value."""
+    axes = [axis.name for axis in fields(schedule) if axis.name in AXES]
     return [f"{name} {axis} {getattr(schedule, axis)}" for axis in axes if getattr(schedule, axis) != getattr(base, axis)]
 
 

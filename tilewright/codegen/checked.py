@@ -44,6 +44,7 @@ from tilewright.ir.kernel import (
     statements,
     written_by,
 )
+from tilewright.ir.tensor_map import TensorMap
 
 _SHADOW_BYTES = 56  # sizeof(tw_shadow)
 _CLOCKED = frozenset({"initialise", "signal", "wait", "publish"})
@@ -279,6 +280,11 @@ class CheckedPrinter(CPrinter):
             pending = "".join(f", {self.text(value)}" for value in values.values())
             self.line(f"{'tw_await_products' if pending else 'tw_commit_products'}(s{pending});")
             return
+        if intrinsic.order in ("commit", "await") and intrinsic.engine == "stores":
+            self.prepare(*values.values())
+            pending = "".join(f", {self.text(value)}" for value in values.values())
+            self.line(f"{'tw_await_stores' if pending else 'tw_commit_stores'}(s{pending});")
+            return
         if intrinsic.order == "commit":
             self.line("++s->groups[s->thread];")
             return
@@ -289,6 +295,9 @@ class CheckedPrinter(CPrinter):
             return
         if intrinsic.engine == "copies":
             self.box(root)
+            return
+        if intrinsic.engine == "stores":
+            self.stored_box(root)
             return
         places = self.guarded_places(root)
         given = [(operand, place) for operand, place in places if operand.reads]
@@ -351,24 +360,10 @@ class CheckedPrinter(CPrinter):
         """A copy of a box of a tensor, by the copy engine."""
         places = {operand.storage: (operand, place) for operand, place in root.places}
         (_, target), (_, barrier) = places["shared"], places["barrier"]
-        described = self.maps[places["map"][1].buffer]
-        self.aligned(target.buffer, max(8 * described.swizzle, COPY_ALIGNMENT))
         named = dict(root.values)
         blocks = named.pop(BLOCKS, None)
-        values = list(named.values())
-        self.prepare(target.offset, barrier.offset, *values)
-
-        def numbers(given: Sequence[int]) -> str:
-            return f"{{{', '.join(map(str, given))}}}"
-
-        size = size_of(described.dtype)
-        lower, upper = [corner for corner, _ in described.corners], [corner for _, corner in described.corners]
-        name = self.fresh("map")
-        facts = f"{len(described.extents)}, {size}, {described.swizzle}, {described.offset}, {len(described.corners)}"
-        lists = ", ".join(map(numbers, (described.extents, described.strides, described.box, lower or (0,), upper or (0,), described.steps or (0,))))
-        self.line(f"static const tw_map {name} = {{{facts}, {lists}}};")
-        at = ", ".join(self.text(value) for value in values)
-        where = f"{self.text(target.offset)}, {self.buffer(described.buffer)[0]}, &{name}, (int64_t[{max(len(values), 5)}]){{{at}}}"
+        described, name, at = self.mapped(places["map"][1].buffer, target, list(named.values()), barrier.offset)
+        where = f"{self.text(target.offset)}, {self.buffer(described.buffer)[0]}, &{name}, {at}"
         to, rank = self.buffer(target.buffer)[0], "rank"
         if blocks is not None:
             rank = self.fresh("each")
@@ -376,6 +371,33 @@ class CheckedPrinter(CPrinter):
             to = f"&{to}__all[{rank}]"
         at_barrier, first = self.barrier_of(barrier.buffer, rank)
         self.line(f"tw_copy_box(s, {to}, {where}, {at_barrier}, {self.text(barrier.offset)}, {first});")
+
+    def stored_box(self, root: Invoke) -> None:
+        """A store of a box of a tensor, by the copy engine."""
+        places = {operand.storage: place for operand, place in root.places}
+        source, target = places["shared"], places["global"]
+        described, name, at = self.mapped(places["map"].buffer, source, list(root.values.values()))
+        if described.buffer != target.buffer:
+            raise ValueError(f"{self.name}: {described.name} is a map of {described.buffer}, not of {target.buffer}")
+        self.line(f"tw_store_box(s, {self.buffer(source.buffer)[0]}, {self.text(source.offset)}, {self.buffer(target.buffer)[0]}, &{name}, {at});")
+
+    def mapped(self, map_name: str, shared: Place, values: Sequence[Expr], *others: Expr) -> tuple[TensorMap, str, str]:
+        """The map of a name, the name of its facts in C, and the coordinates in C, which are computed here with the place of the box in shared memory
+        and other expressions."""
+        described = self.maps[map_name]
+        self.aligned(shared.buffer, max(8 * described.swizzle, COPY_ALIGNMENT))
+        self.prepare(shared.offset, *others, *values)
+
+        def numbers(given: Sequence[int]) -> str:
+            return f"{{{', '.join(map(str, given))}}}"
+
+        lower, upper = [corner for corner, _ in described.corners], [corner for _, corner in described.corners]
+        name = self.fresh("map")
+        facts = f"{len(described.extents)}, {size_of(described.dtype)}, {described.swizzle}, {described.offset}, {len(described.corners)}"
+        lists = ", ".join(map(numbers, (described.extents, described.strides, described.box, lower or (0,), upper or (0,), described.steps or (0,))))
+        self.line(f"static const tw_map {name} = {{{facts}, {lists}}};")
+        at = ", ".join(self.text(value) for value in values)
+        return described, name, f"(int64_t[{max(len(values), 5)}]){{{at}}}"
 
     def aligned(self, name: str, least: int) -> None:
         """Raises ValueError if a shared buffer is not aligned so."""

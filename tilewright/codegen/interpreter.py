@@ -14,7 +14,8 @@ It reports:
 - barriers of a grid whose counter is not the number of arrivals that is awaited;
 - barriers in memory: a wait that never ends (instead of hanging); an arrival at a barrier of a block of the cluster that may have ended, or a read of
   its shared memory; bytes that were copied and not expected; accesses of what engines copy or multiply that no wait orders (races), and engines'
-  accesses of what threads wrote without publishing it;
+  accesses of what threads wrote without publishing it; stores by the copy engine that several threads of a warpgroup start, or that a block does not
+  await at its end;
 - accesses of sums that tensor cores may not have written yet;
 - stores to parameters that are not writable.
 
@@ -43,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import settings
-from tilewright.codegen.checked import CheckedPrinter, barriers_of, number_of, places_of
+from tilewright.codegen.checked import CheckedPrinter, barriers_of, number_of, places_of, strand_of
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.intrinsic import LANES, Intrinsic
@@ -56,7 +57,7 @@ _FLAGS = ("-w", "-fwrapv", "-fno-strict-aliasing", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
 _KINDS = (
     "out of bounds", "uninitialised", "race", "race between blocks", "misaligned", "barrier divergence", "read-only", "deadlock", "not awaited",
-    "not published", "bytes", "ended",
+    "not published", "bytes", "ended", "stores",
 )  # fmt: skip
 
 
@@ -262,6 +263,8 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
         return f"{kernel.name}: bytes: {_agent(kernel, places_of(kernel) + offset)} were {-other} more than the phases expected"
     if _KINDS[kind] == "ended":
         return f"{kernel.name}: ended: {who} reaches into block {offset} of its cluster, which may have ended"
+    if _KINDS[kind] == "stores" and number < 0:
+        return f"{kernel.name}: stores: the block of {who} may end while the copy engine reads what that thread has it store"
     if _KINDS[kind] == "deadlock" and number < 0:
         return f"{kernel.name}: deadlock: {who} waits at a barrier of the block that others do not reach"
     buffer = buffers[number]
@@ -275,6 +278,8 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
         engine = kernel.is_gpu and other >= places_of(kernel)
         doer = "several threads touch" if other < -1 else f"{_agent(kernel, other)} {'touch' if engine else 'touches'}"
         return f"{text}, which {doer} without a barrier between"
+    if _KINDS[kind] == "stores":
+        return f"{text}, from which the copy engine stores, as {_agent(kernel, other)} of its group has it do, too"
     if _KINDS[kind] == "not published":
         return f"{text} through an engine, which {_agent(kernel, other)} wrote and did not publish"
     if _KINDS[kind] == "race between blocks":
@@ -299,7 +304,8 @@ def _agent(kernel: Kernel, number: int) -> str:
     for name, (first, count) in barriers.items():
         if number < first + count:
             return f"copies that complete on barrier {name}[{number - first}]"
-    return "products of tensor cores"
+    strands = places_of(kernel) // (strand_of(kernel) or 1)
+    return "stores of the copy engine" if number >= number_of(barriers) * kernel.cluster + strands else "products of tensor cores"
 
 
 def _who(kernel: Kernel, block: int, thread: int) -> str:

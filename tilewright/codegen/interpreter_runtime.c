@@ -9,8 +9,8 @@ enum { TW_STACK_BYTES = 16 << 20 };
 
 /* Clocks, for kernels whose threads meet otherwise than all at once. Every agent has a clock, and every thread knows of each agent the time before
    which all its accesses are ordered before those of the thread (`clocks`, [threads][agents]). Agents are the threads; for each barrier in memory the
-   copies that complete on it, whose clock is the number of its completed phases; and for each warpgroup its tensor cores, whose clock is the number of
-   its committed groups. `gathered`: what was known to those that arrived in this phase; `released`: what a thread knows that waited. */
+   copies that complete on it, whose clock is the number of its completed phases; and for each strand the products of its tensor cores and the stores of
+   the copy engine that one of its threads starts, whose clocks are the numbers of their committed groups. `gathered`: what was known to those that arrived in this phase; `released`: what a thread knows that waited. */
 typedef struct {
     int64_t expected, missing, bytes, completed;
     int32_t *gathered, *released;
@@ -31,6 +31,11 @@ typedef struct {
     tw_barrier *barrier;     /* or NULL */
 } tw_strand;
 
+/* The thread of a strand that starts stores of the copy engine, or TW_NOBODY, and the group of its last one. */
+typedef struct {
+    int64_t thread, last;
+} tw_storing;
+
 /* Registers in which tensor cores add: marked 2 until their group is awaited. */
 typedef struct {
     uint8_t *set;
@@ -39,6 +44,7 @@ typedef struct {
 
 typedef struct tw_clocks {
     int64_t threads, agents, width, strands, blocks; /* blocks: of a cluster */
+    int64_t barrier_count, products, stores; /* products, stores: the first of these agents */
     tw_meeting *meetings; /* of each block, and of the cluster */
     int32_t *clocks, *now, *published; /* published: the time before which a thread's writes may be accessed by engines */
     int32_t *reaching; /* [block][thread]: when a thread last arrived at a barrier of the block, or read its part of a cluster's buffer */
@@ -50,6 +56,7 @@ typedef struct tw_clocks {
     void **operands;
     tw_flight *flights;
     int64_t flying, capacity;
+    tw_storing *storing; /* of each strand */
     void (*body)(const void *environment, int64_t first);
     const void *environment;
 } tw_clocks;
@@ -345,7 +352,7 @@ void tw_free_shadows(const tw_buffer *b) {
 void tw_start_clocks(tw_state *s, int64_t threads, int64_t width, int64_t barriers, int64_t blocks) {
     tw_clocks *const c = s->clocked = calloc(1, sizeof *c);
     c->threads = threads, c->width = width, c->strands = threads / width, c->blocks = blocks;
-    c->agents = threads + barriers + c->strands;
+    c->barrier_count = barriers, c->products = threads + barriers, c->stores = c->products + c->strands, c->agents = c->stores + c->strands;
     c->clocks = calloc((size_t)(threads * c->agents), sizeof *c->clocks);
     c->now = calloc((size_t)c->agents, sizeof *c->now);
     c->published = calloc((size_t)threads, sizeof *c->published);
@@ -356,6 +363,7 @@ void tw_start_clocks(tw_state *s, int64_t threads, int64_t width, int64_t barrie
         c->barriers[i].gathered = calloc((size_t)c->agents, sizeof *c->now);
         c->barriers[i].released = calloc((size_t)c->agents, sizeof *c->now);
     }
+    c->storing = calloc((size_t)c->strands, sizeof *c->storing);
     c->all = calloc((size_t)c->strands, sizeof *c->all);
     for (int64_t i = 0; i < c->strands; ++i)
         c->all[i].stack = malloc((size_t)TW_STACK_BYTES);
@@ -363,13 +371,14 @@ void tw_start_clocks(tw_state *s, int64_t threads, int64_t width, int64_t barrie
 
 void tw_end_clocks(tw_state *s) {
     tw_clocks *const c = s->clocked;
-    for (int64_t i = 0; i < c->agents - c->threads - c->strands; ++i) {
+    for (int64_t i = 0; i < c->barrier_count; ++i) {
         free(c->barriers[i].gathered);
         free(c->barriers[i].released);
     }
     for (int64_t i = 0; i < c->strands; ++i)
         free(c->all[i].stack);
-    free(c->clocks), free(c->now), free(c->published), free(c->reaching), free(c->barriers), free(c->meetings), free(c->all), free(c->flights), free(c);
+    free(c->clocks), free(c->now), free(c->published), free(c->reaching), free(c->barriers), free(c->meetings), free(c->all), free(c->flights), free(c->storing);
+    free(c);
 }
 
 static void tw_merge(const tw_clocks *c, int32_t *into, const int32_t *from) {
@@ -454,7 +463,7 @@ void tw_signal(tw_state *s, const tw_buffer *b, int64_t offset, int64_t first, i
     if (!barrier)
         return;
     tw_clocks *const c = s->clocked;
-    const int64_t each = (c->agents - c->threads - c->strands) / c->blocks;
+    const int64_t each = c->barrier_count / c->blocks;
     c->reaching[(barrier - c->barriers) / each * c->threads + s->thread] = c->now[s->thread];
     tw_merge(c, barrier->gathered, tw_known(s));
     tw_tick(s);
@@ -552,6 +561,50 @@ void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buff
     c->actor = 0;
 }
 
+/* A store of a box, which takes place at once; until its group was awaited the engine may still read shared memory. What is outside of the tensor is
+   neither read nor stored. */
+void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_buffer *to, const tw_map *map, const int64_t *at) {
+    tw_clocks *const c = s->clocked;
+    const int64_t strand = s->thread / c->width;
+    tw_storing *const storing = c->storing + strand;
+    if (storing->thread != TW_NOBODY && storing->thread != s->thread)
+        tw_report(s, TW_STORES, from->id, offset, 1, storing->thread, 0);
+    int64_t elements = 1;
+    for (int64_t i = 0; i < map->rank; ++i)
+        elements *= map->box[i];
+    c->actor = (int32_t)(c->stores + strand), c->stamp = c->now[c->actor] + 1;
+    *storing = (tw_storing){s->thread, c->stamp};
+    for (int64_t n = 0; n < elements; ++n) {
+        int64_t rest = n, target = map->offset, inside = 1;
+        for (int64_t i = 0; i < map->rank; ++i) {
+            const int64_t place = at[i] + rest % map->box[i];
+            rest /= map->box[i];
+            inside &= place >= 0 && place < map->extents[i];
+            target += place * map->strides[i];
+        }
+        if (!inside)
+            continue;
+        const int64_t source = tw_swizzled((offset + n) * map->size, map->swizzle) / map->size;
+        memcpy(tw_write(s, to, target, 1), tw_read(s, from, source, 1), (size_t)map->size);
+    }
+    c->actor = 0;
+}
+
+/* Stores that the thread started since the last time form a group. */
+void tw_commit_stores(tw_state *s) {
+    tw_clocks *const c = s->clocked;
+    if (c->storing[s->thread / c->width].thread == s->thread)
+        ++c->now[c->stores + s->thread / c->width];
+}
+
+/* Of the groups that the thread committed, all but the youngest no longer read shared memory. */
+void tw_await_stores(tw_state *s, int64_t pending) {
+    tw_clocks *const c = s->clocked;
+    const int64_t agent = c->stores + s->thread / c->width;
+    if (c->storing[s->thread / c->width].thread == s->thread && tw_known(s)[agent] < c->now[agent] - pending)
+        tw_known(s)[agent] = (int32_t)(c->now[agent] - pending);
+}
+
 /* Elements of an operand of tensor cores, at strides from a place; element by element because of the swizzle. Each warp must have awaited them. */
 void tw_gather(tw_state *s, void *to, const tw_buffer *b, int64_t place, int64_t dimensions, const int64_t *shape, const int64_t *strides,
     int64_t swizzle) {
@@ -560,7 +613,7 @@ void tw_gather(tw_state *s, void *to, const tw_buffer *b, int64_t place, int64_t
     int64_t count = 1;
     for (int64_t i = 0; i < dimensions; ++i)
         count *= shape[i];
-    c->actor = (int32_t)(c->agents - c->strands + first / c->width), c->stamp = c->now[c->actor] + 1;
+    c->actor = (int32_t)(c->products + first / c->width), c->stamp = c->now[c->actor] + 1;
     for (int64_t n = 0; n < count; ++n) {
         int64_t rest = n, offset = place;
         for (int64_t i = dimensions - 1; i >= 0; --i) {
@@ -584,7 +637,7 @@ const void *tw_read_flying(tw_state *s, const tw_buffer *b, int64_t offset, int6
 
 void *tw_write_flying(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
     tw_clocks *const c = s->clocked;
-    const int64_t group = c->now[c->agents - c->strands + s->thread / c->width] + 1;
+    const int64_t group = c->now[c->products + s->thread / c->width] + 1;
     if (tw_refused(s, b, offset, lanes, 1))
         return s->scratch;
     memset(b->set + offset, 2, (size_t)lanes);
@@ -601,11 +654,11 @@ void *tw_write_flying(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
     return b->data + offset * b->bytes;
 }
 
-void tw_commit_products(tw_state *s) { ++s->clocked->now[s->clocked->agents - s->clocked->strands + s->thread / s->clocked->width]; }
+void tw_commit_products(tw_state *s) { ++s->clocked->now[s->clocked->products + s->thread / s->clocked->width]; }
 
 void tw_await_products(tw_state *s, int64_t pending) {
     tw_clocks *const c = s->clocked;
-    const int64_t first = s->thread, agent = c->agents - c->strands + first / c->width, done = c->now[agent] - pending;
+    const int64_t first = s->thread, agent = c->products + first / c->width, done = c->now[agent] - pending;
     for (int64_t i = first; i < first + c->width; ++i)
         if (c->clocks[i * c->agents + agent] < done)
             c->clocks[i * c->agents + agent] = (int32_t)done;
@@ -649,12 +702,14 @@ void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), const void
     c->body = body, c->environment = environment, s->stopped = c->flying = c->actor = 0;
     for (int64_t i = c->threads; i < c->agents; ++i)
         ++c->now[i]; /* what was not awaited ends with the block */
-    for (int64_t i = 0; i < c->agents - c->threads - c->strands; ++i) {
+    for (int64_t i = 0; i < c->barrier_count; ++i) {
         tw_barrier *const b = c->barriers + i;
         b->bytes = 0;
         memset(b->gathered, 0, (size_t)c->agents * sizeof *b->gathered);
     }
     memset(c->meetings, 0, (size_t)(c->blocks + 1) * sizeof *c->meetings);
+    for (int64_t i = 0; i < c->strands; ++i)
+        c->storing[i] = (tw_storing){TW_NOBODY, 0};
     memset(c->reaching, 0, (size_t)(c->threads * c->blocks) * sizeof *c->reaching);
     memcpy(c->clocks, c->now, (size_t)c->agents * sizeof *c->now);
     tw_join(s, 0, c->threads);
@@ -694,8 +749,13 @@ void tw_run_strands(tw_state *s, void (*body)(const void *, int64_t), const void
     for (int64_t i = 0; i < c->strands; ++i)
         if (!c->all[i].ended)
             return;
-    for (int64_t i = 0; i < c->agents - c->threads - c->strands; ++i)
+    for (int64_t i = 0; i < c->barrier_count; ++i)
         if (c->barriers[i].bytes)
             tw_report(s, TW_BYTES, -2 - i, i, 1, c->barriers[i].bytes, 0);
+    for (int64_t i = 0; i < c->strands; ++i)
+        if (c->storing[i].thread != TW_NOBODY && c->clocks[c->storing[i].thread * c->agents + c->stores + i] < c->storing[i].last) {
+            s->thread = c->storing[i].thread;
+            tw_report(s, TW_STORES, -1, 0, 1, 0, 0);
+        }
     tw_check_ends(s);
 }

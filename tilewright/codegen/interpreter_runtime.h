@@ -13,7 +13,7 @@ void *memset(void *, int, size_t);
 
 enum {
     TW_OUT_OF_BOUNDS, TW_UNINITIALISED, TW_RACE, TW_BLOCK_RACE, TW_MISALIGNED, TW_DIVERGENCE, TW_READ_ONLY, TW_DEADLOCK, TW_IN_FLIGHT, TW_UNPUBLISHED,
-    TW_BYTES, TW_ENDED
+    TW_BYTES, TW_ENDED, TW_STORES
 };
 enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2, TW_ATOMIC = -3, TW_ATOMIC_BLOCK = -10 };
 enum { TW_GRID = 1, TW_CLUSTER = 2 };
@@ -97,6 +97,9 @@ void tw_signal(tw_state *s, const tw_buffer *b, int64_t offset, int64_t first, i
 void tw_wait(tw_state *s, const tw_buffer *b, int64_t offset, int64_t first, int64_t parity, int64_t count);
 void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buffer *from, const tw_map *map, const int64_t *at, const tw_buffer *b,
     int64_t index, int64_t first);
+void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_buffer *to, const tw_map *map, const int64_t *at);
+void tw_commit_stores(tw_state *s);
+void tw_await_stores(tw_state *s, int64_t pending);
 void tw_gather(tw_state *s, void *to, const tw_buffer *b, int64_t place, int64_t dimensions, const int64_t *shape, const int64_t *strides,
     int64_t swizzle);
 const void *tw_read_flying(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes);

@@ -214,13 +214,14 @@ class GpuRecurrence:
 @dataclass(frozen=True)
 class GpuVariants:
     """Constants of `selection.variants`: for each axis of variants the part of the logarithm of predicted gains that measurements confirmed, nothing
-    where the file has none of `meeting` or `order`."""
+    where the file has none of `meeting`, `order` or `sent`."""
 
     layout: float
     loop: float
     table: float
     meeting: float = 0.0
     order: float = 0.0
+    sent: float = 0.0
 
 
 UNCONFIRMED_VARIANTS = GpuVariants(0.0, 0.0, 0.0)

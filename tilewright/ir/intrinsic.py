@@ -34,7 +34,7 @@ LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "wa
 STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value", "barrier", "map"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin", "address"})
 ORDER: Final = frozenset({"", "commit", "await", "arrive", "barrier", "initialise", "signal", "wait", "publish"})
-ENGINES: Final = frozenset({"", "copies", "products"})
+ENGINES: Final = frozenset({"", "copies", "stores", "products"})
 
 SWIZZLES: Final = (0, 32, 64, 128)
 """Bytes of shared memory among which pieces of 16 are permuted: the 1, 2 or 3 bits of a byte's address above its lowest four are XORed with those
@@ -125,7 +125,8 @@ class Intrinsic:
     parity that is its first value has completed). "publish": what the thread wrote before may be accessed by engines.
 
     `engine`: "" if its threads perform it themselves. "copies": the copy engine accesses the operands at some time until the phase of its barrier
-    operand, to which it reports the bytes, has completed. "products": tensor cores access them at some time until the group that a commit of its
+    operand, to which it reports the bytes, has completed. "stores": the copy engine reads and writes the operands at some time until the group that a
+    commit of the same engine makes of the thread's instructions before it was awaited; the wait is for its reads alone. "products": tensor cores access them at some time until the group that a commit of its
     scope makes of the instructions before it was awaited; those of one scope run in order.
     """
 

@@ -1,7 +1,14 @@
-"""Copies of boxes of tensors from global to shared memory by the copy engine (PTX: cp.async.bulk.tensor, compute capability 9.0).
+"""Copies of boxes of tensors between global and shared memory by the copy engine (PTX: cp.async.bulk.tensor, compute capability 9.0).
 
 One thread starts a copy, whose bytes count for the phase of a barrier (`mbarrier`); who waited for that phase may read the box. Before a box is
 overwritten, all that read it have arrived at another barrier, for which the thread waits. The map (`ir.tensor_map`) says what a box is.
+
+    copy_box(target, map, barrier, ...)     from global to shared memory
+    store_box(source, map, target, ...)     from shared to global memory, after those that wrote the box published it (`mbarrier.publish`)
+    commit_stores()                         the thread's stores since the last commit are a group
+    await_stores(n)                         all but the n youngest groups of the thread have read shared memory, which may be overwritten
+
+What was stored is in global memory when the kernel has ended; a block awaits its stores before it ends, and one thread of a warpgroup starts them all.
 """
 
 from __future__ import annotations
@@ -67,3 +74,66 @@ def copy_box(
         raise ValueError(f"{described.name} has {len(described.extents)} coordinates and {len(described.corners)} offsets of a filter")
     operands = (target, Place(described.name, index_const(0)), barrier, *coordinates, *filters)
     return Invoke(_copying(described, blocks > 1), (*operands, *([index_const(blocks)] if blocks > 1 else [])))
+
+
+@lru_cache(maxsize=256)
+def _storing(described: TensorMap) -> Intrinsic:
+    rank = len(described.extents)
+    function = f"tw_store_box_{rank}"
+    at = [f"at{i}" for i in range(rank)]
+    given = ", ".join(f"int {name}" for name in at)
+    coordinates = ", ".join(f"%{2 + i}" for i in range(rank))
+    inputs = "".join(f', "r"({name})' for name in at)
+    source = f"""static __device__ __forceinline__ void {function}(const void *source, const void *map, {given}) {{
+    asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%0, {{{coordinates}}}], [%1];"
+                 :: "l"(map), "r"({shared_address("source")}){inputs} : "memory");
+}}"""
+    operands = (
+        Operand("source", "shared", "read", described.dtype, (prod(described.box),), swizzle=described.swizzle),
+        Operand("map", "map", "address", described.dtype),
+        Operand("target", "global", "write", described.dtype),
+        *(Operand(name, "value", dtype="i64") for name in at),
+    )
+    line = f"{function}({{source}}, {{map}}, {', '.join(f'{{{name}}}' for name in at)});"
+    text = {"CUDA": Text(line, function, source)}
+    return Intrinsic(f"store of a box of {described.name}", "thread", operands, moved, text, "cp.async.bulk.tensor", REQUIRES, engine="stores")
+
+
+_COMMIT = Intrinsic(
+    "commit stores",
+    "thread",
+    text={"CUDA": Text('asm volatile("cp.async.bulk.commit_group;" ::: "memory");')},
+    key="cp.async.bulk.commit_group",
+    requires=REQUIRES,
+    order="commit",
+    engine="stores",
+)
+_AWAIT = Intrinsic(
+    "await stores",
+    "thread",
+    (Operand("pending", "value", dtype="i64"),),
+    text={"CUDA": Text('asm volatile("cp.async.bulk.wait_group.read {pending};" ::: "memory");')},
+    key="cp.async.bulk.wait_group",
+    requires=REQUIRES,
+    order="await",
+    engine="stores",
+)
+
+
+def store_box(source: Place, described: TensorMap, coordinates: Sequence[Expr]) -> Invoke:
+    """Starts to store a box of shared memory (aligned as in `copy_box`) to the map's buffer; what is outside of the tensor is left out. `coordinates`:
+    of the first element, innermost dimension first."""
+    if described.corners or len(coordinates) != len(described.extents):
+        raise ValueError(f"{described.name}: boxes are stored through a tiled map, at {len(described.extents)} coordinates")
+    target = Place(described.buffer, index_const(described.offset))
+    return Invoke(_storing(described), (source, Place(described.name, index_const(0)), target, *coordinates))
+
+
+def commit_stores() -> Invoke:
+    """Makes the thread's stores since the last commit a group."""
+    return Invoke(_COMMIT)
+
+
+def await_stores(pending: int) -> Invoke:
+    """Waits until at most `pending` of the thread's youngest groups may still read shared memory."""
+    return Invoke(_AWAIT, (index_const(pending),))

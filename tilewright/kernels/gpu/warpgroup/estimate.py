@@ -22,6 +22,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     blocks_of,
     meeting_of,
     registers_of,
+    sent_of,
     shared_bytes_of,
     staged_columns,
     stages_of,
@@ -128,13 +129,16 @@ def width_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
 
 def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCounts, machine: Machine) -> np.ndarray:
     """Cycles of a processor in which a block stores its results, or its share of a tile whose parts meet. From registers a warp's store touches eight
-    rows, or four if swapped."""
-    swapped, meeting = candidates["swapped"] > 0, meeting_of(candidates)
+    rows, or four if swapped; results that the copy engine stores are put in shared memory."""
+    swapped, meeting, sent = candidates["swapped"] > 0, meeting_of(candidates), sent_of(candidates)
     elements = counts.warps * counts.accumulators / np.where(meeting, counts.split, 1)
     lines, across = np.where(swapped, SWAPPED_ROWS, FRAGMENT_ROWS), np.where(swapped, M, staged_columns(candidates["columns"]))
     adjacent = np.where(meeting, block_of(candidates)[1], across)
     shared = meeting | (candidates["staged"] > 0)
-    return store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, shared, machine)
+    stored = store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, shared, machine)
+    put = elements / width_of(facts, candidates)  # instructions, and as many wavefronts of shared memory
+    cycles: np.ndarray = np.where(sent, put, stored)
+    return cycles
 
 
 def pipelined_estimate(
@@ -148,7 +152,7 @@ def pipelined_estimate(
 
     A processor with b blocks (or tiles of `persistent` ones) has floor(b / resident) rounds of resident ones, and a last one with the rest; each
     begins with a latency, if it is not the next tile of persistent blocks, and ends with the stores of its results, which take as long as the bytes
-    through memory or the accesses of level 1. Blocks of a split that meet store a share of their tile each, behind the exchange of `split_seconds`.
+    through memory or the accesses of level 1; or, if the copy engine stores them, until they are in shared memory. Blocks of a split that meet store a share of their tile each, behind the exchange of `split_seconds`.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product
@@ -169,7 +173,10 @@ def pipelined_estimate(
     stored = share * tile * (product.bytes_written + product.epilogue_bytes) / results
     ends = np.where(candidates["persistent"] > 0, 1, rounds) * fitted.end_latencies * memory_latency
     cycles = result_cycles(facts, candidates, counts, machine)
-    stores = each * np.maximum(stored * machine.processors / bandwidth(machine), cycles / machine.clock_hz) / fitted.store_share
+    moved = stored * machine.processors / bandwidth(machine)
+    # the copy engine stores the results of all but the last tile behind the products of the next ones
+    sent, seen = sent_of(candidates), np.where(candidates["persistent"] > 0, 1, rounds)
+    stores = np.where(sent, each * cycles / machine.clock_hz + seen * moved, each * np.maximum(moved, cycles / machine.clock_hz)) / fitted.store_share
     work = Work(counts.steps * steps, ends, each, rounds)
     none = np.zeros(len(each))
     terms = {

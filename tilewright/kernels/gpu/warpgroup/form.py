@@ -17,6 +17,7 @@ from tilewright.ir.region import Storage, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
+from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows, factor, packed
 from tilewright.kernels.schema import Form, form_of
 
@@ -29,7 +30,7 @@ class WarpgroupFacts:
     """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
     whether rows and columns are in memory in the order of the region's axes, as parts of a split are. `grouped`: the channels of another product
     follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros. `pooled`: results that are
-    combined into one that is stored."""
+    combined into one that is stored. `result_bytes`: of an element of results that the copy engine can store; 0 if it cannot."""
 
     product: ContractionFacts
     kind: str
@@ -38,6 +39,7 @@ class WarpgroupFacts:
     ordered: bool
     grouped: bool = False
     pooled: int = 1
+    result_bytes: int = 0
 
     @property
     def element_bytes(self) -> int:
@@ -114,7 +116,9 @@ def factors_form(problem: Problem, machine: Machine, spatial: frozenset[Var] = f
     if kind is None or product.dtype != FLOAT32:
         raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
     grouped = isinstance(first.tensor, Pixels) and first.tensor.groups > 1
-    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped)
+    matrix = result_matrix(product)
+    result_bytes = 0 if matrix is None else size_of(matrix.dtype)
+    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped, result_bytes=result_bytes)
     if grouped and facts.channels * facts.element_bytes % ROW_BYTES[0]:
         raise Unsuitable(f"the channels of a group are not whole {ROW_BYTES[0]} bytes")
     try:

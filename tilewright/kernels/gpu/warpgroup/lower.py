@@ -5,7 +5,7 @@ starts to copy them. A consumer waits until it is full, multiplies its 64 rows b
 the "empty" barrier of that step's stage, with one thread per warp. Blocks of a cluster copy parts of B to all of them, and a stage is empty when the
 consumers of all have arrived. wgmma's first factor, of 64 rows, is A, or B if the schedule is swapped. Elements outside of the factors are zeros, so
 that rows, columns and channels may end anywhere. Results are stored from registers (`gemm/block_result.py`), or, `staged` or added by the blocks
-of a split that meet, through shared memory (`results.py`). With a single producing warp there are
+of a split that meet, through shared memory (`results.py`), or by the copy engine (`sent.py`). With a single producing warp there are
 registers enough for every consumer, so that none have to be moved between warps.
 """
 
@@ -34,6 +34,7 @@ from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.results import ending
+from tilewright.kernels.gpu.warpgroup.sent import matrix_boxes, matrix_map, sending
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
@@ -77,7 +78,8 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
     """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage."""
 
     def maps(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[TensorMap, ...]:
-        return tuple(one.map for one in sides(form, schedule))
+        stored = (matrix_map(form.product, schedule),) if schedule.sent else ()
+        return (*(one.map for one in sides(form, schedule)), *stored)
 
     return lowered(problem, form, schedule, machine, lambda part: warpgroup_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
@@ -97,9 +99,9 @@ def lowered(
     request, given the form's facts.
 
     Raises:
-        Unsuitable: if parts of a split are staged, or computed in turns, or if a cluster shares both copies and a reduction.
+        Unsuitable: if parts of a split are staged, sent, or computed in turns, or if a cluster shares both copies and a reduction.
     """
-    if schedule.split > 1 and (schedule.staged or schedule.persistent):
+    if schedule.split > 1 and (schedule.staged or schedule.sent or schedule.persistent):
         raise Unsuitable("parts of a split are stored as they are, by a block for each tile")
     if schedule.meeting and schedule.cluster > 1:
         raise Unsuitable("blocks that share a reduction have no tile in common")
@@ -183,7 +185,10 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers * schedule.cluster))
         for at in range(stages)
     ]
-    stored = ending(frame.result, schedule, frame.part, group, thread)
+    if schedule.sent:
+        stored = sending(frame.result, schedule, matrix_boxes(frame.result, schedule, frame.first[0], batch, group), group, thread)
+    else:
+        stored = ending(frame.result, schedule, frame.part, group, thread)
     common, placed = (frame.statements, ()) if stored.end else ((), frame.statements)
     body = block(
         [Allocate(Buffer(side.tiles, dtype, stages * side.elements, "shared", alignment=ALIGNMENT)) for side in (left, right)],
@@ -198,13 +203,16 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
-            turns.each(
-                placed,
-                Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
-                For(step, frame.steps, consume),
-                wgmma.await_sums(columns, sums),
-                [last] if turns.most > 1 else [],
-                stored.products,
+            block(
+                turns.each(
+                    placed,
+                    Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
+                    For(step, frame.steps, consume),
+                    wgmma.await_sums(columns, sums),
+                    [last] if turns.most > 1 else [],
+                    stored.products,
+                ),
+                stored.after,
             ),
         ),
         stored.end,

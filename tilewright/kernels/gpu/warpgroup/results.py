@@ -21,11 +21,12 @@ STAGED = "staged"
 
 @dataclass(frozen=True)
 class Ending:
-    """What becomes of the sums `acc` of warpgroups: statements at the beginning of the kernel, those of the warpgroups behind their products, and
-    those of all threads at the end."""
+    """What becomes of the sums `acc` of warpgroups: statements at the beginning of the kernel, those of the warpgroups behind the products of each
+    tile and behind all tiles, and those of all threads at the end."""
 
     beginning: tuple[Statement, ...] = ()
     products: tuple[Statement, ...] = ()
+    after: tuple[Statement, ...] = ()
     end: tuple[Statement, ...] = ()
 
 

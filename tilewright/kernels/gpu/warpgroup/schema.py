@@ -9,7 +9,7 @@ from tilewright.kernels.gpu.warpgroup.features import warpgroup_features
 from tilewright.kernels.gpu.warpgroup.form import warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_warpgroup
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, shared_bytes_of, warpgroup_space
-from tilewright.kernels.gpu.warpgroup.variants import meeting_variants
+from tilewright.kernels.gpu.warpgroup.variants import warpgroup_variants
 from tilewright.kernels.schema import Schema, in_tile_if
 
 WARPGROUP = Schema(
@@ -21,8 +21,8 @@ WARPGROUP = Schema(
     counts=warpgroup_counts,
     estimate=lambda facts, candidates, counts, machine, options: warpgroup_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_warpgroup(problem, form.parts, schedule, machine),
-    within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting),
+    within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting or schedule.sent),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: warpgroup_features(facts, candidates, machine),
-    variants=lambda facts, candidates, machine: meeting_variants(candidates, partial(shared_bytes_of, facts), machine),
+    variants=lambda facts, candidates, machine: warpgroup_variants(facts, candidates, partial(shared_bytes_of, facts), machine),
 )

@@ -22,7 +22,9 @@ from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 
 S = TypeVar("S", int, np.ndarray)
 BARRIER_BYTES = 8
-MEETING = "meeting"
+MEETING, SENT = "meeting", "sent"
+VARIED = {MEETING, SENT}
+"""Axes that only variants have (`variants.py`)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class WarpgroupSchedule:
     `meeting` (0 or 1), they are a cluster and add them themselves, through shared memory. `cluster` blocks of the same columns of n each copy a part
     of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
     adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
-    blocks as fit at once; each computes several tiles, and copies for the next one while it stores."""
+    blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent` (0 or 1): without a split, sums go through
+    shared memory as results, which the copy engine stores."""
 
     columns: int
     consumers: int
@@ -43,6 +46,7 @@ class WarpgroupSchedule:
     staged: int = 0
     persistent: int = 0
     meeting: int = field(default=0, metadata={"omitted": 0})
+    sent: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def rows(self) -> int:
@@ -84,13 +88,15 @@ class Consuming(Protocol):
     @property
     def persistent(self) -> int: ...
     @property
+    def sent(self) -> int: ...
+    @property
     def threads(self) -> int: ...
 
 
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
-    taken = {"meeting": schedule.meeting, "swapped": schedule.swapped, "staged": schedule.staged, "persistent": schedule.persistent}
-    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * number for name, number in taken.items())
+    taken = ("meeting", "swapped", "staged", "sent", "persistent")
+    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * getattr(schedule, name) for name in taken)
 
 
 TILE_AXES = {
@@ -151,13 +157,22 @@ def ways_of(facts: WarpgroupFacts) -> dict[str, np.ndarray]:
 
 def no_candidates(schedule: Any) -> dict[str, np.ndarray]:
     """The columns of an empty space of a type of schedules."""
-    return {entry.name: np.zeros(0, np.int64) for entry in fields(schedule) if entry.name != MEETING}
+    return {entry.name: np.zeros(0, np.int64) for entry in fields(schedule) if entry.name not in VARIED}
 
 
 def meeting_of(candidates: Columns) -> np.ndarray:
-    """Whether the blocks of a split meet. Only variants have the axis (`variants.py`)."""
-    meeting: np.ndarray = candidates[MEETING] > 0 if MEETING in candidates else np.zeros(length(candidates), bool)
-    return meeting
+    """Whether the blocks of a split meet."""
+    return _taken(candidates, MEETING)
+
+
+def sent_of(candidates: Columns) -> np.ndarray:
+    """Whether the copy engine stores the results."""
+    return _taken(candidates, SENT)
+
+
+def _taken(candidates: Columns, axis: str) -> np.ndarray:
+    taken: np.ndarray = candidates[axis] > 0 if axis in candidates else np.zeros(length(candidates), bool)
+    return taken
 
 
 def steps_each(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
@@ -177,6 +192,7 @@ def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     stages = stages_of(candidates, steps_each(facts, candidates))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # tiles are aligned to as much
     needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates))
+    needed = needed + sent_bytes_of(candidates, np.prod(block_of(candidates), axis=0), facts.result_bytes)
     return needed
 
 
@@ -197,6 +213,18 @@ def parts_bytes_of(candidates: Columns, bm: np.ndarray, bn: np.ndarray) -> np.nd
     """Bytes of shared memory for a block's part of bm x bn float32 sums, if the blocks of a split meet."""
     needed: np.ndarray = meeting_of(candidates) * bm * (bn + np.asarray(STAGED_PADDING)[candidates["swapped"]]) * size_of(FLOAT32)
     return needed
+
+
+def sent_bytes_of(candidates: Columns, results: np.ndarray, element_bytes: int) -> np.ndarray:
+    """Bytes of shared memory for a block's results, where the copy engine stores them, which are aligned."""
+    needed: np.ndarray = sent_of(candidates) * (results * element_bytes + 1024)
+    return needed
+
+
+def sent_row_bytes(columns: S, swapped: S, element_bytes: int) -> S:
+    """Bytes along n of the boxes in which the copy engine stores a warpgroup's results."""
+    across = (columns + (M - columns) * swapped) * element_bytes
+    return 32 + 32 * (across % 64 == 0) + 64 * (across % 128 == 0)
 
 
 def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
