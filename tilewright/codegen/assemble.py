@@ -5,7 +5,7 @@ Regions that compute the same thing on different values become the same kernel, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from tilewright.codegen.describe import described, parameter
 from tilewright.codegen.lifting import lift_checks
 from tilewright.codegen.source import source_text
 from tilewright.codegen.trips import counted, given, redefined, shared
-from tilewright.ir.expr import INDEX, Expr, Load, Var, checks, constants, loads, rewrite, variables
+from tilewright.ir.expr import INDEX, Expr, Load, checks, constants, loads, rewrite, variables
 from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
@@ -146,20 +146,3 @@ def block(*parts: Statement | Sequence[Statement]) -> Block:
         else:
             flat.extend(block(*part).statements)
     return Block(tuple(flat))
-
-
-def without_unread(root: Statement, read: Set[Var] = frozenset()) -> Statement:
-    """The statement without the variables that nothing in it reads, nor what follows it (`read`), in its blocks and branches outside of loops."""
-    if isinstance(root, If):
-        other = root.otherwise
-        return replace(root, then=without_unread(root.then, read), otherwise=None if other is None else without_unread(other, read))
-    if not isinstance(root, Block):
-        return root
-    kept: list[Statement] = []
-    for statement in reversed(root.statements):
-        inner = without_unread(statement, read)
-        if isinstance(inner, Let) and inner.variable not in read:
-            continue
-        read = read | variables(*expressions(inner))
-        kept.append(inner)
-    return Block(tuple(reversed(kept)))

@@ -126,8 +126,9 @@ class Intrinsic:
 
     `engine`: "" if its threads perform it themselves. "copies": the copy engine accesses the operands at some time until the phase of its barrier
     operand, to which it reports the bytes, has completed. "stores": the copy engine reads and writes the operands at some time until the group that a
-    commit of the same engine makes of the thread's instructions before it was awaited; the wait is for its reads alone. "products": tensor cores access them at some time until the group that a commit of its
-    scope makes of the instructions before it was awaited; those of one scope run in order.
+    commit of the same engine makes of the thread's instructions before it was awaited; the wait is for its reads alone. "products": tensor cores
+    access them at some time until the group that a commit of its scope makes of the instructions before it was awaited; those of one scope run in
+    order.
     """
 
     name: str

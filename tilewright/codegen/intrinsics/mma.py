@@ -2,6 +2,7 @@
 
     mma(type, sums, a, b)           sums[16, 8] += a[16, k] b[k, 8], in float32; k = 8 for "tf32", 16 for "f16" and "bf16"
     ldmatrix(type, target, source)  1, 2 or 4 matrices of 8 rows of 16 bytes from shared memory to the lanes' registers
+    stmatrix(type, target, source)  the same from registers to shared memory
     round_to_tf32(target, value)    the nearest number with 10 bits of mantissa; ties away from zero
     pair_of_tf32(high, low, value)  two such numbers whose sum is the value, but for its last bits
 
@@ -111,6 +112,12 @@ def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: b
     return Invoke(_ldmatrix(dtype, count, transposed), (target, source))
 
 
+def stmatrix(dtype: str, count: int, target: Place, source: Place, transposed: bool = False) -> Invoke:
+    """Stores `count` matrices of 8 rows of 8 elements of 16 bits, the inverse of `ldmatrix`. Lane 8 m + r gives the address of row r of matrix m. A
+    lane holds register lane % 4 of row lane / 4 of every matrix; if `transposed`, of the transposed matrix."""
+    return Invoke(_stmatrix(dtype, count, transposed), (target, source))
+
+
 def round_to_tf32(target: Place, value: Expr) -> Invoke:
     """target = a float32 rounded to the nearest TF32."""
     return Invoke(_ROUND, (target, value))
@@ -196,6 +203,31 @@ def _ldmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
 
     text = {"CUDA": Text(f"{function}({{target}}, {{source}});", function, source)}
     return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", ("sm_75",))
+
+
+@lru_cache(maxsize=16)
+def _stmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
+    if count not in (1, 2, 4) or size_of(dtype) != 2:
+        raise ValueError(f"there is no stmatrix of {count} matrices of {dtype}")
+    row, packed = ROW_BYTES // size_of(dtype), REGISTER_BYTES // size_of(dtype)
+    operands = (
+        Operand("target", "shared", "write", dtype, (row,), lanes=8 * count),
+        Operand("source", "fragment", "read", dtype, (count * packed,)),
+    )
+    suffix = f"x{count}{'.trans' if transposed else ''}"
+    function = f"tw_stmatrix_{dtype}_x{count}{'_transposed' if transposed else ''}"
+    words = ", ".join(f'"r"({register_word(f"source[{i}]", dtype)})' for i in range(count))
+    source = f"""{_QUALIFIER} void {function}(void *target, const {register_type(dtype)} *source) {{
+    asm volatile("stmatrix.sync.aligned.m8n8.{suffix}.shared.b16 [%0], {{{", ".join(f"%{i + 1}" for i in range(count))}}};"
+                 :: "r"((unsigned)__cvta_generic_to_shared(target)), {words} : "memory");
+}}"""
+
+    def meaning(held: Array) -> Array:
+        matrices = held.reshape(LANES["warp"], count, packed).swapaxes(0, 1).reshape(count, 8, row)
+        return (matrices.swapaxes(1, 2) if transposed else matrices).reshape(8 * count, row)
+
+    text = {"CUDA": Text(f"{function}({{target}}, {{source}});", function, source)}
+    return Intrinsic(f"stmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"stmatrix.{suffix}", ("sm_90",))
 
 
 def _nearest(value: Array) -> Array:

@@ -8,7 +8,7 @@ overwritten, all that read it have arrived at another barrier, for which the thr
     commit_stores()                         the thread's stores since the last commit are a group
     await_stores(n)                         all but the n youngest groups of the thread have read shared memory, which may be overwritten
 
-What was stored is in global memory when the kernel has ended; a block awaits its stores before it ends, and one thread of a warpgroup starts them all.
+What was stored is in global memory when the kernel has ended. A block awaits its stores before it ends; one thread of a warpgroup starts all of it.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ _AWAIT = Intrinsic(
 
 
 def store_box(source: Place, described: TensorMap, coordinates: Sequence[Expr]) -> Invoke:
-    """Starts to store a box of shared memory (aligned as in `copy_box`) to the map's buffer; what is outside of the tensor is left out. `coordinates`:
-    of the first element, innermost dimension first."""
+    """Starts to store a box of shared memory (aligned as in `copy_box`) to the map's buffer, without what is outside of the tensor. `coordinates`: of
+    the first element, innermost dimension first."""
     if described.corners or len(coordinates) != len(described.extents):
         raise ValueError(f"{described.name}: boxes are stored through a tiled map, at {len(described.extents)} coordinates")
     target = Place(described.buffer, index_const(described.offset))

@@ -12,7 +12,7 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Place, Statement, Store
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
 PARTS = "parts"
@@ -49,18 +49,12 @@ class BlockResult:
             element = as_lanes(wide, lanes)
         return element, offset
 
-    def store(
-        self, element: Expr, offset: Expr, column: Expr, mapping: Mapping[Var, Expr], atomic: bool = False, place: Place | None = None
-    ) -> list[Statement]:
-        """Stores (or atomically adds) an element at a column of the tile, if it is inside the result. `place`: where, if not at the offset of the
-        result."""
+    def store(self, element: Expr, offset: Expr, column: Expr, mapping: Mapping[Var, Expr], atomic: bool = False) -> list[Statement]:
+        """Stores (or atomically adds) an element at a column of the tile, if it is inside the result."""
 
         def at(n: Var) -> list[Statement]:
             lets, more = named(decode(n, self.form.n))
             everything = {**mapping, **more}
-            if place is not None:
-                shared, (what,) = bind_shared([substitute(element, everything)])
-                return [*lets, *shared, Store(place.buffer, place.offset, what)]
             shared, (where, what) = bind_shared([substitute(offset, everything), substitute(element, everything)])
             return [*lets, *shared, (AtomicAdd if atomic else Store)(self.form.output, where, what)]
 

@@ -136,7 +136,8 @@ def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCoun
     adjacent = np.where(meeting, block_of(candidates)[1], across)
     shared = meeting | (candidates["staged"] > 0)
     stored = store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, shared, machine)
-    put = elements / width_of(facts, candidates)  # instructions, and as many wavefronts of shared memory
+    # wavefronts of shared memory: pairs of 16 bits, and of float32 in two each, or single float32
+    put = elements / (2 if facts.result_bytes == 2 else 1)
     cycles: np.ndarray = np.where(sent, put, stored)
     return cycles
 
@@ -152,7 +153,8 @@ def pipelined_estimate(
 
     A processor with b blocks (or tiles of `persistent` ones) has floor(b / resident) rounds of resident ones, and a last one with the rest; each
     begins with a latency, if it is not the next tile of persistent blocks, and ends with the stores of its results, which take as long as the bytes
-    through memory or the accesses of level 1; or, if the copy engine stores them, until they are in shared memory. Blocks of a split that meet store a share of their tile each, behind the exchange of `split_seconds`.
+    through memory or the accesses of level 1; or, if the copy engine stores them, until they are in shared memory. Blocks of a split that meet store
+    a share of their tile each, behind the exchange of `split_seconds`.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product

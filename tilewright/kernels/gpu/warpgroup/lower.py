@@ -34,7 +34,7 @@ from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.results import ending
-from tilewright.kernels.gpu.warpgroup.sent import matrix_boxes, matrix_map, sending
+from tilewright.kernels.gpu.warpgroup.sent import sending, sent_map
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
@@ -78,7 +78,7 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
     """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage."""
 
     def maps(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[TensorMap, ...]:
-        stored = (matrix_map(form.product, schedule),) if schedule.sent else ()
+        stored = (sent_map(form.product, schedule),) if schedule.sent else ()
         return (*(one.map for one in sides(form, schedule)), *stored)
 
     return lowered(problem, form, schedule, machine, lambda part: warpgroup_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
@@ -186,7 +186,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         for at in range(stages)
     ]
     if schedule.sent:
-        stored = sending(frame.result, schedule, matrix_boxes(frame.result, schedule, frame.first[0], batch, group), group, thread)
+        stored = sending(frame.result, schedule, frame.first[0], batch, group, thread)
     else:
         stored = ending(frame.result, schedule, frame.part, group, thread)
     common, placed = (frame.statements, ()) if stored.end else ((), frame.statements)

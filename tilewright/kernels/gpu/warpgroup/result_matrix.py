@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import linear
+from tilewright.ir.expr import linear, variables
 from tilewright.ir.tensor_map import PIECE_BYTES, TensorMap
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
@@ -26,35 +25,29 @@ class ResultMatrix:
     strides: tuple[int, int]
     offset: int
 
-    def map(self, rows: int, columns: int) -> TensorMap:
-        """Boxes of so many rows and columns of a matrix."""
-        return self.boxes((self.extents[1],), (self.strides[1],), (rows,), columns, self.extents[0], self.strides[0])
-
-    def boxes(
-        self, extents: Sequence[int], strides: Sequence[int], box: Sequence[int], columns: int, batch: int = 1, apart: int = PIECE_BYTES
-    ) -> TensorMap:
-        """Boxes of dimensions that the rows are divided into, outermost first, and columns."""
-        inner = self.extents[2], *reversed(extents)
-        return TensorMap(
-            "map_sent", self.buffer, self.dtype, (*inner, batch), (1, *reversed(strides), apart), (columns, *reversed(box), 1),
-            columns * size_of(self.dtype), self.offset,
-        )  # fmt: skip
+    def map(self, rows: int, row_bytes: int) -> TensorMap:
+        """Boxes of so many rows, and of columns of so many bytes."""
+        box = (row_bytes // size_of(self.dtype), rows, 1)
+        return TensorMap("map_sent", self.buffer, self.dtype, self.extents[::-1], (1, *self.strides[::-1]), box, row_bytes, self.offset)
 
 
 def result_matrix(product: ProductForm) -> ResultMatrix | None:
-    """Where the copy engine could store the results; None if they are no such matrix."""
-    if not product.m or len(product.n) != 1 or len(product.batch) > 1:
+    """Where the copy engine can store the results; None if they are no such matrix, or what follows the sum differs from row to row: threads that do
+    not store adjacent results do not read adjacent elements either."""
+    if not product.m or len(product.n) != 1 or len(product.batch) > 1 or product.facts.store_vector < 2:
         return None
     form = linear(product.offset)
     strides = {axis: dict(form.terms).get(axis, 0) for axis in (*product.batch, *product.m, *product.n)}
     row, batch = strides[product.m[-1]], strides[product.batch[0]] if product.batch else PIECE_BYTES
     adjacent = all(strides[outer] == strides[inner] * (inner.extent or 1) for outer, inner in pairwise(product.m))
+    if not variables(product.element).isdisjoint(product.m):
+        return None
     if strides.keys() != dict(form.terms).keys() or strides[product.n[0]] != 1 or min(row, batch) <= 0 or not adjacent:
         return None
     extents = product.facts.batch, product.facts.m, product.facts.n
     found = ResultMatrix(product.output, product.types[product.output], extents, (batch, row), form.constant)
     try:
-        found.map(8, LEAST_ROW_BYTES // size_of(found.dtype))
+        found.map(8, LEAST_ROW_BYTES)
     except ValueError:  # places that are no multiples of 16 bytes
         return None
     return found

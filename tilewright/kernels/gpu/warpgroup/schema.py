@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound, warpgroup_counts, warpgroup_estimate
 from tilewright.kernels.gpu.warpgroup.features import warpgroup_features
 from tilewright.kernels.gpu.warpgroup.form import warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_warpgroup
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, shared_bytes_of, warpgroup_space
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, warpgroup_space
 from tilewright.kernels.gpu.warpgroup.variants import warpgroup_variants
 from tilewright.kernels.schema import Schema, in_tile_if
 
@@ -24,5 +22,5 @@ WARPGROUP = Schema(
     within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting or schedule.sent),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: warpgroup_features(facts, candidates, machine),
-    variants=lambda facts, candidates, machine: warpgroup_variants(facts, candidates, partial(shared_bytes_of, facts), machine),
+    variants=warpgroup_variants,
 )

@@ -88,15 +88,13 @@ class Consuming(Protocol):
     @property
     def persistent(self) -> int: ...
     @property
-    def sent(self) -> int: ...
-    @property
     def threads(self) -> int: ...
 
 
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
     taken = ("meeting", "swapped", "staged", "sent", "persistent")
-    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * getattr(schedule, name) for name in taken)
+    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * getattr(schedule, name, 0) for name in taken)
 
 
 TILE_AXES = {
@@ -219,12 +217,6 @@ def sent_bytes_of(candidates: Columns, results: np.ndarray, element_bytes: int) 
     """Bytes of shared memory for a block's results, where the copy engine stores them, which are aligned."""
     needed: np.ndarray = sent_of(candidates) * (results * element_bytes + 1024)
     return needed
-
-
-def sent_row_bytes(columns: S, swapped: S, element_bytes: int) -> S:
-    """Bytes along n of the boxes in which the copy engine stores a warpgroup's results."""
-    across = (columns + (M - columns) * swapped) * element_bytes
-    return 32 + 32 * (across % 64 == 0) + 64 * (across % 128 == 0)
 
 
 def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:

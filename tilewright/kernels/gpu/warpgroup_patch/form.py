@@ -179,7 +179,7 @@ def _pooled(problem: Problem, pooling: Pooling, form: PatchForm) -> Form[PatchFa
         epilogue_bytes=facts.epilogue_bytes + bytes_touched([element], pool.axes, problem.values),
         epilogue_flops=facts.epilogue_flops + 1 + expression_flops(element) / combined,
     )
-    base = replace(form.facts.base, product=facts, pooled=combined, result_bytes=0)
+    base = replace(form.facts.base, product=facts, pooled=combined)
     found = replace(form.facts, base=base, windows=windows)
     types: Mapping[str, str] = {**product.types, output: problem.values[output].dtype}
     product = replace(product, output=output, facts=facts, types=types)

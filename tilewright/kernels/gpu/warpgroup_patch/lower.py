@@ -8,7 +8,6 @@ were begun and its own have completed; a patch, when the first products with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from tilewright.codegen.assemble import block
@@ -29,9 +28,8 @@ from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import Ending, ending
-from tilewright.kernels.gpu.warpgroup.sent import Boxes, PlacedRow, columns_of, required_matrix, sending
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
-from tilewright.kernels.gpu.warpgroup_patch.pixels import Position, Positions, patch_of, positions_of, row_of, rows_at
+from tilewright.kernels.gpu.warpgroup_patch.pixels import patch_of, positions_of, rows_at
 from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
@@ -42,61 +40,27 @@ def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, ma
     """One kernel, or two with a workspace if the channels are split; packed weights are in the storage.
 
     Raises:
-        Unsuitable: as `warpgroup.lower.lowered`; if results are pooled that are not in the registers of one thread; or if the copy engine is to store
-            a tile of which several warpgroups have pixels.
+        Unsuitable: as `warpgroup.lower.lowered`; or if results are pooled that are not in the registers of one thread.
     """
-    if schedule.sent and not (schedule.swapped or schedule.consumers == 1):
-        raise Unsuitable("pixels of several warpgroups are in one box")
-    if form.pooled is not None and (schedule.staged or schedule.sent or schedule.meeting or (schedule.split == 1 and not schedule.swapped)):
+    if form.pooled is not None and (schedule.staged or schedule.meeting or (schedule.split == 1 and not schedule.swapped)):
         raise Unsuitable("windows are pooled in registers alone, of swapped factors")
     return lowered(problem, form, schedule, machine, lambda part: patch_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
 
-def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, ...]:
-    """Of the image, whose boxes are patches, and of the filter; and of the result, if the copy engine stores it."""
+def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
+    """Of the image, whose boxes are patches, and of the filter."""
     pixels, base = form.pixels, form.facts.base
     extents, _ = patch_of(form.facts, schedule)
     box = (base.row_bytes // base.element_bytes, *reversed(extents), 1)
     image = TensorMap("map_a", pixels.buffer, pixels.dtype, pixels.extents[::-1], pixels.strides[::-1], box, base.row_bytes, pixels.offset)
-    weights = form.base.b.map("map_b", schedule.channels // schedule.cluster, base.row_bytes)
-    return (image, weights, image_map_of(form, schedule)) if schedule.sent else (image, weights)
-
-
-def image_map_of(form: PatchForm, schedule: PatchSchedule) -> TensorMap:
-    """The map of the result, whose boxes are a block's tile of an image by columns of its channels.
-
-    Raises:
-        Unsuitable: if it has none.
-    """
-    matrix, outputs = required_matrix(form.product), form.facts.outputs
-    strides = [matrix.strides[1] * prod(outputs[dimension + 1 :]) for dimension in range(-1, len(outputs))]
-    tile = [int(extent) for extent in form.facts.tile(schedule.height, schedule.width)]
-    return matrix.boxes(outputs, strides[1:], tile, columns_of(matrix, schedule), form.facts.images, strides[0])
-
-
-def image_boxes(form: PatchForm, schedule: PatchSchedule, positions: Positions, image: Expr, first: Sequence[Expr], first_n: Expr) -> Boxes:
-    """The boxes of a tile of an image that begins at the positions `first`, from the column `first_n` on."""
-    described = image_map_of(form, schedule)
-    extents = described.box[-2:0:-1]
-
-    def at_row(row: Expr, body: PlacedRow) -> list[Statement]:
-        def at(position: Position) -> list[Statement]:
-            lets, mapping = named(decode(row_of(form.facts, position.image, position.where), form.product.m))
-            within: Expr = index_const(0)
-            for offset, extent in zip(position.within, extents, strict=True):
-                within = within * extent + offset
-            return [*lets, *body(mapping, within)]
-
-        return positions(row, at)
-
-    return Boxes(described, lambda column: (first_n + column, *reversed(first), image), at_row)
+    return image, form.base.b.map("map_b", schedule.channels // schedule.cluster, base.row_bytes)
 
 
 def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, Launch]:
     """The body of the kernel, of up to `most` blocks. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, base, product, columns = form.facts, form.facts.base, form.product, schedule.columns
     dtype, depth, wide = STORED[base.kind], DEPTHS[base.kind], base.row_bytes // base.element_bytes
-    image_map, filter_map, *_ = maps(form, schedule)
+    image_map, filter_map = maps(form, schedule)
     _, pitches = patch_of(facts, schedule)
     each = -(-facts.chunks // schedule.split)
     cluster, part_size = schedule.cluster, prod(filter_map.box)
@@ -199,13 +163,11 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         for name, count in (("full", 1), ("empty", arrivals if kind else arrivals * cluster))
         for at in range(number)
     ]
-    positions, first_n = positions_of(facts, schedule, image, first), tile_n * schedule.channels
+    positions = positions_of(facts, schedule, image, first)
     at_row = rows_at(form, positions)
-    result = BlockResult(product, {**bind, order[0]: part}, schedule.pixels, schedule.channels, first_n, at_row)
+    result = BlockResult(product, {**bind, order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
     if form.pooled is not None:
         stored = Ending(products=tuple(store_pooled(form, schedule, result, positions, group, thread)))
-    elif schedule.sent:
-        stored = sending(result, schedule, image_boxes(form, schedule, positions, image, first, first_n), group, thread)
     else:
         stored = ending(result, schedule, part, group, thread)
     common, placed = (statements, []) if stored.end else ([], statements)
@@ -222,16 +184,13 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
-            block(
-                turns.each(
-                    placed,
-                    Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
-                    For(chunk, chunks, consume),
-                    wgmma.await_sums(columns, sums),
-                    [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
-                    stored.products,
-                ),
-                stored.after,
+            turns.each(
+                placed,
+                Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
+                For(chunk, chunks, consume),
+                wgmma.await_sums(columns, sums),
+                [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
+                stored.products,
             ),
         ),
         stored.end,

@@ -16,11 +16,10 @@ from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
 
 @dataclass(frozen=True)
 class Position:
-    """An image, and a position of its result along each dimension, and within the block's tile."""
+    """An image, and a position of its result along each dimension."""
 
     image: Expr
     where: tuple[Expr, ...]
-    within: tuple[Expr, ...]
 
 
 Positions: TypeAlias = Callable[[Expr, Callable[[Position], list[Statement]]], list[Statement]]
@@ -56,22 +55,22 @@ def positions_of(facts: PatchFacts, schedule: PatchSchedule, image: Expr, first:
     def at_row(row: Expr, body: Callable[[Position], list[Statement]]) -> list[Statement]:
         inner = [row // pitch, row % pitch] if pitch else [row]
 
-        def inside(positions: list[Expr], offsets: list[Expr]) -> list[Statement]:
+        def inside(positions: list[Expr]) -> list[Statement]:
             number = len(positions)
             if number == len(tile):
-                return below(image, facts.images, "stored_image", lambda image: body(Position(image, tuple(positions), tuple(offsets))))
+                return below(image, facts.images, "stored_image", lambda image: body(Position(image, tuple(positions))))
             dimension = len(tile) - 1 - number  # the last one first
             within = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
 
             def placed(offset: Expr) -> list[Statement]:
                 def at(position: Expr) -> list[Statement]:
-                    return inside([position, *positions], [offset, *offsets])
+                    return inside([position, *positions])
 
                 return below(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
 
             return below(within, tile[dimension], f"offset{dimension}", placed)
 
-        return inside([], [])
+        return inside([])
 
     return at_row
 

@@ -9,8 +9,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound
-from tilewright.kernels.gpu.warpgroup.space import SENT
-from tilewright.kernels.gpu.warpgroup.variants import Variants, warpgroup_variants
+from tilewright.kernels.gpu.warpgroup.variants import meeting_variants
 from tilewright.kernels.gpu.warpgroup_patch.estimate import patch_counts, patch_estimate
 from tilewright.kernels.gpu.warpgroup_patch.features import patch_features
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts, patch_form
@@ -19,14 +18,10 @@ from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule, patch_sp
 from tilewright.kernels.schema import Schema, in_tile_if
 
 
-def patch_variants(facts: PatchFacts, candidates: Columns, machine: Machine) -> Variants:
-    """As `warpgroup_variants`; none of results that are pooled, which the kernel that adds their parts does; and the copy engine stores those of one
-    product of a batch, and pixels that belong to one warpgroup."""
+def patch_variants(facts: PatchFacts, candidates: Columns, machine: Machine) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Splits whose blocks meet, as `meeting_variants`; none of results that are pooled, which the kernel that adds their parts does."""
     varied = take(candidates, np.zeros(length(candidates), bool)) if facts.windows else candidates
-    variants, origins = warpgroup_variants(facts.base, varied, partial(shared_bytes_of, facts), machine)
-    apart = (variants["swapped"] > 0) | (variants["consumers"] == 1)
-    kept = (variants[SENT] == 0) | apart & (facts.base.product.batch == 1)
-    return take(variants, kept), origins[kept]
+    return meeting_variants(varied, partial(shared_bytes_of, facts), machine)
 
 
 WARPGROUP_PATCH = Schema(
@@ -38,7 +33,7 @@ WARPGROUP_PATCH = Schema(
     counts=patch_counts,
     estimate=lambda facts, candidates, counts, machine, options: patch_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_patches(problem, form.parts, schedule, machine),
-    within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting or schedule.sent),
+    within=in_tile_if(lambda facts, schedule: schedule.staged or schedule.meeting),
     bound=lambda facts, candidates, counts, machine, share: pipelined_bound(facts.base.kind, counts, machine, share),
     features=lambda facts, candidates, machine, options: patch_features(facts, candidates, machine),
     variants=patch_variants,
