@@ -10,7 +10,6 @@ import numpy as np
 
 from tilewright.hardware import machine
 from tilewright.kernels.schema import AnySchema
-from tilewright.selection.learned.gpu import SUFFIXES
 from tilewright.tuning import dataset
 from tilewright.tuning.collecting import ranking_of, to_sample
 from tilewright.tuning.sampling import evenly
@@ -19,8 +18,6 @@ from tilewright.tuning.trials import Job, Outcome, Timing
 H200 = machine("h200")
 SLOWER = 3.0
 NOISE = 0.02
-PACKAGED = len(SUFFIXES) - 1
-"""Models of an H200 in the package: all but that of attention, of which nothing was measured to train one."""
 
 
 @lru_cache(maxsize=1)

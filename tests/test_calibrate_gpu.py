@@ -16,7 +16,7 @@ from torch import nn
 
 import tilewright
 from bench.adapted import TRAIN, fewer, minute, neutral
-from tests.measured_layers import H200, PACKAGED, layer, some
+from tests.measured_layers import H200, layer, some
 from tests.stand_ins import processes
 from tilewright import hardware
 from tilewright.cli import main
@@ -172,7 +172,7 @@ def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
     h200 = hardware.catalogue()["h200"]
     calibration_file.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), h200), h200)
     found = machine("h200")
-    assert found.calibration and learned.models_for(found) == () and len(learned.models_for(h200)) == PACKAGED
+    assert found.calibration and learned.models_for(found) == () and len(learned.models_for(h200)) == len(learned.SUFFIXES)
     assert "learned correction" not in rank(SMALL, found).first().terms
     assert machine("a100").calibration == "", "another GPU has another file"
 
@@ -331,7 +331,7 @@ def test_a_gpu_with_a_model_of_the_package_is_refused_unless_forced(monkeypatch:
     monkeypatch.setattr(calibrate_gpu, "measured", lambda *_: [])
     monkeypatch.setattr(calibrate_gpu, "adapted", compare)
     calibrate(H200, 1.0, force=True)
-    assert compared == [Order(gpu_calibration(H200), learned.models_for(H200))] and len(compared[0].models) == PACKAGED, (
+    assert compared == [Order(gpu_calibration(H200), learned.models_for(H200))] and len(compared[0].models) == len(learned.SUFFIXES), (
         "the order of today includes the package's models"
     )
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.measured_layers import PACKAGED
 from tilewright.errors import InvalidModel
 from tilewright.hardware import calibration
 from tilewright.hardware.calibration import (
@@ -29,7 +28,7 @@ from tilewright.hardware.calibration import (
 )
 from tilewright.hardware.catalogue import catalogue
 from tilewright.hardware.machine import Machine
-from tilewright.selection.learned.gpu import models_for
+from tilewright.selection.learned.gpu import SUFFIXES, models_for
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for path in calibration.FOLDER.glob("*.json") if path.stem != calibration.FALLBACKS)
@@ -79,7 +78,7 @@ def test_machines_of_one_chip_share_what_was_measured() -> None:
     assert gpu_variants(h100) == gpu_variants(h200)
     for part in (gpu_chains, partial(gpu_chains, half=True), gpu_recurrence):
         assert part(h100) == part(h200) and part(h200) is not None, str(part)
-    assert models_for(h100) == models_for(h200) and len(models_for(h200)) == PACKAGED
+    assert models_for(h100) == models_for(h200) and len(models_for(h200)) == len(SUFFIXES)
     for machine in known.values():
         assert machine.measured_as in known and not (known[machine.measured_as].chip), machine.name
         same = known[machine.measured_as]

@@ -30,6 +30,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.kernel import Invoke, Kernel
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.counts import TileCounts
@@ -40,7 +41,7 @@ from tilewright.kernels.schema import Numerics
 from tilewright.partition.canonical import canonical
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import choose, rank
-from tilewright.selection.ranking import Ranking
+from tilewright.selection.ranking import Choice, Ranking
 from tilewright.text import seconds_text
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
@@ -316,16 +317,25 @@ def test_what_tensor_cores_cannot_do_is_refused() -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
 def test_an_encoder_in_a_lower_precision_has_one_kernel(precision: str) -> None:
-    """The prediction that decides about the region knows the types in which its values are stored."""
+    """The prediction by formulas that decides about the region knows the types in which its values are stored."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph, _ = simplify(read(bert.EncoderLayer(128, 2, 256).eval(), (torch.randn(2, 128, 128),)).graph)
     numerics = Numerics(tf32=precision == "tf32")
-    program = plan_program(graph, H200, 1, partial(choose, numerics=numerics), precision, numerics)
+    chosen: list[Problem] = []
+
+    def noted(problem: Problem, machine: Machine, threads: int) -> Choice:
+        if problem.region.kind == "attention":
+            chosen.append(problem)
+        return choose(problem, machine, threads, numerics)
+
+    program = plan_program(graph, H200, 1, noted, precision, numerics)
     (made,) = (lowered for lowered in program.regions if lowered.region.kind == "attention")
     assert made.schedule.startswith("tensor attention") and made.predicted_seconds is not None
     (reason,) = (reason for reason in made.region.reasons if "predicted in one kernel" in reason)
-    assert f"{seconds_text(made.predicted_seconds)} predicted in one kernel" in reason
+    (problem,) = chosen
+    formulas = rank(problem, H200, numerics=numerics, learned=False).first().seconds
+    assert f"{seconds_text(formulas)} predicted in one kernel" in reason
 
 
 def test_bound_by_hand() -> None:

@@ -15,12 +15,13 @@ from tests.measured_layers import H200, layer, measured, slow, some
 from tests.stand_ins import processes
 from tilewright.cli import main
 from tilewright.errors import InvalidInput, InvalidModel
-from tilewright.hardware import is_present
+from tilewright.hardware import is_present, machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.features import MISSING, RECORDS, features
 from tilewright.kernels.registry import schedule_types
+from tilewright.selection.choice import rank
 from tilewright.selection.learned import gpu as learned
 from tilewright.selection.learned.gpu import ATTENTION_SUFFIX, STREAMS_SUFFIX, described, model_of, refined
 from tilewright.selection.learned.hybrid import Learned, Samples, load, train
@@ -30,7 +31,7 @@ from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.refit import TILED
 from tilewright.tuning.sampling import random_workloads
 from tilewright.tuning.training import ATTENTIVE, RECIPE, STREAMED, held_out, part_of, quality, samples, samples_by_model, samples_of, with_trees
-from tilewright.tuning.workloads import Attention, Elementwise, Linear, Pool, Rows, Workload, problem_of, text_of
+from tilewright.tuning.workloads import Attention, Elementwise, Linear, Pool, Rows, Workload, numerics_of, problem_of, text_of
 
 SMALL = layer(32, 32, 8)
 FEW = with_trees(RECIPE, 12)
@@ -379,6 +380,17 @@ def test_attention_on_tensor_cores_has_a_model_of_its_own(
         assert corrected == {"attention on tensor cores"} and next(iter(ranking)).schedule.warps >= 4
     finally:
         model_of.cache_clear()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize(("target", "known"), [("h200", True), ("h100", True), ("a100", False), ("rtx4090", False)])
+def test_the_package_ranks_attention_on_tensor_cores_by_a_model_where_it_was_measured(precision: str, target: str, known: bool) -> None:
+    workload = Attention(1, 12, 197, 197, 64, precision=precision)
+    here, numerics = machine(target), numerics_of(workload)
+    learned_order, formulas = (rank(problem_of(workload), here, numerics=numerics, learned=learned) for learned in (True, False))
+    assert learned_order.first().schema.name == formulas.first().schema.name == "attention on tensor cores"
+    assert "learned correction" not in formulas.first().terms and ("learned correction" in learned_order.first().terms) == known
+    assert (learned_order.first().seconds == formulas.first().seconds) != known
 
 
 def test_each_model_corrects_the_schemas_that_it_covers(
