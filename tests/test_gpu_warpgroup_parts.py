@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields, replace
 from itertools import islice, pairwise
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,21 +23,24 @@ from tests.test_gpu_warpgroup import LAYERS, TF32, as_interpreted, check_tf32, c
 from tests.test_half_modules import EACH_TYPE, TYPES, in_type
 from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
-from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, GpuVariants
+from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, gpu_variants
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Invoke, Kernel, statements
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length, take
+from tilewright.kernels.gpu.warpgroup import estimate
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_of
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.schema import USUAL, Options, form_of
 from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Choice
 from tilewright.selection.variants import VARIED, with_variants
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
+from tilewright.tuning.workloads import Convolution, numerics_of, problem_of
 
-H200 = machine("h200")
+H200, A100 = machine("h200"), machine("a100")
 
 MEETING = (
     WarpgroupSchedule(32, 1, 2, split=2, meeting=1),
@@ -131,26 +135,67 @@ def test_any_candidate_whose_parts_meet_is_as_good_as_pytorch(seed: int, dtype: 
 @pytest.mark.in_turns(2)
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 @pytest.mark.parametrize("target", ["h100", "h200"])
-def test_parts_meet_only_by_trials(target: str, precision: str) -> None:
-    """Directly behind what they vary, and first only where measurements confirmed their gain."""
+def test_parts_meet_where_measurements_confirmed_it(target: str, precision: str) -> None:
+    """By predictions where the GPU's constants say so; without them directly behind what they vary, where only trials reach them."""
     on, seen, chosen = machine(target), 0, 0
     for outputs, channels, size in ((256, 256, 14), (512, 512, 7), (320, 200, 9)):
         problem = convolution_problem(outputs, channels, size, size, 3)
         values = {name: replace(value, dtype="f16" if precision == "fp16" else "f32") for name, value in problem.values.items()}
-        numerics = USUAL.at(precision)
-        ranking = rank(replace(problem, values=values), on, numerics=numerics)
-        assert not getattr(ranking.first().schedule, "meeting", 0)
-        first = list(islice(ranking, 2 * VARIED))
-        for before, choice in pairwise(first):
+        ranking = rank(replace(problem, values=values), on, numerics=USUAL.at(precision))
+        chosen += getattr(ranking.first().schedule, "meeting", 0)
+        bare = replace(ranking, parts=tuple(part for part in ranking.parts if "meeting" not in part.candidates))
+        bare = replace(bare, predicted=ranking.seconds[: bare.candidates])
+        unconfirmed = list(islice(with_variants(bare, UNCONFIRMED_VARIANTS), 2 * VARIED))
+        assert not getattr(unconfirmed[0].schedule, "meeting", 0) and ranking.first().seconds <= unconfirmed[0].seconds
+        for before, choice in pairwise(unconfirmed):
             if getattr(choice.schedule, "meeting", 0):
                 assert before.schedule == replace(choice.schedule, meeting=0) and before.seconds == choice.seconds
                 seen += 1
-        bare = replace(ranking, parts=tuple(part for part in ranking.parts if "meeting" not in part.candidates))
-        bare = replace(bare, predicted=ranking.seconds[: bare.candidates])
-        believed = with_variants(bare, GpuVariants(0.0, 0.0, 0.0, meeting=1.0)).first()
-        chosen += getattr(believed.schedule, "meeting", 0) and believed.seconds < ranking.first().seconds
-        assert [c.schedule for c in islice(with_variants(bare, UNCONFIRMED_VARIANTS), 16)] == [choice.schedule for choice in first]
     assert seen >= 2 and chosen
+
+
+def test_predictions_choose_parts_that_meet_on_an_h200() -> None:
+    workload = Convolution(1, 256, 256, (14, 14), (3, 3), then="relu", precision="fp16")
+    problem, numerics = problem_of(workload), numerics_of(workload)
+    ranking = rank(problem, H200, numerics=numerics)
+    first = ranking.first()
+    assert isinstance(first.schedule, WarpgroupSchedule) and first.schedule.meeting
+    apart = next(choice for choice in ranking if choice.schedule == replace(first.schedule, meeting=0))
+    analytical = {choice.schedule: sum_of(choice) for choice in (first, apart)}
+    confirmed = gpu_variants(H200)
+    assert confirmed is not None and 0 < confirmed.meeting < 1 < confirmed.meeting_alone
+    ratio = analytical[first.schedule] / analytical[apart.schedule]
+    assert first.seconds == pytest.approx(apart.seconds * ratio**confirmed.meeting)
+    assert gpu_variants(A100) is None
+    assert not any(getattr(choice.schedule, "meeting", 0) for choice in islice(rank(problem, A100, numerics=numerics), 200))
+
+
+def sum_of(choice: Choice) -> float:
+    """Analytical seconds of a candidate."""
+    terms = {name: value for name, value in choice.terms.items() if name != "learned correction"}
+    return max(terms.pop("compute"), terms.pop("memory")) + sum(terms.values())
+
+
+def test_steps_of_blocks_that_meet_take_longer_alone_on_a_processor() -> None:
+    form = form_of(WARPGROUP, convolution_problem(512, 512, 14, 14, 3), H200)
+    assert not isinstance(form, Unsuitable) and WARPGROUP.variants is not None
+    options = Options(numerics=TF32)
+    candidates, _ = WARPGROUP.space(form.facts, H200, options)
+    meet, origins = WARPGROUP.variants(form.facts, candidates, H200)
+    apart = take(candidates, origins)
+    terms = {}
+    for name, known in (("own", gpu_variants(H200)), ("none", UNCONFIRMED_VARIANTS)):
+        with mock.patch.object(estimate, "gpu_variants", return_value=known):
+            for which, rows in (("meet", meet), ("apart", apart)):
+                terms[name, which] = WARPGROUP.estimate(form.facts, rows, WARPGROUP.counts(form.facts, rows, H200), H200, options).terms
+    alone, confirmed = WARPGROUP.counts(form.facts, meet, H200).resident == 1, gpu_variants(H200)
+    assert alone.any() and not alone.all() and confirmed is not None
+    compute = terms["own", "meet"]["compute"] / terms["none", "meet"]["compute"]
+    assert compute[alone] == pytest.approx(confirmed.meeting_alone) and (compute[~alone] == 1).all()
+    for name in ("launch", "memory", "drain", "split"):
+        assert (terms["own", "meet"][name] == terms["none", "meet"][name]).all()
+    for name, values in terms["own", "apart"].items():
+        assert (values == terms["none", "apart"][name]).all(), "the learned models were trained with these"
 
 
 @pytest.mark.parametrize("kind", [WARPGROUP.schedule, WARPGROUP_PATCH.schedule])
