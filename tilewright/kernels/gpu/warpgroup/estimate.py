@@ -136,9 +136,7 @@ def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCoun
     adjacent = np.where(meeting, block_of(candidates)[1], across)
     shared = meeting | (candidates["staged"] > 0)
     stored = store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, shared, machine)
-    # wavefronts of shared memory: pairs of 16 bits, and of float32 in two each, or single float32
-    put = elements / (2 if facts.result_bytes == 2 else 1)
-    cycles: np.ndarray = np.where(sent, put, stored)
+    cycles: np.ndarray = np.where(sent, elements / 2, stored)  # a wavefront for the pairs of a warp
     return cycles
 
 
@@ -178,8 +176,8 @@ def pipelined_estimate(
     cycles = result_cycles(facts, candidates, counts, machine)
     moved = stored * machine.processors / bandwidth(machine)
     # the copy engine stores the results of all but the last tile behind the products of the next ones
-    sent, seen = sent_of(candidates), np.where(candidates["persistent"] > 0, 1, rounds)
-    stores = np.where(sent, each * cycles / machine.clock_hz + seen * moved, each * np.maximum(moved, cycles / machine.clock_hz)) / fitted.store_share
+    seen = np.where(sent_of(candidates), each * cycles / machine.clock_hz + moved, each * np.maximum(moved, cycles / machine.clock_hz))
+    stores = seen / fitted.store_share
     work = Work(counts.steps * steps * _meeting_alone(meeting & (counts.resident == 1), machine), ends, each, rounds)
     none = np.zeros(len(each))
     terms = {

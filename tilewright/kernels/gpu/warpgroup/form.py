@@ -30,7 +30,7 @@ class WarpgroupFacts:
     """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
     whether rows and columns are in memory in the order of the region's axes, as parts of a split are. `grouped`: the channels of another product
     follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros. `pooled`: results that are
-    combined into one that is stored. `result_bytes`: of an element of results that the copy engine can store; 0 if it cannot."""
+    combined into one that is stored. `sendable`: whether the copy engine can store the results."""
 
     product: ContractionFacts
     kind: str
@@ -39,7 +39,7 @@ class WarpgroupFacts:
     ordered: bool
     grouped: bool = False
     pooled: int = 1
-    result_bytes: int = 0
+    sendable: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -116,9 +116,8 @@ def factors_form(problem: Problem, machine: Machine, spatial: frozenset[Var] = f
     if kind is None or product.dtype != FLOAT32:
         raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
     grouped = isinstance(first.tensor, Pixels) and first.tensor.groups > 1
-    matrix = result_matrix(product)
-    result_bytes = 0 if matrix is None else size_of(matrix.dtype)
-    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped, result_bytes=result_bytes)
+    sendable = result_matrix(product) is not None
+    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped, sendable=sendable)
     if grouped and facts.channels * facts.element_bytes % ROW_BYTES[0]:
         raise Unsuitable(f"the channels of a group are not whole {ROW_BYTES[0]} bytes")
     try:

@@ -99,9 +99,9 @@ def lowered(
     request, given the form's facts.
 
     Raises:
-        Unsuitable: if parts of a split are staged, sent, or computed in turns, or if a cluster shares both copies and a reduction.
+        Unsuitable: if parts of a split are staged, or computed in turns, or if a cluster shares both copies and a reduction.
     """
-    if schedule.split > 1 and (schedule.staged or schedule.sent or schedule.persistent):
+    if schedule.split > 1 and (schedule.staged or schedule.persistent):
         raise Unsuitable("parts of a split are stored as they are, by a block for each tile")
     if schedule.meeting and schedule.cluster > 1:
         raise Unsuitable("blocks that share a reduction have no tile in common")

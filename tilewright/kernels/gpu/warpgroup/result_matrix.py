@@ -32,9 +32,11 @@ class ResultMatrix:
 
 
 def result_matrix(product: ProductForm) -> ResultMatrix | None:
-    """Where the copy engine can store the results; None if they are no such matrix, or what follows the sum differs from row to row: threads that do
-    not store adjacent results do not read adjacent elements either."""
+    """Where the copy engine can store the results; None if they are no such matrix of 16-bit values, or what follows the sum differs from row to row:
+    threads that do not store adjacent results do not read adjacent elements either."""
     if not product.m or len(product.n) != 1 or len(product.batch) > 1 or product.facts.store_vector < 2:
+        return None
+    if size_of(product.types[product.output]) != 2:
         return None
     form = linear(product.offset)
     strides = {axis: dict(form.terms).get(axis, 0) for axis in (*product.batch, *product.m, *product.n)}

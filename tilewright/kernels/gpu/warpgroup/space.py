@@ -34,8 +34,8 @@ class WarpgroupSchedule:
     `meeting` (0 or 1), they are a cluster and add them themselves, through shared memory. `cluster` blocks of the same columns of n each copy a part
     of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
     adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
-    blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent` (0 or 1): without a split, sums go through
-    shared memory as results, which the copy engine stores."""
+    blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent` (0 or 1): in persistent blocks, sums
+    go through shared memory as results of 16 bits, which the copy engine stores."""
 
     columns: int
     consumers: int
@@ -103,6 +103,8 @@ TILE_AXES = {
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
 }
+SENT_BYTES = 2
+"""Of an element of results that the copy engine stores."""
 STAGED_COLUMNS = 32
 """Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
 STAGED_PADDING = (8, 4)
@@ -185,12 +187,12 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: tiles, two barriers a stage, and sums on their way."""
+    """Bytes of shared memory per block: tiles, two barriers a stage, and sums or results on their way."""
     rows = sum(block_of(candidates))
     stages = stages_of(candidates, steps_each(facts, candidates))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # tiles are aligned to as much
     needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates))
-    needed = needed + sent_bytes_of(candidates, np.prod(block_of(candidates), axis=0), facts.result_bytes)
+    needed = needed + sent_of(candidates) * (np.prod(block_of(candidates), axis=0) * SENT_BYTES + 1024)
     return needed
 
 
@@ -210,12 +212,6 @@ def staged_bytes_of(candidates: Columns) -> np.ndarray:
 def parts_bytes_of(candidates: Columns, bm: np.ndarray, bn: np.ndarray) -> np.ndarray:
     """Bytes of shared memory for a block's part of bm x bn float32 sums, if the blocks of a split meet."""
     needed: np.ndarray = meeting_of(candidates) * bm * (bn + np.asarray(STAGED_PADDING)[candidates["swapped"]]) * size_of(FLOAT32)
-    return needed
-
-
-def sent_bytes_of(candidates: Columns, results: np.ndarray, element_bytes: int) -> np.ndarray:
-    """Bytes of shared memory for a block's results, where the copy engine stores them, which are aligned."""
-    needed: np.ndarray = sent_of(candidates) * (results * element_bytes + 1024)
     return needed
 
 

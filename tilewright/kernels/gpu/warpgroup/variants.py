@@ -22,6 +22,9 @@ from tilewright.kernels.gpu.warpgroup.space import MEETING, SENT, TILE_AXES, sha
 Variants = tuple[dict[str, np.ndarray], np.ndarray]
 """Candidates, and the position of the one that each varies."""
 
+LEAST_STAGES = 3
+"""Stages that a variant keeps of more."""
+
 
 def warpgroup_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
     """Both kinds."""
@@ -42,11 +45,13 @@ def meeting_variants(candidates: Columns, shared_bytes: Callable[[Columns], np.n
 
 
 def sent_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
-    """The candidates without a split whose results the copy engine can store, with as many stages as fit beside these."""
-    left = np.flatnonzero((candidates["split"] == 1) & (facts.result_bytes > 0))
+    """The persistent candidates whose results the copy engine can store, with as many stages as fit beside these, but at least as many as theirs or
+    three: with two, copies no longer hide behind products."""
+    left = np.flatnonzero((candidates["persistent"] > 0) & facts.sendable)
     found: list[Variants] = []
     for stages in sorted(TILE_AXES["stages"], reverse=True):
-        which = left[candidates["stages"][left] >= stages]
+        own = candidates["stages"][left]
+        which = left[(own == stages) | (own > stages) & (stages >= LEAST_STAGES)]
         taken = {SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64), "stages": np.full(len(which), stages)}
         rows = {**take(candidates, which), **taken}
         fits = shared_bytes_of(facts, rows) <= machine.shared_bytes_per_block
