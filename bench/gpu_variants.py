@@ -3,14 +3,16 @@
     python -m bench.gpu_variants [--problems 24] [--seconds 180] [--seed 7] [--name gpu_variants_h200]
     python -m bench.gpu_variants --only warpgroups --precisions fp16,bf16,tf32 --classes 3x3,linear,1x1,batch --problems 300 --seconds 190 \
         --name gpu_variants_tensor_h200
+    python -m bench.gpu_variants --only warpgroups --axes sent --precisions fp16,bf16 --classes batch,heavy,linear,wide,1x1,3x3 --problems 400 \
+        --seconds 105 --seed 10 --name gpu_variants_sent_h200
     python -m bench.gpu_variants --fit gpu_variants_tensor_h200
 
 Problems are drawn by a seed; none is a layer on which models are judged. Of each schema that has variants (`kernels/gpu/gemm/variants.py`,
 `kernels/gpu/warpgroup/variants.py`) the first candidate of the ranking that has any, and the first of these with at most two stages, or else the
-second, are measured with every variant that differs in one axis, and the one that is predicted best (`--only` these schemas). All are checked against
-float64 first; those that are right are timed again in turns, and these medians count. A gain is the time of the candidate over that of its variant.
-`confirmed` of an axis is the slope through the origin of the logarithms of measured gains over those of predicted ones, where a gain was predicted:
-the constants of the part "variants" of a machine's calibration file.
+second, are measured with every variant that differs in one axis, and the one that is predicted best (`--only` these schemas and `--axes`). All are
+checked against float64 first; those that are right are timed again in turns, and these medians count. A gain is the time of the candidate over that
+of its variant. `confirmed` of an axis is the slope through the origin of the logarithms of measured gains over those of predicted ones, where a gain
+was predicted: the constants of the part "variants" of a machine's calibration file.
 
 `--fit` measures nothing: of parts that meet it fits `meeting_alone` and `meeting` together to what was measured, by least squares of the logarithms
 of gains, and prints them with the gain of choosing by them, of the problems of the fit and of others (each fifth of the problems left out in turn).
@@ -22,7 +24,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
@@ -43,7 +45,7 @@ from tilewright.kernels.gpu.gemm.space import CLUSTERS
 from tilewright.kernels.gpu.warpgroup.space import MEETING
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import rank
-from tilewright.selection.ranking import Part, Ranking, variants_of
+from tilewright.selection.ranking import Part, Ranking, rows_of, variants_of
 from tilewright.selection.variants import LEAST_GAIN
 from tilewright.tuning import dataset
 from tilewright.tuning.sampling import random_workloads
@@ -61,11 +63,22 @@ FOLDS = 5
 Rows = list[dict[str, Any]]
 
 
-def bases_of(ranking: Ranking, number: int) -> list[int]:
+def variants_with(part: Part, which: np.ndarray, machine: Machine, axes: Collection[str]) -> tuple[Part, np.ndarray, np.ndarray] | None:
+    """As `variants_of`; if `axes` are given, those alone that take one of them."""
+    found = variants_of(part, which, machine)
+    if found is None or not axes:
+        return found
+    variants, origins, ratios = found
+    own = [variants.candidates[axis] > 0 for axis in axes if axis in variants.candidates]
+    kept = np.flatnonzero(np.any(own, axis=0)) if own else np.zeros(0, np.int64)
+    return (rows_of(variants, kept), origins[kept], ratios[kept]) if len(kept) else None
+
+
+def bases_of(ranking: Ranking, number: int, axes: Collection[str]) -> list[int]:
     """Positions of the candidates of one schema that are varied: of the first ones that have variants."""
     start, end = map(int, ranking.starts[number : number + 2])
     first = np.argsort(ranking.seconds[start:end], kind="stable")[:64]
-    found = variants_of(ranking.parts[number], first, ranking.machine)
+    found = variants_with(ranking.parts[number], first, ranking.machine, axes)
     if found is None:
         return []
     order = start + first[np.unique(found[1])]
@@ -79,18 +92,21 @@ def differing(name: str, schedule: Any, base: Any) -> list[str]:
     return [f"{name} {axis} {getattr(schedule, axis)}" for axis in axes if getattr(schedule, axis) != getattr(base, axis)]
 
 
-def varied(problem: Problem, machine: Machine, numerics: Numerics = USUAL, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The candidates to measure: `base`, `schedule`, `axes` that differ (none for the candidate itself) and the predicted gain."""
+def varied(
+    problem: Problem, machine: Machine, numerics: Numerics = USUAL, only: Sequence[str] = (), wanted: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """The candidates to measure: `base`, `schedule`, `axes` that differ (none for the candidate itself) and the predicted gain. `only` these schemas,
+    and the `wanted` axes, if any are given."""
     ranking = rank(problem, machine, numerics=numerics)
     seen: set[str] = set()
     for number, (part, start) in enumerate(zip(ranking.parts, ranking.starts, strict=False)):
         if part.schema.variants is None or part.schema.name in seen or (only and part.schema.name not in only):
             continue
         seen.add(part.schema.name)
-        for at in bases_of(ranking, number):
+        for at in bases_of(ranking, number, wanted):
             base = ranking.choice(at)
             yield {"base": base.schedule, "schedule": base.schedule, "axes": [], "gain": 1.0, "predicted us": 1e6 * base.seconds}
-            found = variants_of(part, np.array([at - int(start)]), machine)
+            found = variants_with(part, np.array([at - int(start)]), machine, wanted)
             if found is None:
                 continue
             variants, _, ratios = found
@@ -245,6 +261,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=180, help="no further problem is begun later")
     parser.add_argument("--only", default="", help="these schemas, such as 'warpgroups,warpgroup patches'")
+    parser.add_argument("--axes", default="", help="variants with these axes alone, such as 'sent'")
     parser.add_argument("--classes", default=",".join(CLASSES), help="of the problems, drawn in turn")
     parser.add_argument("--precisions", default="fp32", help="of the problems, such as fp16,tf32")
     parser.add_argument("--rounds", type=int, default=9)
@@ -260,11 +277,12 @@ def main() -> None:
     results: Rows = []
     begin = time.monotonic()
     with Trials(machine) as trials:
-        classes, precisions, only = (text.split(",") if text else () for text in (options.classes, options.precisions, options.only))
+        listed = (options.classes, options.precisions, options.only, options.axes)
+        classes, precisions, only, axes = (text.split(",") if text else () for text in listed)
         drawn = islice(random_workloads(options.seed, classes, precisions=precisions), options.problems)
         while (workloads := list(islice(drawn, TOGETHER))) and time.monotonic() - begin < options.seconds:
             problems = {text_of(workload): dataset.layer_problem(dataset.layer_of(workload)) for workload in workloads}
-            wanted = {text_of(each): list(varied(problems[text_of(each)], machine, numerics_of(each), only)) for each in workloads}
+            wanted = {text_of(each): list(varied(problems[text_of(each)], machine, numerics_of(each), only, axes)) for each in workloads}
             distinct = {name: dict.fromkeys(entry["schedule"] for entry in entries) for name, entries in wanted.items()}
             jobs = [Job(problems[name], schedule, name) for name, schedules in distinct.items() for schedule in schedules]
             checked: dict[str, dict[Any, Any]] = {name: {} for name in problems}

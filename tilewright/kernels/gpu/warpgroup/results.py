@@ -37,7 +37,7 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
         padded = replace(result, padding=STAGED_PADDING[schedule.swapped])
         put = put_sums(padded, thread_sums(schedule.columns, schedule.swapped, group, thread), part)
         shares = store_shares(padded, part, schedule.split, thread, schedule.threads)
-        return Ending((parts_of(padded, schedule.split),), (put,), (cluster_barrier(), *shares))
+        return Ending((parts_of(padded, schedule.split),), (put,), end=(cluster_barrier(), *shares))
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
     return Ending(products=tuple(store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread))))
