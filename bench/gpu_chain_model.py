@@ -1,6 +1,6 @@
 """Trains the learned correction of chains in 16 bits on a GPU (`partition.tile_features`) with what `bench.gpu_chains` measured.
 
-    python -m bench.gpu_chain_model gpu_chains_float16_1 gpu_chains_float16_2 gpu_chains_float16_w1 gpu_chains_float16_w2
+    python -m bench.gpu_chain_model gpu_chains_float16_1 gpu_chains_float16_2 gpu_chains_float16_w1 gpu_chains_float16_w2 gpu_chains_float16_3
 
 Only random chains train it. The model predicts the time that decides: the predicted seconds of a chain's layers apart, and what the whole program
 took longer with the chain than with them. The table says what models decide of chains on which they were not trained (an eighth at a time): what the

@@ -54,7 +54,7 @@ from bench import half
 from bench.chains import LARGEST_ERROR, LITERATURE, Layer, Links, drawn, inverted, merging, separable, summary, taken
 from bench.common import double_precision_outputs, earlier_results, interleaved_seconds, relative_error, write_results
 from bench.fusion import fusing
-from bench.gpu_half import TOLERANCES
+from bench.gpu_half import OPERATOR_TOLERANCE
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import UNFITTED_CHAINS, GpuChains, gpu_chains
@@ -301,7 +301,7 @@ def measured(links: Links, ahead: Ahead, dtype: str, rounds: int, scratch: Tenso
     with ExitStack() as stack:
         ways = {name: stack.enter_context(tilewright.load(path)) for name, path in ahead.artifacts.items()}
         errors = {name: relative_error([run(*inputs)], reference) for name, run in ways.items()}
-        if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else TOLERANCES["operator"]):
+        if max(errors.values()) > (LARGEST_ERROR if dtype == "float32" else OPERATOR_TOLERANCE):
             raise RuntimeError(f"{links} is wrong: {errors}")
         merged = {name: known[name] for name in ways if name != "separate"}
         row: dict[str, Any] = {"predicted": {"apart": known["separate"]["apart"], "ways": merged}, "errors": errors}

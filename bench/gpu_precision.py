@@ -32,9 +32,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import tilewright
+from bench import half
 from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write_results
 from bench.cpu_networks import OURS, cell, table_of
-from bench.gpu_half import TOLERANCES, is_done
+from bench.gpu_half import OPERATOR_TOLERANCE, is_done
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from bench.recurrent import Workload, layer
 from tilewright.hardware.machine import Machine
@@ -45,6 +46,7 @@ from tilewright.partition.precision import NARROW, Precision, precision_of
 from tilewright.runtime.executable import Executable
 
 EVERYWHERE, AUTOCAST = "everywhere", "autocast"
+TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 STEPS = 64
 SMALL: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType({
     "stem_3": (lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1), nn.SiLU(), nn.Conv2d(24, 48, 3, 2, 1), nn.SiLU()), (1, 3, 160, 160)),
@@ -105,7 +107,7 @@ def ours_everywhere(precision: str, module: nn.Module, inputs: tuple[Tensor, ...
 
 def under_autocast(precision: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     """The module under autocast as a CUDA graph."""
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    dtype = getattr(torch, TYPES[precision])
 
     def call(*given: Tensor) -> Any:
         with torch.autocast("cuda", dtype, cache_enabled=False):
@@ -196,7 +198,7 @@ def main() -> None:
         plans: dict[str, Executable] = {}
         found = compare(
             label, module, example, fresh, [contender(way, precision, plans) for way in ways],
-            TOLERANCES["operator" if name in SMALL or name in RECURRENT else "network"], options.rounds, options.seconds,
+            OPERATOR_TOLERANCE if name in SMALL or name in RECURRENT else half.TOLERANCES[TYPES[precision]], options.rounds, options.seconds,
             partial(cold_seconds, scratch=scratch),
         )  # fmt: skip
         for outcome in found:

@@ -69,7 +69,7 @@ def main() -> None:
         module, inputs = built(name, torch.float32 if rounded else getattr(torch, dtype), batch)
         contenders = [Contender(shares, partial(prefetched, shares, precision=TF32 if rounded else "fp32")) for shares in names]
         results += compare(
-            label_of(name, dtype, batch), module, inputs, inputs, contenders, half.TOLERANCE, options.rounds, options.seconds,
+            label_of(name, dtype, batch), module, inputs, inputs, contenders, half.TOLERANCES[dtype], options.rounds, options.seconds,
             partial(cold_seconds, scratch=scratch),
         )  # fmt: skip
         write_results(options.name, vars(options), results)

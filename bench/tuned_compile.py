@@ -68,7 +68,7 @@ def measure(name: str, batch: int, dtype: str, trials: int, rounds: int, scratch
     errors: dict[str, float] = {}
     for how, executable in (("planned", planned), ("tuned", tuned)):
         errors[how] = relative_error(as_list(executable(*inputs)), expected)
-        if not errors[how] < (LARGEST_ERROR if dtype == "float32" else half.TOLERANCE):
+        if not errors[how] < (LARGEST_ERROR if dtype == "float32" else half.TOLERANCES[dtype]):
             raise ValueError(f"wrong result ({how}), relative error {errors[how]:.1e}")
     for _ in range(rounds):
         for how, executable in (("planned", planned), ("tuned", tuned)):
