@@ -4,7 +4,7 @@
     python -m bench.gpu_variants --only warpgroups --precisions fp16,bf16,tf32 --classes 3x3,linear,1x1,batch --problems 300 --seconds 190 \
         --name gpu_variants_tensor_h200
     python -m bench.gpu_variants --only warpgroups --axes sent --precisions fp16,bf16 --classes batch,heavy,linear,wide,1x1,3x3 --problems 400 \
-        --seconds 105 --seed 10 --name gpu_variants_sent_h200
+        --seconds 70 --seed 10 --name gpu_variants_sent_h200
     python -m bench.gpu_variants --fit gpu_variants_tensor_h200
 
 Problems are drawn by a seed; none is a layer on which models are judged. Of each schema that has variants (`kernels/gpu/gemm/variants.py`,

@@ -64,7 +64,7 @@ def with_schedule(pick: Any, used: list[Any], numerics: Numerics = USUAL, schema
         begin, end = map(int, ranking.starts[own : own + 2])
         numbers: Sequence[int] = range(begin, end)
         varied = variants_of(ranking.parts[own], np.arange(end - begin), machine) if axis else None
-        if varied is not None:
+        if varied is not None and varied[0].candidates[axis].any():
             ranking = Ranking(machine, (varied[0],))
             numbers = np.flatnonzero(varied[0].candidates[axis]).tolist()
         choice = ranking.choice(numbers[pick(len(numbers)) if callable(pick) else 0])

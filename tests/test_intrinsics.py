@@ -21,7 +21,7 @@ from tilewright.codegen.intrinsics import amx, async_copy, barriers, launching, 
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.power import power_of_two
 from tilewright.codegen.intrinsics.prefetch import prefetch
-from tilewright.codegen.intrinsics.tensor_copy import copy_box
+from tilewright.codegen.intrinsics.tensor_copy import await_stores, commit_stores, copy_box, store_box
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Expr, Load, Var, compare, const, select
@@ -60,12 +60,14 @@ def described() -> list[Intrinsic]:
         *(mma.mma(kind, place, place, place) for kind in mma.SHAPES),
         *(mma.ldmatrix(dtype, count, place, place) for dtype in ("f32", "f16", "bf16") for count in (1, 2, 4)),
         *(mma.ldmatrix("f16", count, place, place, True) for count in (1, 2, 4)),
+        *(mma.stmatrix(dtype, count, place, place, transposed) for dtype in ("f16", "bf16") for count in (1, 2, 4) for transposed in (False, True)),
         mbarrier.initialise(place, 1), mbarrier.arrive(place), mbarrier.expect(place, 16), mbarrier.publish(), mbarrier.group_barrier(at(1)),
         *(mbarrier.wait(place, at(0), scope) for scope in ("thread", "warp", "warpgroup")),
         wgmma.fence(), wgmma.commit(), wgmma.await_groups(1), wgmma.await_sums(16, place),
         *(wgmma.multiply(kind, 24, place, place, place, at(0), (wgmma.Tile(128), wgmma.Tile(64))) for kind in wgmma.DEPTHS),
         wgmma.multiply("f16", 64, place, place, place, at(0), (wgmma.Tile(64, False, 512), wgmma.Tile(128, False))),
         copy_box(place, TensorMap("tiled", "x", "f16", (8, 8), (1, 8), (8, 8)), place, [at(0), at(0)]),
+        store_box(place, TensorMap("stored", "x", "f16", (8, 8), (1, 8), (8, 8)), [at(0), at(0)]), commit_stores(), await_stores(1),
         copy_box(place, TensorMap("image", "x", "f16", (8, 8, 8), (1, 8, 64), (8, 8), corners=((0, 0),), steps=(1,)), place, [at(0)] * 3, [at(0)]),
         launching.more_registers(232), launching.fewer_registers(40), launching.wait_for_earlier_kernels(), launching.launch_dependents(),
     ]  # fmt: skip
@@ -89,7 +91,7 @@ def test_descriptions_agree_with_themselves_and_with_the_tables() -> None:
                 if operand.reads
             ]
             (target,) = [operand for operand in intrinsic.operands if operand.writes]
-            assert intrinsic.meaning(*given).shape == (lanes, *target.shape), intrinsic
+            assert intrinsic.meaning(*given).shape == (target.lanes or lanes, *target.shape), intrinsic
 
 
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38, -126.0, -126.5, 127.99)
@@ -146,6 +148,8 @@ def test_an_instruction_takes_the_operands_that_it_describes() -> None:
         Invoke(mma.mma("f16", Place("c", at(0)), Place("a", at(0)), Place("b", at(0))).intrinsic, (Place("c", at(0)), at(0), Place("b", at(0))))
     with pytest.raises(ValueError, match="no ldmatrix of 3"):
         mma.ldmatrix("f16", 3, Place("a", at(0)), Place("s", at(0)))
+    with pytest.raises(ValueError, match="no stmatrix of 4 matrices of f32"):
+        mma.stmatrix("f32", 4, Place("s", at(0)), Place("a", at(0)))
     with pytest.raises(ValueError, match="do not multiply"):
         amx.multiply(amx.tile("c", 16, 16, "f32"), amx.tile("a", 16, 32, "bf16"), amx.tile("b", 8, 32, "bf16"))
 

@@ -1,0 +1,210 @@
+"""Results of products by warpgroups that the copy engine stores: variants in the interpreter, against PyTorch in float64; which candidates have them,
+and where predictions choose them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.draws import draws
+from tests.statements import without
+from tests.test_gpu_half import check, planned
+from tests.test_gpu_warpgroup import FEW, H200, ONE, as_interpreted, compiles, program_of
+from tests.test_half_modules import EACH_TYPE, TYPES, in_type
+from tilewright.codegen.interpreter import run
+from tilewright.hardware import machine
+from tilewright.hardware.calibration import gpu_variants
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.kernel import Invoke, Kernel, statements
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Program, Unsuitable
+from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
+from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup.variants import LEAST_STAGES, sent_variants
+from tilewright.kernels.schema import Options, form_of
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Choice
+from tilewright.tuning.workloads import Convolution, Linear, Workload, numerics_of, problem_of
+
+SENT = (
+    (WarpgroupSchedule(128, 2, 3, persistent=1, sent=1), ONE),
+    (WarpgroupSchedule(256, 2, 3, swapped=1, persistent=1, sent=1), ONE),
+    (WarpgroupSchedule(96, 1, 4, persistent=1, sent=1), ONE),
+    (WarpgroupSchedule(48, 1, 2, persistent=1, sent=1), ONE),
+    (WarpgroupSchedule(64, 2, 3, swapped=1, cluster=2, persistent=1, sent=1), FEW),
+)
+"""Both orders of the factors, rows of a box of 128, 64 and 32 bytes, and a cluster."""
+
+
+def layers(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A convolution between others, so that its channels are innermost: of several tiles, partial ones in both dimensions."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(16, 64, 1), nn.Conv2d(64, 136, 3, padding=1), nn.Hardswish(), nn.Conv2d(136, 16, 1)).to(dtype)
+    return module.eval(), (torch.randn(3, 16, 19, 17).to(dtype),)
+
+
+def with_largest(module: nn.Module, inputs: tuple[torch.Tensor, ...], schedule: WarpgroupSchedule, target: Machine) -> Program:
+    """The program whose region of most operations has the schedule."""
+    sizes: list[float] = []
+
+    def chooser(most: float) -> Callable[[Problem, Machine, int], Choice]:
+        def choose(problem: Problem, on: Machine, threads: int) -> Choice:
+            ranking = rank(problem, on, threads)
+            sizes.append(problem.region.flops())
+            if sizes[-1] != most:
+                return ranking.first()
+            return replace(next(choice for choice in ranking if choice.schema is WARPGROUP), schedule=schedule)
+
+        return choose
+
+    planned(module, inputs, target, chooser(0))
+    return planned(module, inputs, target, chooser(max(sizes)))
+
+
+def stores_of(kernel: Kernel) -> list[Invoke]:
+    return [s for s in statements(kernel.body) if isinstance(s, Invoke) and s.intrinsic.engine == "stores"]
+
+
+def sending(program: Program) -> Kernel:
+    """The only kernel whose results the copy engine stores."""
+    (kernel,) = [kernel for lowered in program.regions for kernel in lowered.kernels if stores_of(kernel)]
+    assert len(kernel.maps) == 3 and kernel.maps[2].buffer == "out"
+    return kernel
+
+
+@pytest.mark.in_turns(2)
+@EACH_TYPE
+@pytest.mark.parametrize("schedule, target", SENT, ids=lambda value: "" if isinstance(value, Machine) else str(value))
+def test_results_that_are_sent(schedule: WarpgroupSchedule, target: Machine, dtype: torch.dtype) -> None:
+    module, inputs = layers(dtype)
+    program = with_largest(module, inputs, schedule, target)
+    sending(program)
+    check(module, inputs, program)
+    compiles(program)
+
+
+@pytest.mark.in_turns(2)
+@pytest.mark.parametrize(
+    ("left_out", "position", "found"),
+    [
+        ("await stores", 0, "race: .* writes shared buffer sent .* stores of the copy engine"),
+        ("await stores", 1, "stores: the block of .* may end while the copy engine reads"),
+        ("publication to engines", 1, "not published: .* sent"),
+        ("warpgroup barrier", 0, "race: .* writes shared buffer sent"),
+        ("warpgroup barrier", 1, "race: .* reads shared buffer sent"),
+        ("commit stores", 0, "stores: the block of"),
+    ],
+)
+def test_what_is_left_out_of_a_store_is_reported(left_out: str, position: int, found: str) -> None:
+    module, inputs = layers(torch.float16)
+    kernel = sending(with_largest(module, inputs, *SENT[0]))
+    of_it = [s for s in statements(kernel.body) if isinstance(s, Invoke) and s.intrinsic.name == left_out]
+    arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
+    whole = run(kernel, arrays)
+    assert whole.is_clean and not whole.unwritten
+    report = run(replace(kernel, body=without(kernel.body, lambda s: s is of_it[position])), arrays)
+    assert any(re.search(found, fault) for fault in report.faults), report.faults
+
+
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
+def test_any_candidate_that_sends_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    random = Random(seed)
+    channels, outputs = random.choice((16, 24, 40, 72)), random.choice((40, 64, 72, 136, 200))
+    target = random.choice((ONE, FEW))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        after = random.choice((nn.ReLU, nn.Hardswish, nn.Identity))()
+        if random.random() < 0.3:
+            first: list[nn.Module] = [nn.Linear(channels, 64), nn.Linear(64, outputs, bias=random.random() < 0.5), after, nn.Linear(outputs, 16)]
+            inputs: tuple[torch.Tensor, ...] = (torch.randn(random.choice((1, 3)), random.randint(150, 400), channels),)
+        else:
+            size = random.choice((1, 3))
+            middle = nn.Conv2d(channels, outputs, size, padding=size // 2, bias=random.random() < 0.5)
+            first = [nn.Conv2d(16, channels, 1), middle, after, nn.Conv2d(outputs, 16, 1)]
+            inputs = (torch.randn(random.choice((1, 2)), 16, random.randint(14, 24), random.randint(14, 24)),)
+    module, inputs = nn.Sequential(*first).to(dtype).eval(), in_type(inputs, dtype)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), used, target=target, axis="sent")
+    assert any(schedule.sent for schedule in used)
+    check(module, inputs, program)
+
+
+def test_which_candidates_have_the_variant() -> None:
+    problem = problem_of(Convolution(64, 64, 128, (56, 56), (3, 3), then="relu", precision="fp16"))
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable) and form.facts.sendable
+    candidates, _ = WARPGROUP.space(form.facts, H200, Options())
+    variants, origins = sent_variants(form.facts, candidates, H200)
+    assert length(variants) and len(set(origins.tolist())) == len(origins)
+    assert (variants["sent"] == 1).all() and (variants["persistent"] == 1).all() and not variants["staged"].any()
+    assert (shared_bytes_of(form.facts, variants) <= H200.shared_bytes_per_block).all()
+    before = candidates["stages"][origins]
+    assert (variants["stages"] <= before).all() and ((variants["stages"] == before) | (variants["stages"] >= LEAST_STAGES)).all()
+    fewer = np.flatnonzero(variants["stages"] < before)
+    assert len(fewer)  # and only because more do not fit
+    more = {name: column[fewer] for name, column in variants.items()} | {"stages": before[fewer]}
+    assert (shared_bytes_of(form.facts, more) > H200.shared_bytes_per_block).all()
+
+
+@pytest.mark.parametrize(
+    ("workload", "sendable"),
+    [
+        (Linear(4096, 256, 512, precision="fp16"), True),
+        (Linear(4096, 256, 512, precision="bf16", then="gelu"), True),
+        (Linear(4096, 256, 512, precision="tf32"), False),  # float32 results
+        (Linear(4096, 256, 516, precision="fp16"), False),  # rows of 1032 bytes
+        (Convolution(8, 64, 128, (28, 28), (3, 3), then="residual", precision="fp16"), False),  # reads as much as it stores
+    ],
+    ids=str,
+)
+def test_results_that_the_copy_engine_can_store(workload: Workload, sendable: bool) -> None:
+    form = form_of(WARPGROUP, problem_of(workload), H200)
+    assert not isinstance(form, Unsuitable)
+    assert form.facts.sendable == sendable == (result_matrix(form.parts.product) is not None)
+
+
+def test_predictions_choose_it_on_an_h200() -> None:
+    """A candidate that sends its results takes the time of the one that it varies, times as much of the predicted gain as was confirmed."""
+    workload = Convolution(64, 64, 128, (112, 112), (3, 3), then="relu", precision="fp16")
+    problem, numerics = problem_of(workload), numerics_of(workload)
+    ranking = rank(problem, H200, numerics=numerics)
+    first = ranking.first()
+    assert isinstance(first.schedule, WarpgroupSchedule) and first.schedule.sent
+    confirmed = gpu_variants(H200)
+    assert confirmed is not None and 0 < confirmed.sent < 1
+    a100 = rank(problem, machine("a100"), numerics=numerics)
+    assert not any(getattr(choice.schedule, "sent", 0) for choice in islice(a100, 200))
+
+
+def test_a_result_without_a_matrix_is_refused() -> None:
+    module, inputs = layers(torch.float16)
+    problem = problem_of(Linear(4096, 256, 516, precision="fp16"))
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable)
+    with pytest.raises(Unsuitable, match="the copy engine cannot store"):
+        WARPGROUP.lower(problem, form, WarpgroupSchedule(128, 2, 3, persistent=1, sent=1), H200)
+
+
+@pytest.mark.gpu
+@EACH_TYPE
+def test_results_that_are_sent_on_the_gpu(dtype: torch.dtype) -> None:
+    module, inputs = layers(dtype)
+    for schedule, target in SENT:
+        program = with_largest(module, inputs, schedule, target)
+        kernel = sending(program)
+        (lowered,) = [lowered for lowered in program.regions if kernel in lowered.kernels]
+        as_interpreted(replace(program, regions=(lowered,)))
