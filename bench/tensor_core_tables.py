@@ -33,8 +33,9 @@ def tensor_heavy() -> Rows:
 
 def tensor_h200() -> Rows:
     """As `tensor_networks`, on an H200, after the models were trained with more layers, and with chains in 16 bits."""
-    files = ("gpu_half_single_float16_h200", "gpu_half_float16_h200_64", "gpu_half_tf32_h200_1", "gpu_half_tf32_h200_64")
-    measured = [entry for file in files for part in (1, 2) for entry in results_of(f"{file}_{part}")]
+    parts = {"gpu_half_single_float16_h200": 3, "gpu_half_float16_h200_64": 3, "gpu_half_tf32_h200_1": 2, "gpu_half_tf32_h200_64": 2}
+    # the third parts have networks of the first two again, later
+    measured = [entry for file, count in parts.items() for part in range(1, count + 1) for entry in results_of(f"{file}_{part}")]
     return tensor_rows(measured, [(dtype, batch) for dtype in TENSOR_TYPES for batch in (1, 64)])
 
 
@@ -80,7 +81,9 @@ def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[s
 
 def tensor_layers() -> Rows:
     """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
-    measured = [row for name in ("fp16_h200", "fp16_h200_64", "tf32_h200_1", "tf32_h200_64") for row in results_of(f"gpu_tensor_layers_{name}")]
+    # the second file of 64 images has most layers of the first again, later
+    files = ("fp16_h200", "fp16_h200_64", "fp16_h200_64_2", "tf32_h200_1", "tf32_h200_64")
+    measured = [row for name in files for row in results_of(f"gpu_tensor_layers_{name}")]
     times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
     columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
     rows = [["layer", *(f"{dtype}, batch {batch}: ours, us; cuDNN / ours" for dtype, batch in columns)]]
