@@ -56,7 +56,7 @@ from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trials import Job
 from tilewright.tuning.tuning import from_records, tune
-from tilewright.tuning.workloads import Convolution
+from tilewright.tuning.workloads import Convolution, numerics_of
 
 H200, A100, V100 = machine("h200"), machine("a100"), machine("v100")
 BASES = (
@@ -387,6 +387,15 @@ def test_the_benchmark_varies_splits_of_16_bit_products() -> None:
     wanted = list(gpu_variants.varied(dataset.layer_problem(dataset.layer_of(workload)), H200, only=("warpgroups",)))
     assert {axis for entry in wanted for axis in entry["axes"]} == {"warpgroups meeting 1"}
     assert all(entry["base"].split in (2, 4, 8) for entry in wanted) and len([entry for entry in wanted if not entry["axes"]]) == gpu_variants.BASES
+
+
+def test_the_benchmark_varies_given_axes_alone() -> None:
+    workload = Convolution(64, 64, 128, (112, 112), (3, 3), then="relu", precision="fp16")
+    problem, numerics = dataset.layer_problem(dataset.layer_of(workload)), numerics_of(workload)
+    wanted = list(gpu_variants.varied(problem, H200, numerics, ("warpgroups",), ("sent",)))
+    assert {axis for entry in wanted for axis in entry["axes"]} == {"warpgroups sent 1"}
+    assert all(entry["base"].persistent and entry["schedule"].sent == bool(entry["axes"]) for entry in wanted)
+    assert not list(gpu_variants.varied(problem, H200, numerics, ("warpgroups",), ("layout",)))
 
 
 def test_the_confirmed_share_is_the_slope_of_measured_gains() -> None:
