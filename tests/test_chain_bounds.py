@@ -27,13 +27,14 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.schema import USUAL, Numerics
-from tilewright.partition import tile_judge
+from tilewright.partition import tile_schedules
 from tilewright.partition.apart import parts_of
 from tilewright.partition.merges import CHAIN, MEASURED_LOSS, Measured, Memory, Policy
 from tilewright.partition.plan import plan_program
 from tilewright.partition.strip_judge import StripJudge, Strips
 from tilewright.partition.strips import reads_all_rows
-from tilewright.partition.tile_judge import LOWERED, SHARES, TileJudge, Tiles, shared_processor
+from tilewright.partition.tile_judge import LOWERED, SHARES, TileJudge, Tiles
+from tilewright.partition.tile_schedules import shared_processor
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Ranking
 
@@ -80,7 +81,7 @@ def parts_are_bounded(judge: TileJudge, problem: Problem) -> None:
     for tiling, bounds in judge.tilings(problem):
         for share, number in product(SHARES, range(len(bounds))):
             with suppress(Unsuitable):
-                part = tiling.repeats[number] * judge._ranking(tiling, number, share).seconds.min(initial=inf)
+                part = tiling.repeats[number] * judge.schedules.ranking(tiling, number, share).seconds.min(initial=inf)
                 through, latency = bounds[number]
                 assert part >= (share * through + latency) * (1 - 1e-12), (tiling.sizes, number, share)
 
@@ -156,12 +157,12 @@ def test_parts_with_equal_facts_have_equal_rankings() -> None:
     module, gpu = nn.Sequential(conv(16, 96), conv(96, 96, 3, 2, 1, 96), conv(96, 24)), machine("h200")
     problem = chain_problem(module, torch.randn(1, 16, 56, 56))
     judge, numerics = TileJudge(gpu, USUAL), replace(USUAL, winograd=False)
-    with mock.patch.object(tile_judge, "rank", side_effect=rank) as asked:
+    with mock.patch.object(tile_schedules, "rank", side_effect=rank) as asked:
         judge.ranked(problem, [])
-    known = [(key, found) for key, found in judge.rankings.items() if isinstance(key, tuple) and key[0] in judge.parts]
+    known = [(key, found) for key, found in judge.schedules.rankings.items() if isinstance(key, tuple) and key[0] in judge.schedules.parts]
     assert asked.call_count < len(known)
     for (part, share, near), found in known:
-        expected = rank(judge.parts[part], shared_processor(gpu, share, near), 1, numerics, learned=False)
+        expected = rank(judge.schedules.parts[part], shared_processor(gpu, share, near), 1, numerics, learned=False)
         assert isinstance(found, Ranking) and np.array_equal(found.seconds, expected.seconds)
 
 

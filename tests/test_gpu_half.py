@@ -37,7 +37,7 @@ from tilewright.kernels.registry import lower
 from tilewright.partition.canonical import canonical
 from tilewright.partition.context import Chooser
 from tilewright.partition.plan import plan_program
-from tilewright.partition.tile_judge import shared_processor
+from tilewright.partition.tile_schedules import shared_processor
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.peers import export_onnx

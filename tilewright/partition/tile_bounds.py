@@ -37,7 +37,7 @@ THROUGHPUT = ("fma", "shared")
 
 def tile_bounds(tiling: Tiling, choices: Sequence[Choice], kernel: Kernel, processor: Machine, machine: Machine) -> Mapping[str, float]:
     """The longest term of the lower bound of a chain's kernel, in seconds under its name, and DeepCuts' limit where the paper has formulas for all of
-    its regions. `choices`: of the regions' parts; `processor`: one of the machine's processors as a machine (`tile_judge.shared_processor`)."""
+    its regions. `choices`: of the regions' parts; `processor`: one of the machine's processors as a machine (`tile_schedules.shared_processor`)."""
     assert kernel.launch is not None
     launch = Launch(tiling.blocks, prod(kernel.launch.block), shared_bytes(kernel))
     parts = [part_of(tiling, number, choice, processor) for number, choice in enumerate(choices)]

@@ -35,7 +35,6 @@ from tilewright.ir.expr import loads, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Unsuitable
-from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
 from tilewright.kernels.gpu.early import beginning_early
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.registry import lower
@@ -47,15 +46,13 @@ from tilewright.partition.tile_bounds import tile_bounds
 from tilewright.partition.tile_cuts import CLUSTERS, axis_of, cut_along, dims_cut, exchanging, extents_of, in_chunks, overlapping, summed
 from tilewright.partition.tile_features import chain_model, corrections, features, sizes_of
 from tilewright.partition.tile_kernel import TileSchedule, lower_tiles
+from tilewright.partition.tile_schedules import THREADS, PartSchedules, seconds_of, shared_processor
 from tilewright.partition.tile_work import product_seconds, tile_work
 from tilewright.partition.tiles import Tiling
 from tilewright.selection.bounds import NO_BOUNDS
-from tilewright.selection.choice import facts_of, rank
 from tilewright.selection.learned.forest import Forest
-from tilewright.selection.ranking import Choice, Ranking
+from tilewright.selection.ranking import Choice
 
-THREADS = (64, 128, 256, 512)
-"""Threads per block that are considered."""
 SIZES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56, 64, 128)
 """Rows of tiles along an axis that are considered if they divide it, besides all of them."""
 SHARES = (1, 2, 4)
@@ -70,8 +67,6 @@ MOST_SUMS = 1 << 14
 """Sums of a tile in chunks beyond which no block keeps them in registers."""
 NO_ROOM = "no tile with schedules of one block size fits into shared memory"
 """Why a chain has no tiles."""
-REGISTERS = 16
-"""Registers per thread for the addresses of tiles, besides those of the regions' kernels."""
 
 
 Least = tuple[float, float]
@@ -120,15 +115,6 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A choice, with the bytes of shared memory and the registers for sums that its kernel takes."""
-
-    choice: Choice
-    shared_bytes: int
-    sums: int
-
-
-@dataclass(frozen=True)
 class _Open:
     """Tiles with a number of resident blocks per processor. least: for each region, and each of THREADS, the seconds that its parts in a tile take at
     least. left: the regions whose parts are not ranked yet; the last is the next. unit: the time if these parts took one second together."""
@@ -151,13 +137,14 @@ class TileJudge:
     machine: Machine
     numerics: Numerics
     counted: Callable[[int], object] = lambda count: None
-    parts: dict[object, Problem] = field(default_factory=dict)
-    """Of equal parts one, with its forms."""
-    rankings: dict[object, Ranking | str] = field(default_factory=dict)
     tiles: dict[object, tuple[float, list[Tiles] | str]] = field(default_factory=dict)
     kernels: dict[object, Lowered | str] = field(default_factory=dict)
 
     scales: ClassVar[bool] = False
+
+    @cached_property
+    def schedules(self) -> PartSchedules:
+        return PartSchedules(self.machine, self.numerics, self.counted)
 
     @cached_property
     def _measured(self) -> Mapping[bool, GpuChains | None]:
@@ -255,7 +242,7 @@ class TileJudge:
             Unsuitable: like `lower_tiles`, and if it cannot be cut so, or no schedules of its regions are possible.
         """
         tiling = self.tiling(problem, schedule)
-        choices = self._possible_choices(tiling, schedule)
+        choices = self.schedules.of(tiling, schedule)
         parts = [lower(tiling.part(number), choice.schedule, self.machine) for number, choice in enumerate(choices)]
         lowered = beginning_early(lower_tiles(tiling, parts, schedule, self.machine), problem, self.machine)
         bounds = partial(tile_bounds, tiling, choices, lowered.kernels[0], shared_processor(self.machine, 1, 0.0), self.machine)
@@ -294,17 +281,10 @@ class TileJudge:
             Unsuitable: as `lower`.
         """
         tiling, share = self.tiling(problem, schedule), schedule.resident
-        choices = self._possible_choices(tiling, schedule)
-        parts = self._parts(tiling, _seconds_of(tiling, choices), share)
+        choices = self.schedules.of(tiling, schedule)
+        parts = self._parts(tiling, seconds_of(tiling, choices), share)
         formulas = _formulas(parts.seconds(UNFITTED_CHAINS, self.machine.clock_hz), parts)
         return features(tiling, sizes_of(tiling), choices, schedule.threads, share, self._places(tiling, share), formulas)
-
-    def _possible_choices(self, tiling: Tiling, schedule: TileSchedule) -> list[Choice]:
-        """The choices for each region's part by a schedule. Raises Unsuitable if there are none."""
-        choices = self._choices(tiling, schedule.threads, schedule.resident)
-        if choices is None:
-            raise Unsuitable(f"no schedules with {schedule.threads} threads leave room for {schedule.resident} blocks on a processor")
-        return choices
 
     def predicted(self, problem: Problem, limit: float = inf, count: int | None = None) -> list[Tiles]:
         """Tiles of a canonical chain by predicted time, without those certain to take longer than `limit` seconds, or than the first `count`. Those
@@ -402,18 +382,13 @@ class TileJudge:
         Raises:
             Unsuitable: if it has none.
         """
-        (*left, number), tiling = tiles.left, tiles.tiling
-        ranking, summing = self._ranking(tiling, number, tiles.share), tiling.chunked and number == len(tiling.cuts) - 1
-        rooms = (self._room(tiling, threads, tiles.share) for threads in THREADS)
-        times = tuple(
-            tiling.repeats[number] * float(_fitting(ranking, threads, *room, summing).min(initial=inf))
-            for threads, room in zip(THREADS, rooms, strict=True)
-        )
+        *left, number = tiles.left
+        times = self.schedules.fastest(tiles.tiling, number, tiles.share)
         return replace(tiles, least=(*tiles.least[:number], times, *tiles.least[number + 1 :]), left=tuple(left))
 
     def _possible(self, tiles: _Open) -> Iterator[Tiles]:
         """The tiles with each number of threads for which schedules of all regions fit, all of whose parts are ranked."""
-        known = {threads: self._choices(tiles.tiling, threads, tiles.share) for threads in THREADS}
+        known = {threads: self.schedules.choices(tiles.tiling, threads, tiles.share) for threads in THREADS}
         yield from self._judged(tiles.tiling, tiles.share, {threads: choices for threads, choices in known.items() if choices is not None})
 
     def _judged(self, tiling: Tiling, share: int, known: Mapping[int, Sequence[Choice]]) -> list[Tiles]:
@@ -423,7 +398,7 @@ class TileJudge:
         exchanged = 0 if tiling.exchanged is None else dims_cut(tiling.cuts)[tiling.exchanged]
         found = []
         for threads, choices in known.items():
-            parts = self._parts(tiling, _seconds_of(tiling, choices), share)
+            parts = self._parts(tiling, seconds_of(tiling, choices), share)
             schedule = TileSchedule(rows, threads, share, chunk, exchanged)
             found.append(Tiles(schedule, parts.seconds(constants, clock), parts, parts.terms(constants, clock)))
         if model is None or not found:
@@ -434,28 +409,6 @@ class TileJudge:
             for (threads, choices), tiles in zip(known.items(), found, strict=True)
         ]
         return [*map(Tiles.corrected, found, corrections(model, np.stack(told)))]
-
-    def _room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
-        """Bytes of shared memory that a block's schedules may use, and registers of a thread."""
-        machine = self.machine
-        room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes)
-        registers = min(machine.registers_per_thread_max, machine.registers_per_processor // (threads * share)) - REGISTERS
-        return room - tiling.shared_bytes - tiling.exchanged_bytes, registers
-
-    def _choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:
-        """The choice for each region's part with that many threads per block; None if a region has none. In chunks the sums of the last region and
-        its shared memory are kept while the others are computed."""
-        last, (room, registers) = len(tiling.cuts) - 1, self._room(tiling, threads, share)
-        found: dict[int, Choice] = {}
-        for number in range(last, -1, -1):
-            summing = tiling.chunked and number == last
-            kept = _chosen(self._ranking(tiling, number, share), threads, room, registers, summing)
-            if kept is None:
-                return None
-            found[number] = kept.choice
-            if summing:
-                room, registers = room - kept.shared_bytes, registers - kept.sums
-        return [found[number] for number in range(last + 1)]
 
     def _parts(self, tiling: Tiling, seconds: float, share: int) -> TileParts:
         machine, problem = self.machine, tiling.problem
@@ -490,41 +443,10 @@ class TileJudge:
             size += repeats * sum(tiling.borders(number)) * tiling.slab(number) * size_of(tiling.problem.values[tiling.cuts[number].result].dtype)
         return met * barrier + 4 * size * share / (self.machine.shared_bytes_per_cycle * self.machine.clock_hz)
 
-    def _ranking(self, tiling: Tiling, number: int, share: int) -> Ranking:
-        """The candidates of a region's part on a share of a processor."""
-        part = tiling.part(number)
-        names = (*part.region.inputs, *part.region.outputs)
-        near = sum(part.values[name].bytes for name in names if name in tiling.storage) / sum(part.values[name].bytes for name in names)
-        key = (same := key_of(part), share, near)
-        if key not in self.rankings:
-            self.rankings[key] = self._ranked(self.parts.setdefault(same, part), share, near)
-        known = self.rankings[key]
-        if isinstance(known, str):
-            raise Unsuitable(known)
-        return known
-
-    def _ranked(self, part: Problem, share: int, near: float) -> Ranking | str:
-        """The candidates of a part, once for all with equal facts; or why there are none."""
-        processor = shared_processor(self.machine, share, near)
-        key = (facts_of(part, processor), share, near)
-        if key not in self.rankings:
-            try:
-                numerics = replace(self.numerics, winograd=False, atomics=False, vendor=False)
-                self.rankings[key] = found = rank(part, processor, 1, numerics, learned=False)
-                self.counted(found.candidates)
-            except Unsuitable as reason:
-                return str(reason)
-        return self.rankings[key]
-
 
 def _formulas(seconds: float, parts: TileParts) -> Mapping[str, float]:
     """What a learned model is told of the formulas: seconds of the chain, and of its parts."""
     return {"chain": seconds, "memory": parts.memory, "exchange": parts.exchange}
-
-
-def _seconds_of(tiling: Tiling, choices: Sequence[Choice]) -> float:
-    """Seconds of a tile's parts."""
-    return sum(times * choice.seconds for times, choice in zip(tiling.repeats, choices, strict=True))
 
 
 def _is_half(regions: Sequence[Region], values: Mapping[str, Value]) -> bool:
@@ -543,55 +465,3 @@ def _is_convolution(region: Region, constants: frozenset[str]) -> bool:
 
     sums = [step for step in region.steps if step.combiner is not None]
     return region.kind in ("contraction", "window") and len(sums) > 0 and all(map(filters, sums))
-
-
-def _fitting(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> np.ndarray:
-    """The seconds of all candidates of a part; infinite if one has another number of threads per block, needs more than `room` bytes of shared memory
-    or more registers, or splits sums among blocks. `summing`: one block holds all sums in registers."""
-    allowed = [np.zeros(0, bool)]
-    for part in ranking.parts:
-        counts = part.counts
-        assert isinstance(counts, LaunchCounts)
-        fits = (counts.threads == threads) & (counts.shared_bytes <= room) & (counts.registers <= registers)
-        if summing:
-            fits &= (counts.blocks == 1) & part.schema.sums
-        allowed.append(fits & (part.candidates["split"] == 1) if "split" in part.candidates else fits)
-    return np.where(np.concatenate(allowed), ranking.seconds, inf)
-
-
-def _chosen(ranking: Ranking, threads: int, room: int, registers: int, summing: bool) -> _Kept | None:
-    """The fastest candidate of a part that fits (`_fitting`); None if none does."""
-    seconds = _fitting(ranking, threads, room, registers, summing)
-    best = int(np.argmin(seconds)) if len(seconds) else 0
-    if not np.isfinite(seconds[best : best + 1]).any():
-        return None
-    number, at = ranking.place(best)
-    counts = ranking.parts[number].counts
-    assert isinstance(counts, LaunchCounts)
-    sums = int(np.ravel(counts.accumulators)[at if np.size(counts.accumulators) > 1 else 0]) if isinstance(counts, TileCounts) else 0
-    return _Kept(ranking.choice(best), int(counts.shared_bytes[at]), sums)
-
-
-def shared_processor(machine: Machine, share: int, near: float) -> Machine:
-    """One processor of a GPU as one of `share` resident blocks sees it. `near`: the part of the bytes that is in shared memory; the rest is in level
-    2."""
-    level_2 = machine.cache(2)
-    assert level_2 is not None
-    rate = 1 / (share * (near / machine.shared_bytes_per_cycle + (1 - near) / level_2.bandwidth))
-    part = machine.processors * share
-    return replace(
-        machine,
-        processors=1,
-        caches=tuple(replace(cache, bandwidth=rate if cache is level_2 else cache.bandwidth / share) for cache in machine.caches),
-        peak_flops={name: peak / part for name, peak in machine.peak_flops.items()},
-        sustained_flops={name: reached / part for name, reached in machine.sustained_flops.items()},
-        blocks_per_processor=1,
-        launch_seconds=0.0,
-        memory_latency_cycles=level_2.latency_cycles,
-        memory_bandwidth=rate * machine.clock_hz,
-        sustained_memory_bandwidth=rate * machine.clock_hz,
-        shared_bytes_per_cycle=machine.shared_bytes_per_cycle / share,
-        schedulers_per_processor=max(machine.schedulers_per_processor // share, 1),
-        fp32_lanes_per_processor=machine.fp32_lanes_per_processor // share,
-        special_lanes_per_processor=max(machine.special_lanes_per_processor // share, 1),
-    )
