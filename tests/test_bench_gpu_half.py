@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import common, gpu_half
+from bench import common, gpu_half, half
 from tilewright import zoo
 
 
@@ -31,3 +31,8 @@ def test_comparisons_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert common.rows_to_resume("one", {**settings, "rounds": 7}) == [], "measured otherwise"
     monkeypatch.setattr(common, "git_commit", lambda: "c1")
     assert common.rows_to_resume("one", settings) == [], "another commit"
+
+
+def test_every_type_has_a_tolerance() -> None:
+    assert half.TOLERANCES.keys() == {"float32", "float16", "bfloat16", gpu_half.TF32} >= set(half.TYPES)
+    assert half.TOLERANCES["float16"] < half.TOLERANCES["bfloat16"]

@@ -3,9 +3,10 @@ and where predictions choose them."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from random import Random
 
@@ -35,6 +36,9 @@ from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, shared_bytes_of
 from tilewright.kernels.gpu.warpgroup.variants import LEAST_STAGES, sent_variants
 from tilewright.kernels.schema import Options, form_of
+from tilewright.runtime.encoding import decode_kernel
+from tilewright.runtime.fields import Field
+from tilewright.runtime.loadable import loadable_kernel
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.workloads import Convolution, Linear, Workload, numerics_of, problem_of
@@ -141,6 +145,98 @@ def test_any_candidate_that_sends_is_as_good_as_pytorch(seed: int, dtype: torch.
     program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), used, target=target, axis="sent")
     assert any(schedule.sent for schedule in used)
     check(module, inputs, program)
+
+
+class Joined(nn.Module):
+    """Two convolutions, one by a matrix product, whose results are joined, and read by a third with filters of `last`."""
+
+    def __init__(self, first: int, second: int, last: int = 1) -> None:
+        super().__init__()
+        self.before, self.wide, self.narrow = nn.Conv2d(16, 24, 1), nn.Conv2d(24, first, 3, padding=1), nn.Conv2d(24, second, 1)
+        self.after = nn.Conv2d(first + second, 16, last, padding=last // 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        return self.after(torch.cat([torch.relu(self.wide(x)), torch.tanh(self.narrow(x))], 1))
+
+
+class Scaled(nn.Module):
+    """What follows the sum differs from column to column, of which the last tile has a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(136, 1, 1))
+        self.before, self.wide, self.after = nn.Conv2d(16, 24, 1), nn.Conv2d(24, 136, 3, padding=1), nn.Conv2d(136, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(torch.nn.functional.gelu(self.wide(self.before(x))) * self.scale)
+
+
+class Batched(nn.Module):
+    """Products of a batch, and of groups."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ x.transpose(1, 2)).sum(2)
+
+
+def grouped() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(16, 64, 1), nn.Conv2d(64, 128, 3, padding=1, groups=2), nn.ReLU(), nn.Conv2d(128, 16, 1))
+
+
+FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "a slice of a concatenation": (lambda: Joined(40, 72), (2, 16, 17, 15), 1),
+    "both slices": (lambda: Joined(64, 64), (2, 16, 17, 15), 1),
+    "slices with a halo": (lambda: Joined(24, 88, 3), (2, 16, 17, 15), 0),
+    "slices at no whole 16 bytes": (lambda: Joined(20, 44), (2, 16, 17, 15), 0),
+    "a scale for each column": (Scaled, (3, 16, 19, 17), 1),
+    "a batch": (Batched, (3, 200, 64), 0),
+    "groups": (grouped, (2, 16, 17, 15), 0),
+    "1-D": (lambda: nn.Sequential(nn.Conv1d(16, 64, 1), nn.Conv1d(64, 72, 5, padding=2), nn.Conv1d(72, 16, 1)), (2, 16, 300), 1),
+    "transposed": (lambda: nn.Sequential(nn.Conv2d(16, 64, 1), nn.ConvTranspose2d(64, 72, 2, 2), nn.Conv2d(72, 16, 1)), (2, 16, 17, 15), 0),
+}
+"""Modules with products whose results are elsewhere than in a matrix of their own, the shape of their input, and least kernels that send."""
+
+
+@pytest.mark.in_turns(3)
+@pytest.mark.parametrize("target", [ONE, FEW], ids=["one", "few"])
+@pytest.mark.parametrize("name", FORMS)
+def test_results_elsewhere(name: str, target: Machine) -> None:
+    make, shape, least = FORMS[name]
+    torch.manual_seed(0)
+    module, inputs = make().half().eval(), (torch.randn(shape).half(),)
+    random = Random(name)
+    program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), [], target=target, axis="sent")
+    assert len([kernel for lowered in program.regions for kernel in lowered.kernels if stores_of(kernel)]) >= least
+    check(module, inputs, program)
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    problem = problem_of(Linear(4096, 256, 512, precision="fp16"))
+    form = form_of(WARPGROUP, problem, H200)
+    assert not isinstance(form, Unsuitable)
+    whole = WarpgroupSchedule(128, 2, 3, persistent=1, sent=1)
+    WARPGROUP.lower(problem, form, whole, H200)
+    for changes in ({"persistent": 0}, {"staged": 1}, {"persistent": 0, "split": 2}, {"persistent": 0, "split": 2, "meeting": 1}):
+        with pytest.raises(Unsuitable, match="the copy engine stores results of persistent blocks"):
+            WARPGROUP.lower(problem, form, replace(whole, **changes), H200)
+
+
+def test_a_ranking_has_every_variant_once() -> None:
+    """A staged candidate and one that is not have the same variant."""
+    for workload in (Convolution(64, 64, 128, (112, 112), (3, 3), then="relu", precision="fp16"), Linear(8192, 512, 512, precision="bf16")):
+        ranking = rank(problem_of(workload), H200, numerics=numerics_of(workload))
+        varied = [part for part in ranking.parts if "sent" in part.candidates]
+        assert varied
+        schedules = [str(choice.schedule) for choice in islice(ranking, 64)]
+        assert len(schedules) == len(set(schedules))
+
+
+def test_an_artifact_keeps_the_map_of_a_result() -> None:
+    module, inputs = layers(torch.float16)
+    kernel = loadable_kernel(sending(with_largest(module, inputs, *SENT[0])))
+    (position, described) = kernel.maps[2]
+    assert kernel.writes[position] and described.name == "map_sent"
+    assert decode_kernel(Field(json.loads(json.dumps(asdict(kernel))), "kernel")) == kernel
 
 
 def test_which_candidates_have_the_variant() -> None:

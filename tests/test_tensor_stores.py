@@ -27,15 +27,16 @@ WARP = Launch((1, 1, 1), (32, 1, 1))
 LANE = thread_variable(WARP)
 
 
-def storing(described: TensorMap, coordinates: tuple[int, ...], omit: str = "", by: int = 1) -> Kernel:
-    """Shared memory is filled with the elements of `box`, in their order, and stored as a box of `x`. `by`: threads that store it."""
+def storing(described: TensorMap, coordinates: tuple[int, ...], omit: str = "", by: int = 1, first: int = 0) -> Kernel:
+    """Shared memory is filled with the elements of `box`, in their order, and stored as a box of `x`. `by`: threads that store it, from the element
+    `first` on."""
     count = described.bytes // size_of(described.dtype)
     i = Var("i", -(-count // 32))
     place: Expr = i * 32 + LANE
     fill = If(compare("lt", place, count), Store("shared", place, Load("box", (place,), described.dtype)))
-    store: list[Statement] = [store_box(Place("shared", at(0)), described, [*map(index_const, coordinates)]), commit_stores()]
+    store: list[Statement] = [store_box(Place("shared", at(first)), described, [*map(index_const, coordinates)]), commit_stores()]
     body = block(
-        Allocate(Buffer("shared", described.dtype, count, "shared", alignment=max(128, 8 * described.swizzle))),
+        Allocate(Buffer("shared", described.dtype, count + first, "shared", alignment=max(128, 8 * described.swizzle))),
         For(i, at(i.extent or 1), fill),
         [] if omit == "publish" else mbarrier.publish(),
         [] if omit == "barrier" else block_barrier(),
@@ -90,6 +91,24 @@ def test_the_interpreter_reports_what_is_wrong_with_a_store(omit: str, by: int, 
     described, coordinates = TILES["f16, 128"]
     report = run(storing(described, coordinates, omit, by), [box_of(described), values(described)], initialised=["x"])
     assert [fault for fault in report.faults if re.search(message, fault)], report.faults
+
+
+MATRIX = TensorMap("map_x", "x", "f16", (64, 24), (1, 64), (64, 24), 128)
+
+
+def test_what_was_stored_is_not_read_in_the_same_block() -> None:
+    """The wait is for the engine's reads, not for what it writes."""
+    kernel = storing(MATRIX, (0, 0))
+    read = block(kernel.body, block_barrier(), Store("out", LANE, Load("x", (LANE,), "f16")))
+    whole = replace(kernel, body=read, parameters=(*kernel.parameters, Buffer("out", "f16", 32, writable=True)))
+    report = run(whole, [box_of(MATRIX), values(MATRIX), np.zeros(32, np.float16)], initialised=["x"])
+    assert any(re.search("race: .* reads global buffer x .* stores of the copy engine", fault) for fault in report.faults), report.faults
+
+
+def test_boxes_are_at_whole_128_bytes() -> None:
+    plain = replace(MATRIX, box=(64, 4), swizzle=0)
+    report = run(storing(plain, (0, 0), first=8), [box_of(plain), values(plain)], initialised=["x"])
+    assert any(re.search("misaligned: .* reads shared buffer shared .* at offset 8", fault) for fault in report.faults), report.faults
 
 
 def test_a_store_takes_a_tiled_map_and_its_coordinates() -> None:

@@ -9,8 +9,9 @@ enum { TW_STACK_BYTES = 16 << 20 };
 
 /* Clocks, for kernels whose threads meet otherwise than all at once. Every agent has a clock, and every thread knows of each agent the time before
    which all its accesses are ordered before those of the thread (`clocks`, [threads][agents]). Agents are the threads; for each barrier in memory the
-   copies that complete on it, whose clock is the number of its completed phases; and for each strand the products of its tensor cores and the stores of
-   the copy engine that one of its threads starts, whose clocks are the numbers of their committed groups. `gathered`: what was known to those that arrived in this phase; `released`: what a thread knows that waited. */
+   copies that complete on it, whose clock is the number of its completed phases; and for each strand the products of its tensor cores and the stores
+   of the copy engine that one of its threads starts, whose clocks are the numbers of their committed groups. `gathered`: what was known to those that
+   arrived in this phase; `released`: what a thread knows that waited. */
 typedef struct {
     int64_t expected, missing, bytes, completed;
     int32_t *gathered, *released;
@@ -521,6 +522,12 @@ static void tw_copy_element(tw_state *s, const tw_buffer *to, int64_t offset, co
     memcpy(tw_write(s, to, tw_swizzled(offset * map->size, map->swizzle) / map->size, 1), value, (size_t)map->size);
 }
 
+/* The engine takes boxes from places at whole 128 bytes. */
+static void tw_check_box(tw_state *s, const tw_buffer *b, int64_t offset, int64_t size, int64_t writes) {
+    if (offset * size % 128)
+        tw_report(s, TW_MISALIGNED, b->id, offset, 1, 0, writes);
+}
+
 /* A copy of a box, which takes place at once; for other agents it is ordered by the phase of the barrier. `at`: its coordinates, then the offsets of
    the filter. */
 void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buffer *from, const tw_map *map, const int64_t *at,
@@ -528,6 +535,7 @@ void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buff
     tw_clocks *const c = s->clocked;
     c->actor = (int32_t)(c->threads + first + index), c->stamp = c->now[c->actor] + 1;
     tw_barrier *const barrier = tw_barrier_at(s, b, index, first);
+    tw_check_box(s, to, offset, map->size, 1);
     if (barrier) {
         int64_t pixels = 1, place[5], row = map->box[0], spatial = map->spatial;
         for (int64_t i = 1; i < (spatial ? 2 : map->rank); ++i)
@@ -561,8 +569,8 @@ void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buff
     c->actor = 0;
 }
 
-/* A store of a box, which takes place at once; until its group was awaited the engine may still read shared memory. What is outside of the tensor is
-   neither read nor stored. */
+/* A store of a box, which takes place at once; until its group was awaited the engine may still read shared memory, and nothing in the block orders
+   what it stores ahead of other accesses. What is outside of the tensor is neither read nor stored. */
 void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_buffer *to, const tw_map *map, const int64_t *at) {
     tw_clocks *const c = s->clocked;
     const int64_t strand = s->thread / c->width;
@@ -574,6 +582,7 @@ void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_b
         elements *= map->box[i];
     c->actor = (int32_t)(c->stores + strand), c->stamp = c->now[c->actor] + 1;
     *storing = (tw_storing){s->thread, c->stamp};
+    tw_check_box(s, from, offset, map->size, 0);
     for (int64_t n = 0; n < elements; ++n) {
         int64_t rest = n, target = map->offset, inside = 1;
         for (int64_t i = 0; i < map->rank; ++i) {
@@ -585,7 +594,10 @@ void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_b
         if (!inside)
             continue;
         const int64_t source = tw_swizzled((offset + n) * map->size, map->swizzle) / map->size;
-        memcpy(tw_write(s, to, target, 1), tw_read(s, from, source, 1), (size_t)map->size);
+        const void *const value = tw_read(s, from, source, 1);
+        c->stamp = INT32_MAX;
+        memcpy(tw_write(s, to, target, 1), value, (size_t)map->size);
+        c->stamp = c->now[c->actor] + 1;
     }
     c->actor = 0;
 }

@@ -1,4 +1,4 @@
-"""Tensor maps: how the copy engine of a GPU (TMA, compute capability 9.0) reads a tensor in global memory.
+"""Tensor maps: how the copy engine of a GPU (TMA, compute capability 9.0) reads or writes a tensor in global memory.
 
 A map describes a parameter of a kernel. The host has the driver encode it, with the parameter's address, in 128 bytes that are another argument of
 the kernel. Limits and meanings are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col."""

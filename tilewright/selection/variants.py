@@ -41,8 +41,10 @@ def with_variants(ranking: Ranking, confirmed: GpuVariants) -> Ranking:
         best = _best_of_each(origins, ratios)
         best = best[ratios[best] <= 1 - LEAST_GAIN]
         if len(best):
-            parts.append(rows_of(variants, best))
-            times.append(seconds[own][origins[best]] * ratios[best] ** _confirmed(parts[-1], confirmed))
+            predicted = seconds[own][origins[best]] * ratios[best] ** _confirmed(rows_of(variants, best), confirmed)
+            distinct = _fastest_of_equal(variants, best, predicted)
+            parts.append(rows_of(variants, best[distinct]))
+            times.append(predicted[distinct])
     return replace(ranking, parts=(*ranking.parts, *parts), predicted=np.concatenate(times)) if parts else ranking
 
 
@@ -50,6 +52,14 @@ def _best_of_each(origins: np.ndarray, ratios: np.ndarray) -> np.ndarray:
     """For each origin the position of the least ratio, the first of equal ones."""
     order = np.lexsort((np.arange(len(ratios)), ratios, origins))
     return order[np.unique(origins[order], return_index=True)[1]]
+
+
+def _fastest_of_equal(variants: Part, which: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Of variants at these positions, which take so many seconds, the indices of those that are all different: candidates that differ in what a
+    variant replaces have the same one."""
+    order = np.argsort(seconds, kind="stable")
+    columns = np.stack([column[which][order] for column in variants.candidates.values()], axis=1)
+    return np.sort(order[np.unique(columns, axis=0, return_index=True)[1]])
 
 
 def _confirmed(variants: Part, shares: GpuVariants) -> np.ndarray:

@@ -75,7 +75,13 @@ class Side:
 
 
 def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage."""
+    """One kernel, or two with a workspace if the reduction is split; packed weights are in the storage.
+
+    Raises:
+        Unsuitable: as `lowered`; or if the copy engine is to store results that others store or add, or that it cannot.
+    """
+    if schedule.sent and (not schedule.persistent or schedule.staged or schedule.meeting):
+        raise Unsuitable("the copy engine stores results of persistent blocks, which are not staged")
 
     def maps(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[TensorMap, ...]:
         stored = (sent_map(form.product, schedule),) if schedule.sent else ()

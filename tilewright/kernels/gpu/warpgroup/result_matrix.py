@@ -7,11 +7,12 @@ from itertools import pairwise
 
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import linear, variables
+from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.tensor_map import PIECE_BYTES, TensorMap
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
-LEAST_ROW_BYTES = 32
-"""Of a box that is swizzled."""
+ELEMENT_BYTES = 2
+"""Of results that the copy engine stores."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def result_matrix(product: ProductForm) -> ResultMatrix | None:
     threads that do not store adjacent results do not read adjacent elements either."""
     if not product.m or len(product.n) != 1 or len(product.batch) > 1 or product.facts.store_vector < 2:
         return None
-    if size_of(product.types[product.output]) != 2:
+    if size_of(product.types[product.output]) != ELEMENT_BYTES:
         return None
     form = linear(product.offset)
     strides = {axis: dict(form.terms).get(axis, 0) for axis in (*product.batch, *product.m, *product.n)}
@@ -49,7 +50,7 @@ def result_matrix(product: ProductForm) -> ResultMatrix | None:
     extents = product.facts.batch, product.facts.m, product.facts.n
     found = ResultMatrix(product.output, product.types[product.output], extents, (batch, row), form.constant)
     try:
-        found.map(8, LEAST_ROW_BYTES)
+        found.map(8, SWIZZLES[1])
     except ValueError:  # places that are no multiples of 16 bytes
         return None
     return found

@@ -16,16 +16,15 @@ from tilewright.codegen.intrinsics import mbarrier
 from tilewright.codegen.intrinsics.mma import stmatrix
 from tilewright.codegen.intrinsics.tensor_copy import await_stores, commit_stores, store_box
 from tilewright.codegen.intrinsics.wgmma import M
-from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var, binary, compare, index_const, replace_loads, substitute, variables
-from tilewright.ir.intrinsic import LANES
+from tilewright.ir.intrinsic import LANES, SWIZZLES
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Place, Statement, Store
 from tilewright.ir.region import Unsuitable
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.tile import swizzled
-from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
+from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES, result_matrix
 from tilewright.kernels.gpu.warpgroup.results import Ending
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 
@@ -33,8 +32,6 @@ GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 SENT, PAIRS = "sent", "pairs"
 ALIGNMENT = 1024
 """Of swizzled boxes in shared memory, in bytes."""
-ROW_BYTES = (128, 64, 32)
-"""Of a box, the first that divides the columns of a warpgroup."""
 SIDE, MATRICES = 8, 4
 """Rows and columns of a matrix of `stmatrix`, and matrices at once: 16 rows and 16 columns of sums."""
 
@@ -49,7 +46,7 @@ def sent_map(product: ProductForm, schedule: WarpgroupSchedule) -> TensorMap:
     if matrix is None:
         raise Unsuitable(f"the copy engine cannot store {product.output}")
     rows, columns = (schedule.columns, M) if schedule.swapped else (M, schedule.columns)
-    return matrix.map(rows, next(width for width in ROW_BYTES if columns * size_of(matrix.dtype) % width == 0))
+    return matrix.map(rows, max(width for width in SWIZZLES[1:] if columns * ELEMENT_BYTES % width == 0))
 
 
 def sending(result: BlockResult, schedule: WarpgroupSchedule, first_m: Expr, batch: Expr, group: Expr, thread: Expr) -> Ending:

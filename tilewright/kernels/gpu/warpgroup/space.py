@@ -19,11 +19,12 @@ from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
 from tilewright.kernels.gpu.gemm.space import SPLITS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
+from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES
 
 S = TypeVar("S", int, np.ndarray)
 BARRIER_BYTES = 8
 MEETING, SENT = "meeting", "sent"
-VARIED = {MEETING, SENT}
+VARIANT_AXES = {MEETING, SENT}
 """Axes that only variants have (`variants.py`)."""
 
 
@@ -103,8 +104,6 @@ TILE_AXES = {
     "stages": (2, 3, 4, 6, 8, 12),
     "swapped": (0, 1),
 }
-SENT_BYTES = 2
-"""Of an element of results that the copy engine stores."""
 STAGED_COLUMNS = 32
 """Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
 STAGED_PADDING = (8, 4)
@@ -157,7 +156,7 @@ def ways_of(facts: WarpgroupFacts) -> dict[str, np.ndarray]:
 
 def no_candidates(schedule: Any) -> dict[str, np.ndarray]:
     """The columns of an empty space of a type of schedules."""
-    return {entry.name: np.zeros(0, np.int64) for entry in fields(schedule) if entry.name not in VARIED}
+    return {entry.name: np.zeros(0, np.int64) for entry in fields(schedule) if entry.name not in VARIANT_AXES}
 
 
 def meeting_of(candidates: Columns) -> np.ndarray:
@@ -192,7 +191,7 @@ def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     stages = stages_of(candidates, steps_each(facts, candidates))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # tiles are aligned to as much
     needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates))
-    needed = needed + sent_of(candidates) * (np.prod(block_of(candidates), axis=0) * SENT_BYTES + 1024)
+    needed = needed + sent_of(candidates) * (np.prod(block_of(candidates), axis=0) * ELEMENT_BYTES + 1024)
     return needed
 
 
