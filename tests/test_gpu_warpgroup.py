@@ -38,6 +38,7 @@ from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.partition.context import Chooser
 from tilewright.partition.judges import lower
+from tilewright.runtime.packing import nearest_tf32
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking, variants_of
 from tilewright.tuning.problems import convolution_problem
@@ -277,6 +278,23 @@ def test_layers_in_tf32(layer: str) -> None:
     assert used
     check_tf32(module, inputs, program)
     compiles(program)
+
+
+@pytest.mark.in_turns(1)
+@pytest.mark.parametrize("schema", [WARPGROUP, WARPGROUP_PATCH], ids=lambda schema: schema.name)
+def test_weights_are_rounded_to_tf32(schema: AnySchema) -> None:
+    """Of factors that are TF32 already, the result is that of the nearest weights, not of those that are cut off."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(16, 32, 3, padding=1).eval()
+    x = nearest_tf32(torch.randn(2, 16, 9, 8)).to(memory_format=torch.channels_last)
+    used: list[Any] = []
+    program = program_of(first, (x,), lambda count: 0, used, TF32, schema)
+    assert used
+    results, faults = run_program(program, {name: given.numpy() for name, given in zip(program.graph.inputs, (x,), strict=True)})
+    assert not faults
+    assert first.bias is not None
+    expected = nn.functional.conv2d(x.double(), nearest_tf32(first.weight).double(), first.bias.double(), padding=1).detach().numpy()
+    np.testing.assert_allclose(results[program.graph.outputs[0]].reshape(expected.shape), expected, rtol=0, atol=1e-5)
 
 
 class Product(nn.Module):

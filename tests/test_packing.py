@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, permuted, row_major
-from tilewright.runtime.packing import pack, unpack, write
+from tilewright.ir.region import Storage
+from tilewright.runtime.packing import nearest_tf32, pack, prepared, unpack, write
 
 
 @st.composite
@@ -46,3 +48,26 @@ def test_packing_refuses_another_size() -> None:
     with pytest.raises(ValueError, match="shape"):
         pack(torch.zeros(3), row_major((4,)))
     assert pack(torch.arange(6.0), permuted((2, 3), (1, 0))).tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_constants_are_rounded_to_tf32() -> None:
+    ulp = 2.0**-10
+    cases = {
+        1.0: 1.0,
+        1 + ulp / 2: 1 + ulp,
+        -(1 + ulp / 2): -(1 + ulp),
+        1 + ulp * 0.49: 1.0,
+        3.0e38: 3.0e38,
+        0.0: 0.0,
+        math.inf: math.inf,
+        -math.inf: -math.inf,
+    }
+    given = torch.tensor(list(cases), dtype=torch.float32)
+    wanted = torch.tensor(list(cases.values()), dtype=torch.float32)
+    assert torch.allclose(nearest_tf32(given), wanted, rtol=ulp / 2, atol=0) and torch.equal(nearest_tf32(given)[:4], wanted[:4])
+    assert nearest_tf32(torch.tensor([math.nan])).isnan().all()
+    random = torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,))
+    rounded = nearest_tf32(random)
+    assert ((rounded - random).abs() <= random.abs() * ulp / 2).all() and (rounded.view(torch.int32) & 0x1FFF == 0).all()
+    storage = Storage(Value("w@x", (2, 500), "f32"), row_major((2, 500)), "w", ((2, 500), (1, 2), 0), rounded=True)
+    assert torch.equal(prepared(random, storage), rounded.as_strided((2, 500), (1, 2)))

@@ -11,13 +11,15 @@ from tilewright.ir.region import Storage
 
 
 def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """The contents of a packed copy of a constant: the part given by `view`, multiplied by `matrix` in float64 and rounded once.
+    """The contents of a packed copy of a constant: the part given by `view`, `rounded`, or multiplied by `matrix` in float64 and rounded once.
 
     Raises:
         ValueError: if the number of elements of that part does not match the matrix and the value.
     """
     if storage.view is not None:
         constant = constant.contiguous().as_strided(*storage.view)
+    if storage.rounded:
+        constant = nearest_tf32(constant)
     if storage.matrix is None:
         return constant
     matrix = torch.tensor(storage.matrix, dtype=torch.float64)
@@ -26,6 +28,13 @@ def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
         raise ValueError(f"a constant of shape {tuple(constant.shape)} mapped by {tuple(matrix.shape)} as shape {storage.value.shape}")
     mapped = matrix @ constant.detach().cpu().double().reshape(columns, -1)
     return mapped.reshape(storage.value.shape).to(constant.dtype)
+
+
+def nearest_tf32(values: torch.Tensor) -> torch.Tensor:
+    """Float32 values rounded to 10 bits of mantissa; ties away from zero, as `cvt.rna.tf32`."""
+    bits = values.contiguous().view(torch.int32)
+    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(values.isnan(), values, rounded)
 
 
 def _factors(layout: Layout) -> list[list[int]]:

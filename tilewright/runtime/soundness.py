@@ -28,7 +28,7 @@ from tilewright.frontend.torch_operators import permitted_operator, replayed
 from tilewright.graph import onnx_call
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
-from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in, size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, computed_in, size_of
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import RANGE_BYTES
 from tilewright.ir.layout import Layout
@@ -204,9 +204,11 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
         raise ValueError(f"{name} is stored as {value}, and the graph says {known}")
     source = program.constant_source(name)
     if source is None:
-        if storage.view is not None or storage.matrix is not None:
+        if storage.view is not None or storage.matrix is not None or storage.rounded:
             raise ValueError(f"{name} is a part of a constant, and does not say which")
         return
+    if storage.rounded and (value.dtype != FLOAT32 or storage.matrix is not None):
+        raise ValueError(f"{name} is rounded to TF32, and is no float32 constant as it is")
     if source not in program.graph.constants:
         raise ValueError(f"{name} is made from the constant {source}, which is not there")
     elements, available = prod(program.graph.values[source].shape), prod(program.graph.values[source].shape)

@@ -9,7 +9,7 @@ from math import prod
 from tilewright.codegen.common import decode, guarded_load
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction
-from tilewright.ir.dtypes import size_of
+from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import TRUE, Apply, Expr, Load, Var, constants, index_const, linear
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
@@ -204,7 +204,8 @@ def _pixels(
 
 
 def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Sequence[Var], like: Factor) -> tuple[Rows, dict[str, Storage]]:
-    """Constant weights packed as [batch, row, tap, channel], channels padded to whole pieces; taps and channels are those of the other factor.
+    """Constant weights packed as [batch, row, tap, channel], channels padded to whole pieces; taps and channels are those of the other factor. Tensor
+    cores cut float32 off to TF32, so that weights are rounded before.
 
     Raises:
         Unsuitable: if they cannot be packed so.
@@ -221,7 +222,7 @@ def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Seq
     channels, taps, count = -(-extents[-1] // lanes) * lanes, prod(axis.extent or 1 for axis in like.taps), prod(axis.extent or 1 for axis in rows)
     whole = (prod(axis.extent or 1 for axis in batch), count, taps, extents[-1])
     tensor = Rows(name, value.dtype, whole, (count * taps * channels, taps * channels, channels, 1), 0)
-    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view)}
+    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, rounded=value.dtype == FLOAT32)}
 
 
 def _terms(index: Expr) -> dict[Var | None, int]:
