@@ -14,8 +14,8 @@ checked against float64 first; those that are right are timed again in turns, an
 of its variant. `confirmed` of an axis is the slope through the origin of the logarithms of measured gains over those of predicted ones, where a gain
 was predicted: the constants of the part "variants" of a machine's calibration file.
 
-`--fit` measures nothing: of parts that meet it fits `meeting_alone` and `meeting` together to what was measured, by least squares of the logarithms
-of gains, and prints them with the gain of choosing by them, of the problems of the fit and of others (each fifth of the problems left out in turn).
+`--fit` measures nothing: of parts that meet it finds `meeting`, the slope where a processor holds several blocks, and prints it with the gain of
+choosing what is predicted to gain there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rich.table import Table
 from bench.cells import results_of
 from bench.common import write_results
 from tilewright.hardware import identified_machine
-from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, GpuVariants, gpu_variants
+from tilewright.hardware.calibration import GpuVariants
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import row
@@ -57,9 +57,6 @@ TOGETHER = 4
 """Problems whose candidates are compiled while those before them are measured."""
 BASES = 2
 AXES = frozenset(axis.name for axis in fields(GpuVariants))
-ALONE = tuple(round(1 + 0.05 * step, 2) for step in range(41))
-"""Values of `meeting_alone` that the fit compares."""
-FOLDS = 5
 Rows = list[dict[str, Any]]
 
 
@@ -174,84 +171,53 @@ def show(rows: Rows) -> None:
 
 @dataclass(frozen=True)
 class Met:
-    """Candidates with a split and their variants whose parts meet, one of each per row. `gained`: logarithm of the measured gain; `before`: predicted
-    seconds of the candidate. Of the variant, also in seconds: `steps` without the factor `meeting_alone`, `memory`, which overlaps with them, and the
-    `rest`; `alone`: whether a processor holds one block at a time. `problem`: a number."""
+    """Candidates with a split and their variants whose parts meet, one of each per row: logarithms of measured and `predicted` gains, and whether a
+    processor holds several blocks of the variant."""
 
     gained: np.ndarray
-    before: np.ndarray
-    steps: np.ndarray
-    memory: np.ndarray
-    rest: np.ndarray
-    alone: np.ndarray
-    problem: np.ndarray
+    predicted: np.ndarray
+    several: np.ndarray
 
-    def predicted(self, alone: float) -> np.ndarray:
-        """Logarithms of the gains by formulas with this `meeting_alone`."""
-        found: np.ndarray = np.log(self.before / (self.rest + np.maximum(self.steps * np.where(self.alone, alone, 1.0), self.memory)))
-        return found
+    @property
+    def share(self) -> float:
+        """`meeting`: the slope of measured gains where one is predicted."""
+        hopeful = self.several & (self.predicted > 0)
+        gained, predicted = self.gained[hopeful], self.predicted[hopeful]
+        return float(predicted @ gained / (predicted @ predicted))
 
-    def fitted(self, rows: np.ndarray) -> tuple[float, float]:
-        """`meeting_alone` and `meeting` that predict the gains of some rows with the least squares."""
-        tried = []
-        for alone in ALONE:
-            predicted, gained = self.predicted(alone)[rows], self.gained[rows]
-            share = float(predicted @ gained / (predicted @ predicted))
-            tried.append((float(np.sum((gained - share * predicted) ** 2)), alone, share))
-        return min(tried)[1:]
-
-    def chosen(self, alone: float) -> np.ndarray:
+    @property
+    def chosen(self) -> np.ndarray:
         """Whether the variant is chosen instead of its candidate."""
-        return self.predicted(alone) >= -math.log(1 - LEAST_GAIN)
+        return self.several & (self.predicted >= -math.log(1 - LEAST_GAIN))
 
 
 def met(results: Sequence[Mapping[str, Any]], machine: Machine) -> Met:
     """What was measured of parts that meet, beside today's formulas."""
-    assumed = (gpu_variants(machine) or UNCONFIRMED_VARIANTS).meeting_alone
-    rows: list[tuple[Any, ...]] = []
-    for number, result in enumerate(results):
+    rows: list[tuple[float, float, bool]] = []
+    for result in results:
         workload = workload_of(result["problem"])
         ranking = rank(dataset.layer_problem(dataset.layer_of(workload)), machine, numerics=numerics_of(workload), learned=False)
         for part in ranking.parts:
             axes = [f"{part.schema.name} {MEETING} 1"]
             gains = {line["schedule"]: line["gain"] for line in result["rows"] if line["axes"] == axes and line["gain"] is not None}
-            rows += [(*terms, number) for terms in _terms(part, gains, assumed, machine)] if gains else []
+            found = variants_of(part, np.flatnonzero(np.isin(part.candidates["split"], CLUSTERS)), machine) if gains else None
+            if found is None:
+                continue
+            variants, _, ratios = found
+            assert isinstance(variants.counts, LaunchCounts)
+            for place, ratio in enumerate(ratios):
+                gain = gains.get(str(part.schema.schedule_of(row(variants.candidates, place), machine)))
+                if gain is not None:
+                    rows.append((math.log(gain), -math.log(ratio), variants.counts.resident[place] > 1))
     return Met(*map(np.array, zip(*rows, strict=True)))
 
 
-def _terms(part: Part, gains: Mapping[str, float], assumed: float, machine: Machine) -> list[tuple[Any, ...]]:
-    """The columns of `Met` but the problem's number, of the variants with these texts. `assumed`: the factor that their estimates contain."""
-    own = np.flatnonzero(np.isin(part.candidates["split"], CLUSTERS))
-    found = variants_of(part, own, machine)
-    if found is None:
-        return []
-    variants, origins, _ = found
-    assert isinstance(variants.counts, LaunchCounts)
-    terms = variants.estimate.terms
-    rows: list[tuple[Any, ...]] = []
-    for place, origin in enumerate(origins):
-        gain = gains.get(str(part.schema.schedule_of(row(variants.candidates, place), machine)))
-        if gain is not None:
-            alone = variants.counts.resident[place] == 1
-            steps, memory = terms["compute"][place] / (assumed if alone else 1.0), terms["memory"][place]
-            rest = sum(terms[name][place] for name in terms if name not in variants.estimate.overlapped)
-            rows.append((math.log(gain), part.estimate.seconds[own[origin]], steps, memory, rest, alone))
-    return rows
-
-
 def fit(results: Sequence[Mapping[str, Any]], machine: Machine) -> dict[str, float]:
-    """The constants, and mean logarithms of gains over all pairs: of always choosing the faster one, of choosing by the constants, and by those
-    fitted without the problem's fold."""
+    """The constant, and mean logarithms of gains over all pairs: of always choosing the faster one, and of choosing as predictions do."""
     pairs = met(results, machine)
-    alone, share = pairs.fitted(np.ones(len(pairs.gained), dtype=bool))
-    others = 0.0
-    for fold in range(FOLDS):
-        without, _ = pairs.fitted(pairs.problem % FOLDS != fold)
-        others += float(pairs.gained[pairs.chosen(without) & (pairs.problem % FOLDS == fold)].sum())
-    count = len(pairs.gained)
     return {
-        "pairs": count, "meeting_alone": alone, "meeting": share, "best": float(np.maximum(pairs.gained, 0).mean()),
-        "chosen": float(pairs.chosen(alone).sum()), "gained": float(pairs.gained[pairs.chosen(alone)].sum()) / count, "left out": others / count,
+        "pairs": len(pairs.gained), "of several blocks": float(pairs.several.sum()), "meeting": pairs.share,
+        "best": float(np.maximum(pairs.gained, 0).mean()), "chosen": float(pairs.chosen.sum()), "gained": float((pairs.gained * pairs.chosen).mean()),
     }  # fmt: skip
 
 
@@ -267,7 +233,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--name", default="gpu_variants_h200")
-    parser.add_argument("--fit", help="fit the constants of parts that meet to this result file, and end")
+    parser.add_argument("--fit", help="fit the constant of parts that meet to this result file, and end")
     options = parser.parse_args()
     machine = identified_machine(options.target)
     if options.fit:

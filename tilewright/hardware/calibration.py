@@ -214,8 +214,7 @@ class GpuRecurrence:
 @dataclass(frozen=True)
 class GpuVariants:
     """Constants of `selection.variants`: for each axis of variants the part of the logarithm of predicted gains that measurements confirmed, nothing
-    where the file has none of `meeting`, `order` or `sent`. meeting_alone (`kernels.gpu.warpgroup.estimate`): time of the steps of blocks that meet,
-    over that of blocks that do not, where a processor holds one block at a time."""
+    where the file has none of `meeting`, `order` or `sent`; `meeting` where a processor holds several blocks."""
 
     layout: float
     loop: float
@@ -223,7 +222,6 @@ class GpuVariants:
     meeting: float = 0.0
     order: float = 0.0
     sent: float = 0.0
-    meeting_alone: float = 1.0
 
 
 UNCONFIRMED_VARIANTS = GpuVariants(0.0, 0.0, 0.0)

@@ -5,8 +5,9 @@ Learned models were trained without variants. A variant's time is therefore that
     (analytical time of the variant / analytical time of the candidate) ^ confirmed
 
 `confirmed` is the part of the logarithm of predicted gains that measurements on this GPU have confirmed (part "variants" of its calibration file),
-the least of those of the axes in which the variant differs. Where nothing was measured it is 0: the variant comes directly behind the candidate, so
-that it is never chosen by prediction alone, but is among the first that trials measure.
+the least of those of the axes in which the variant differs. Of blocks that meet it is 0 where a processor holds one of them at a time: those were
+slower than what they vary, although formulas say about as fast. Where nothing was measured it is 0, too: the variant comes directly behind the
+candidate, so that it is never chosen by prediction alone, but is among the first that trials measure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from tilewright.hardware.calibration import GpuVariants
+from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.counts import LaunchCounts
+from tilewright.kernels.gpu.warpgroup.space import MEETING
 from tilewright.selection.ranking import Part, Ranking, rows_of, variants_of
 
 VARIED = 8
@@ -64,7 +68,10 @@ def _fastest_of_equal(variants: Part, which: np.ndarray, seconds: np.ndarray) ->
 
 def _confirmed(variants: Part, shares: GpuVariants) -> np.ndarray:
     """The exponent of each variant: the least share of the axes in which it has no default value."""
-    axes = [entry.name for entry in fields(shares) if entry.name in variants.candidates]
-    values = [np.where(variants.candidates[axis] > 0, getattr(shares, axis), np.inf) for axis in axes]
-    least: np.ndarray = np.min(values, axis=0)
+    assert isinstance(variants.counts, LaunchCounts)
+    exponents = [np.full(length(variants.candidates), np.inf)]
+    for axis in (entry.name for entry in fields(shares) if entry.name in variants.candidates):
+        share = getattr(shares, axis) * (variants.counts.resident > 1 if axis == MEETING else 1)
+        exponents.append(np.where(variants.candidates[axis] > 0, share, np.inf))
+    least: np.ndarray = np.min(exponents, axis=0)
     return least

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, M
-from tilewright.hardware.calibration import UNCONFIRMED_VARIANTS, gpu_calibration, gpu_variants
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.hardware.tensor_cores import PEAKS
@@ -152,8 +152,7 @@ def pipelined_estimate(
     A processor with b blocks (or tiles of `persistent` ones) has floor(b / resident) rounds of resident ones, and a last one with the rest; each
     begins with a latency, if it is not the next tile of persistent blocks, and ends with the stores of its results, which take as long as the bytes
     through memory or the accesses of level 1; or, if the copy engine stores them, until they are in shared memory. Blocks of a split that meet store
-    a share of their tile each, behind the exchange of `split_seconds`; where a processor holds one of them at a time, their steps take longer by a
-    fitted factor (`hardware.calibration.GpuVariants.meeting_alone`).
+    a share of their tile each, behind the exchange of `split_seconds`.
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product
@@ -178,7 +177,7 @@ def pipelined_estimate(
     # the copy engine stores the results of all but the last tile behind the products of the next ones
     seen = np.where(sent_of(candidates), each * cycles / machine.clock_hz + moved, each * np.maximum(moved, cycles / machine.clock_hz))
     stores = seen / fitted.store_share
-    work = Work(counts.steps * steps * _meeting_alone(meeting & (counts.resident == 1), machine), ends, each, rounds)
+    work = Work(counts.steps * steps, ends, each, rounds)
     none = np.zeros(len(each))
     terms = {
         "launch": np.full(len(each), machine.launch_seconds),
@@ -188,11 +187,6 @@ def pipelined_estimate(
         "split": split_seconds(counts.split, meeting, none, results, product.element_bytes, tile, work, counts.resident, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
-
-
-def _meeting_alone(which: np.ndarray, machine: Machine) -> np.ndarray | float:
-    """Factor of the time of steps, of `which` candidates: those whose blocks meet, one on a processor."""
-    return np.where(which, (gpu_variants(machine) or UNCONFIRMED_VARIANTS).meeting_alone, 1.0) if which.any() else 1.0
 
 
 def pipelined_bound(kind: str, counts: TensorCounts, machine: Machine, share: float) -> Estimate:

@@ -2,7 +2,7 @@
 (`selection/variants.py`); as axes of the space they would multiply it, and the learned models were trained without them.
 
 `meeting`: the blocks of a split meet in a cluster and add their parts themselves, through shared memory. That takes no second kernel and no parts in
-level 2. Measurements confirmed less than half of the logarithm of the gains that formulas predict (docs/models.md). `sent`: the copy engine stores
+level 2. Measurements confirmed a third of the logarithm of the gains that formulas predict (docs/models.md). `sent`: the copy engine stores
 the results of a block, which goes on with its next tile meanwhile.
 """
 
