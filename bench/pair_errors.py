@@ -18,6 +18,7 @@ import numpy as np
 from bench.cells import Rows, results_of
 from bench.common import write_results
 from tilewright.codegen.intrinsics.mma import SHAPES
+from tilewright.ir.dtypes import nearest_tf32
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -51,14 +52,9 @@ def truncated_product(sums: Array, a: Array, b: Array) -> Array:
     return total.astype(np.float32)
 
 
-def rounded(values: Array) -> Array:
-    """The nearest TF32 numbers."""
-    return ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
 def of_pairs(a: Array, b: Array, moved: bool = True) -> Array:
     """Sums of products of pairs; `moved`: to float32 after every 8 elements."""
-    (high_a, low_a), (high_b, low_b) = ((high := rounded(values), rounded(values - high)) for values in (a, b))
+    (high_a, low_a), (high_b, low_b) = ((high := nearest_tf32(values), nearest_tf32(values - high)) for values in (a, b))
     total = part = np.zeros(len(a), np.float32)
     for first in range(0, a.shape[1], DEPTH):
         here = slice(first, first + DEPTH)
@@ -72,7 +68,7 @@ def of_pairs(a: Array, b: Array, moved: bool = True) -> Array:
 def of_tf32(a: Array, b: Array) -> Array:
     total = np.zeros(len(a), np.float32)
     for first in range(0, a.shape[1], DEPTH):
-        total = truncated_product(total, rounded(a[:, first : first + DEPTH]), rounded(b[:, first : first + DEPTH]))
+        total = truncated_product(total, nearest_tf32(a[:, first : first + DEPTH]), nearest_tf32(b[:, first : first + DEPTH]))
     return total
 
 

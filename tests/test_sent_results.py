@@ -287,7 +287,6 @@ def test_predictions_choose_it_on_an_h200() -> None:
 
 
 def test_a_result_without_a_matrix_is_refused() -> None:
-    module, inputs = layers(torch.float16)
     problem = problem_of(Linear(4096, 256, 516, precision="fp16"))
     form = form_of(WARPGROUP, problem, H200)
     assert not isinstance(form, Unsuitable)

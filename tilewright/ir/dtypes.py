@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import copysign, inf
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,9 @@ def of_torch(dtype: object) -> str:
 def within_float32(value: float) -> float:
     """A number as PyTorch's arithmetic on float32 takes it: infinite beyond the range of float32."""
     return copysign(inf, value) if abs(value) >= FLOAT32_OVERFLOW else value
+
+
+def nearest_tf32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Float32 values rounded to 10 bits of mantissa; ties away from zero, as `cvt.rna.tf32`."""
+    bits = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(values), values, bits.view(np.float32))

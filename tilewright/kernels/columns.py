@@ -43,6 +43,11 @@ def take(candidates: Columns, which: np.ndarray) -> dict[str, np.ndarray]:
     return {name: column[which] for name, column in candidates.items()}
 
 
+def joined(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
+    """The rows of all parts, with the columns of the first."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def reject(candidates: Columns, rules: Sequence[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The rows that no rule rejects, and the number of rows rejected for each reason (a row counts for the first reason that holds).
 

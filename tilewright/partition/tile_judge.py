@@ -144,6 +144,7 @@ class TileJudge:
 
     @cached_property
     def schedules(self) -> PartSchedules:
+        """Of the regions' parts, which it remembers."""
         return PartSchedules(self.machine, self.numerics, self.counted)
 
     @cached_property

@@ -62,11 +62,11 @@ class PartSchedules:
             Unsuitable: if the region has none at all.
         """
         ranking, summing = self.ranking(tiling, number, share), tiling.chunked and number == len(tiling.cuts) - 1
-        rooms = (self.room(tiling, threads, share) for threads in THREADS)
+        rooms = (self._room(tiling, threads, share) for threads in THREADS)
         least = (_fitting(ranking, threads, *room, summing).min(initial=inf) for threads, room in zip(THREADS, rooms, strict=True))
         return tuple(tiling.repeats[number] * float(seconds) for seconds in least)
 
-    def room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
+    def _room(self, tiling: Tiling, threads: int, share: int) -> tuple[int, int]:
         """Bytes of shared memory that a block's schedules may use, and registers of a thread."""
         machine = self.machine
         room = min(machine.shared_bytes_per_block, machine.shared_bytes_per_processor // share - machine.shared_reserved_bytes)
@@ -76,7 +76,7 @@ class PartSchedules:
     def choices(self, tiling: Tiling, threads: int, share: int) -> list[Choice] | None:
         """The choice for each region's part with that many threads per block; None if a region has none. In chunks the sums of the last region and
         its shared memory are kept while the others are computed."""
-        last, (room, registers) = len(tiling.cuts) - 1, self.room(tiling, threads, share)
+        last, (room, registers) = len(tiling.cuts) - 1, self._room(tiling, threads, share)
         found: dict[int, Choice] = {}
         for number in range(last, -1, -1):
             summing = tiling.chunked and number == last

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 
+from tilewright.ir import dtypes
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Storage
 
@@ -31,10 +32,8 @@ def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
 
 
 def nearest_tf32(values: torch.Tensor) -> torch.Tensor:
-    """Float32 values rounded to 10 bits of mantissa; ties away from zero, as `cvt.rna.tf32`."""
-    bits = values.contiguous().view(torch.int32)
-    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
-    return torch.where(values.isnan(), values, rounded)
+    """Float32 values rounded to TF32 (`ir.dtypes.nearest_tf32`), in CPU memory."""
+    return torch.from_numpy(dtypes.nearest_tf32(values.detach().cpu().contiguous().numpy()))
 
 
 def _factors(layout: Layout) -> list[list[int]]:

@@ -45,9 +45,10 @@ def with_variants(ranking: Ranking, confirmed: GpuVariants) -> Ranking:
         best = _best_of_each(origins, ratios)
         best = best[ratios[best] <= 1 - LEAST_GAIN]
         if len(best):
-            predicted = seconds[own][origins[best]] * ratios[best] ** _confirmed(rows_of(variants, best), confirmed)
-            distinct = _fastest_of_equal(variants, best, predicted)
-            parts.append(rows_of(variants, best[distinct]))
+            varied = rows_of(variants, best)
+            predicted = seconds[own][origins[best]] * ratios[best] ** _confirmed(varied, confirmed)
+            distinct = _fastest_of_equal(varied, predicted)
+            parts.append(rows_of(varied, distinct))
             times.append(predicted[distinct])
     return replace(ranking, parts=(*ranking.parts, *parts), predicted=np.concatenate(times)) if parts else ranking
 
@@ -58,11 +59,11 @@ def _best_of_each(origins: np.ndarray, ratios: np.ndarray) -> np.ndarray:
     return order[np.unique(origins[order], return_index=True)[1]]
 
 
-def _fastest_of_equal(variants: Part, which: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Of variants at these positions, which take so many seconds, the indices of those that are all different: candidates that differ in what a
-    variant replaces have the same one."""
+def _fastest_of_equal(variants: Part, seconds: np.ndarray) -> np.ndarray:
+    """The positions of variants that are all different, of equal ones that of the fastest: candidates that differ in what a variant replaces have the
+    same one."""
     order = np.argsort(seconds, kind="stable")
-    columns = np.stack([column[which][order] for column in variants.candidates.values()], axis=1)
+    columns = np.stack([column[order] for column in variants.candidates.values()], axis=1)
     return np.sort(order[np.unique(columns, axis=0, return_index=True)[1]])
 
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, nearest_tf32, size_of
 from tilewright.ir.expr import Expr, Load
 from tilewright.ir.intrinsic import INTERPRETER, LANES, Array, Intrinsic, Operand, Text
 from tilewright.ir.kernel import Invoke, Kernel, Place, Statement, Store, statements
@@ -230,16 +230,11 @@ def _stmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
     return Intrinsic(f"stmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"stmatrix.{suffix}", ("sm_90",))
 
 
-def _nearest(value: Array) -> Array:
-    bits = (value.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isnan(value), value, bits.view(np.float32))[:, None]
-
-
 _ROUND = Intrinsic(
     "round to tf32",
     "thread",
     (Operand("target", "fragment", "write", FLOAT32, (1,)), Operand("value", "value")),
-    _nearest,
+    lambda value: nearest_tf32(value)[:, None],
     {
         "CUDA": Text(
             "tw_round_to_tf32({target}, {value});",

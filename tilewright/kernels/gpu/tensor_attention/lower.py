@@ -55,7 +55,7 @@ from tilewright.kernels.gpu.tensor_attention.space import (
     warpgroups_multiply,
 )
 from tilewright.kernels.gpu.tensor_cores.lower import WarpTile
-from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT
+from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT
 
 QUERIES, KEYS, VALUES, TURNS = "queries", "keys", "values", "turns"
 ROW_BYTES = 128

@@ -35,13 +35,12 @@ from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.results import ending
 from tilewright.kernels.gpu.warpgroup.sent import sending, sent_map
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
+from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
 F = TypeVar("F", bound=Any)
 S = TypeVar("S", bound=Any)
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
-ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,10 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.tile import swizzled
 from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES, result_matrix
 from tilewright.kernels.gpu.warpgroup.results import Ending
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
+from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 SENT, PAIRS = "sent", "pairs"
-ALIGNMENT = 1024
-"""Of swizzled boxes in shared memory, in bytes."""
 SIDE, MATRICES = 8, 4
 """Rows and columns of a matrix of `stmatrix`, and matrices at once: 16 rows and 16 columns of sums."""
 

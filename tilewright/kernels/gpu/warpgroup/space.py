@@ -23,6 +23,8 @@ from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES
 
 S = TypeVar("S", int, np.ndarray)
 BARRIER_BYTES = 8
+ALIGNMENT = 1024
+"""Of buffers of swizzled tiles and boxes in shared memory, in bytes."""
 MEETING, SENT = "meeting", "sent"
 VARIANT_AXES = {MEETING, SENT}
 """Axes that only variants have (`variants.py`)."""
@@ -189,9 +191,9 @@ def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, two barriers a stage, and sums or results on their way."""
     rows = sum(block_of(candidates))
     stages = stages_of(candidates, steps_each(facts, candidates))
-    needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + 1024  # tiles are aligned to as much
+    needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + ALIGNMENT
     needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates))
-    needed = needed + sent_of(candidates) * (np.prod(block_of(candidates), axis=0) * ELEMENT_BYTES + 1024)
+    needed = needed + sent_of(candidates) * (np.prod(block_of(candidates), axis=0) * ELEMENT_BYTES + ALIGNMENT)
     return needed
 
 

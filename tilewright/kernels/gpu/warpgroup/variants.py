@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, take
+from tilewright.kernels.columns import Columns, joined, take
 from tilewright.kernels.gpu.gemm.space import CLUSTERS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.space import MEETING, SENT, TILE_AXES, shared_bytes_of
@@ -31,7 +31,7 @@ def warpgroup_variants(facts: WarpgroupFacts, candidates: Columns, machine: Mach
     shared_bytes = partial(shared_bytes_of, facts)
     (meeting, first), (sent, second) = meeting_variants(candidates, shared_bytes, machine), sent_variants(facts, candidates, machine)
     meeting[SENT], sent[MEETING] = np.zeros(len(first), np.int64), np.zeros(len(second), np.int64)
-    return {name: np.concatenate([meeting[name], sent[name]]) for name in meeting}, np.concatenate([first, second])
+    return joined([meeting, sent]), np.concatenate([first, second])
 
 
 def meeting_variants(candidates: Columns, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine) -> Variants:
@@ -47,15 +47,11 @@ def meeting_variants(candidates: Columns, shared_bytes: Callable[[Columns], np.n
 def sent_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
     """The persistent candidates whose results the copy engine can store, with as many stages as fit beside these, but at least as many as theirs or
     three: with two, copies no longer hide behind products."""
-    left = np.flatnonzero((candidates["persistent"] > 0) & facts.sendable)
-    found: list[Variants] = []
-    for stages in sorted(TILE_AXES["stages"], reverse=True):
-        own = candidates["stages"][left]
-        which = left[(own == stages) | (own > stages) & (stages >= LEAST_STAGES)]
-        taken = {SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64), "stages": np.full(len(which), stages)}
-        rows = {**take(candidates, which), **taken}
-        fits = shared_bytes_of(facts, rows) <= machine.shared_bytes_per_block
-        found.append((take(rows, fits), which[fits]))
-        left = np.setdiff1d(left, which[fits])
-    variants, origins = zip(*found, strict=True)
-    return {name: np.concatenate([part[name] for part in variants]) for name in variants[0]}, np.concatenate(origins)
+    which = np.flatnonzero((candidates["persistent"] > 0) & facts.sendable)
+    taken = {**take(candidates, which), SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64)}
+    own, most = taken["stages"], np.zeros(len(which), np.int64)
+    for stages in sorted(TILE_AXES["stages"]):
+        allowed = (own == stages) | (own > stages) & (stages >= LEAST_STAGES)
+        rows = taken | {"stages": np.full(len(which), stages)}
+        most = np.where(allowed & (shared_bytes_of(facts, rows) <= machine.shared_bytes_per_block), stages, most)
+    return take(taken | {"stages": most}, most > 0), which[most > 0]

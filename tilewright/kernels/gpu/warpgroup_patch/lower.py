@@ -26,8 +26,9 @@ from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.frame import turns_of
-from tilewright.kernels.gpu.warpgroup.lower import ALIGNMENT, arrivals_in, lowered
+from tilewright.kernels.gpu.warpgroup.lower import arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import Ending, ending
+from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.pixels import patch_of, positions_of, rows_at
 from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled

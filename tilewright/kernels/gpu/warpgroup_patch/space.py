@@ -19,8 +19,9 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.tensor_map import MOST_IN_BOX
-from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
+from tilewright.kernels.columns import Columns, ceil_divided, joined, length, product_of, reject, take, times
 from tilewright.kernels.gpu.warpgroup.space import (
+    ALIGNMENT,
     BARRIER_BYTES,
     in_whole_clusters,
     marks_of,
@@ -110,8 +111,7 @@ def patch_space(facts: PatchFacts, machine: Machine, tf32: bool) -> tuple[dict[s
         return pooled, rejected
     parts, more = _space(replace(facts, windows=()), machine, tiles, take(ways, (split > 1) & (split <= MOST_PARTS)))
     parts[LINES] = np.zeros(length(parts), np.int64)
-    both = {name: np.concatenate([column, parts[name]]) for name, column in pooled.items()}
-    return both, {reason: rejected.get(reason, 0) + more.get(reason, 0) for reason in {**rejected, **more}}
+    return joined([pooled, parts]), {reason: rejected.get(reason, 0) + more.get(reason, 0) for reason in {**rejected, **more}}
 
 
 def _space(
@@ -215,7 +215,7 @@ def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     stages = stages_of(candidates, each * facts.base.taps)
     patches = np.where(candidates["persistent"] > 0, candidates["patches"], np.minimum(candidates["patches"], each))
     rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
-    tiles, barriers = rows * facts.base.row_bytes + 2 * 1024, 2 * BARRIER_BYTES * (stages + patches)  # both buffers are aligned to as much
+    tiles, barriers = rows * facts.base.row_bytes + 2 * ALIGNMENT, 2 * BARRIER_BYTES * (stages + patches)
     sums = staged_bytes_of(candidates) + parts_bytes_of(candidates, pixels_of(candidates), channels_of(candidates))
     needed: np.ndarray = tiles + barriers + sums
     return needed

@@ -7,7 +7,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.block_transforms import of_each, transforms_of
-from tilewright.kernels.columns import Columns, take
+from tilewright.kernels.columns import Columns, joined, take
 from tilewright.kernels.gpu.gemm.variants import contraction_variants
 from tilewright.kernels.gpu.winograd.space import VARIANT_AXES, WinogradFacts
 
@@ -20,4 +20,4 @@ def winograd_variants(facts: WinogradFacts, candidates: Columns, machine: Machin
         rows, origin = contraction_variants(products[transform], take(candidates, which), machine)
         parts.append({name: rows[name] for name in (*candidates, *VARIANT_AXES)})
         origins.append(np.flatnonzero(which)[origin])
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, np.concatenate(origins)
+    return joined(parts), np.concatenate(origins)
