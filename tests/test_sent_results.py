@@ -7,8 +7,10 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from random import Random
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -35,7 +37,9 @@ from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, shared_bytes_of
 from tilewright.kernels.gpu.warpgroup.variants import LEAST_STAGES, sent_variants
-from tilewright.kernels.schema import Options, form_of
+from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
+from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
+from tilewright.kernels.schema import AnySchema, Options, form_of
 from tilewright.runtime.encoding import decode_kernel
 from tilewright.runtime.fields import Field
 from tilewright.runtime.loadable import loadable_kernel
@@ -43,14 +47,18 @@ from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.workloads import Convolution, Linear, Workload, numerics_of, problem_of
 
-SENT = (
+Sending: TypeAlias = WarpgroupSchedule | PatchSchedule
+SENT: tuple[tuple[Sending, Machine], ...] = (
     (WarpgroupSchedule(128, 2, 3, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(256, 2, 3, swapped=1, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(96, 1, 4, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(48, 1, 2, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(64, 2, 3, swapped=1, cluster=2, persistent=1, sent=1), FEW),
+    (PatchSchedule(96, 1, 3, 2, 4, 17, swapped=1, persistent=1, sent=1), ONE),
+    (PatchSchedule(160, 2, 3, 1, 14, 9, swapped=1, persistent=1, sent=1), ONE),
+    (PatchSchedule(64, 2, 2, 2, 3, 17, swapped=1, cluster=2, persistent=1, sent=1), FEW),
 )
-"""Both orders of the factors, rows of a box of 128, 64 and 32 bytes, and a cluster."""
+"""Both orders of the factors, rows of a box of 128, 64 and 32 bytes, and a cluster; lines of patches."""
 
 
 def layers(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -60,7 +68,7 @@ def layers(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return module.eval(), (torch.randn(3, 16, 19, 17).to(dtype),)
 
 
-def with_largest(module: nn.Module, inputs: tuple[torch.Tensor, ...], schedule: WarpgroupSchedule, target: Machine) -> Program:
+def with_largest(module: nn.Module, inputs: tuple[torch.Tensor, ...], schedule: Sending, target: Machine) -> Program:
     """The program whose region of most operations has the schedule."""
     sizes: list[float] = []
 
@@ -70,7 +78,7 @@ def with_largest(module: nn.Module, inputs: tuple[torch.Tensor, ...], schedule: 
             sizes.append(problem.region.flops())
             if sizes[-1] != most:
                 return ranking.first()
-            return replace(next(choice for choice in ranking if choice.schema is WARPGROUP), schedule=schedule)
+            return replace(next(choice for choice in ranking if choice.schema.schedule is type(schedule)), schedule=schedule)
 
         return choose
 
@@ -92,7 +100,7 @@ def sending(program: Program) -> Kernel:
 @pytest.mark.in_turns(2)
 @EACH_TYPE
 @pytest.mark.parametrize("schedule, target", SENT, ids=lambda value: "" if isinstance(value, Machine) else str(value))
-def test_results_that_are_sent(schedule: WarpgroupSchedule, target: Machine, dtype: torch.dtype) -> None:
+def test_results_that_are_sent(schedule: Sending, target: Machine, dtype: torch.dtype) -> None:
     module, inputs = layers(dtype)
     program = with_largest(module, inputs, schedule, target)
     sending(program)
@@ -124,25 +132,25 @@ def test_what_is_left_out_of_a_store_is_reported(left_out: str, position: int, f
 
 
 @settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,))
-@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES))
-def test_any_candidate_that_sends_is_as_good_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(TYPES), schema=st.sampled_from((WARPGROUP, WARPGROUP_PATCH)))
+def test_any_candidate_that_sends_is_as_good_as_pytorch(seed: int, dtype: torch.dtype, schema: AnySchema) -> None:
     random = Random(seed)
     channels, outputs = random.choice((16, 24, 40, 72)), random.choice((40, 64, 72, 136, 200))
     target = random.choice((ONE, FEW))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         after = random.choice((nn.ReLU, nn.Hardswish, nn.Identity))()
-        if random.random() < 0.3:
+        if schema is WARPGROUP and random.random() < 0.3:
             first: list[nn.Module] = [nn.Linear(channels, 64), nn.Linear(64, outputs, bias=random.random() < 0.5), after, nn.Linear(outputs, 16)]
             inputs: tuple[torch.Tensor, ...] = (torch.randn(random.choice((1, 3)), random.randint(150, 400), channels),)
         else:
-            size = random.choice((1, 3))
-            middle = nn.Conv2d(channels, outputs, size, padding=size // 2, bias=random.random() < 0.5)
+            size, dilation = (random.choice((1, 3)), 1) if schema is WARPGROUP else (random.choice((2, 3)), random.choice((1, 1, 2)))
+            middle = nn.Conv2d(channels, outputs, size, padding=random.choice((0, size // 2)), dilation=dilation, bias=random.random() < 0.5)
             first = [nn.Conv2d(16, channels, 1), middle, after, nn.Conv2d(outputs, 16, 1)]
             inputs = (torch.randn(random.choice((1, 2)), 16, random.randint(14, 24), random.randint(14, 24)),)
     module, inputs = nn.Sequential(*first).to(dtype).eval(), in_type(inputs, dtype)
-    used: list[WarpgroupSchedule] = []
-    program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), used, target=target, axis="sent")
+    used: list[Sending] = []
+    program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), used, schema=schema, target=target, axis="sent")
     assert any(schedule.sent for schedule in used)
     check(module, inputs, program)
 
@@ -195,17 +203,21 @@ FORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "transposed": (lambda: nn.Sequential(nn.Conv2d(16, 64, 1), nn.ConvTranspose2d(64, 72, 2, 2), nn.Conv2d(72, 16, 1)), (2, 16, 17, 15), 0),
 }
 """Modules with products whose results are elsewhere than in a matrix of their own, the shape of their input, and least kernels that send."""
+PATCHES = {"a slice of a concatenation": 1, "both slices": 1, "a scale for each column": 1, "1-D": 1}
+"""Where convolutions over patches send."""
 
 
 @pytest.mark.in_turns(3)
-@pytest.mark.parametrize("target", [ONE, FEW], ids=["one", "few"])
+@pytest.mark.parametrize("schema, target", [(WARPGROUP, ONE), (WARPGROUP, FEW), (WARPGROUP_PATCH, ONE)], ids=["one", "few", "patches"])
 @pytest.mark.parametrize("name", FORMS)
-def test_results_elsewhere(name: str, target: Machine) -> None:
+def test_results_elsewhere(name: str, schema: AnySchema, target: Machine) -> None:
     make, shape, least = FORMS[name]
+    if schema is WARPGROUP_PATCH:
+        least = PATCHES.get(name, 0)
     torch.manual_seed(0)
     module, inputs = make().half().eval(), (torch.randn(shape).half(),)
     random = Random(name)
-    program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), [], target=target, axis="sent")
+    program = program_of(module, inputs, lambda count: random.randrange(max(count, 1)), [], schema=schema, target=target, axis="sent")
     assert len([kernel for lowered in program.regions for kernel in lowered.kernels if stores_of(kernel)]) >= least
     check(module, inputs, program)
 
@@ -244,7 +256,8 @@ def test_which_candidates_have_the_variant() -> None:
     form = form_of(WARPGROUP, problem, H200)
     assert not isinstance(form, Unsuitable) and form.facts.sendable
     candidates, _ = WARPGROUP.space(form.facts, H200, Options())
-    variants, origins = sent_variants(form.facts, candidates, H200)
+    shared_bytes = partial(shared_bytes_of, form.facts)
+    variants, origins = sent_variants(candidates, np.ones(length(candidates), bool), shared_bytes, H200)
     assert length(variants) and len(set(origins.tolist())) == len(origins)
     assert (variants["sent"] == 1).all() and (variants["persistent"] == 1).all() and not variants["staged"].any()
     assert (shared_bytes_of(form.facts, variants) <= H200.shared_bytes_per_block).all()

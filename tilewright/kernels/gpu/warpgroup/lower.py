@@ -34,7 +34,7 @@ from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.results import ending
-from tilewright.kernels.gpu.warpgroup.sent import sending, sent_map
+from tilewright.kernels.gpu.warpgroup.sent import matrix_boxes, sending, sent_map
 from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
 from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
 
@@ -191,7 +191,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         for at in range(stages)
     ]
     if schedule.sent:
-        stored = sending(frame.result, schedule, frame.first[0], batch, group, thread)
+        stored = sending(frame.result, schedule, matrix_boxes(frame.result, schedule, frame.first[0], batch, group), group, thread)
     else:
         stored = ending(frame.result, schedule, frame.part, group, thread)
     common, placed = (frame.statements, ()) if stored.end else ((), frame.statements)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import linear, variables
@@ -30,6 +31,15 @@ class ResultMatrix:
         """Boxes of so many rows, and of columns of so many bytes."""
         box = (row_bytes // size_of(self.dtype), rows, 1)
         return TensorMap("map_sent", self.buffer, self.dtype, self.extents[::-1], (1, *self.strides[::-1]), box, row_bytes, self.offset)
+
+    def lines(self, outputs: tuple[int, ...], pixels: int, row_bytes: int) -> TensorMap:
+        """Boxes of so many adjacent pixels of one line of an image, and of columns of so many bytes. Rows of the matrix are the positions `outputs`
+        of each image."""
+        pitches = [self.strides[1] * prod(outputs[dimension:]) for dimension in range(len(outputs) + 1)]
+        images = self.extents[1] // prod(outputs)
+        box = (row_bytes // size_of(self.dtype), pixels, *(1 for _ in outputs))
+        extents, strides = (self.extents[2], *outputs[::-1], images), (1, *pitches[::-1])
+        return TensorMap("map_sent", self.buffer, self.dtype, extents, strides, box, row_bytes, self.offset)
 
 
 def result_matrix(product: ProductForm) -> ResultMatrix | None:

@@ -1,14 +1,15 @@
 """Results that the copy engine stores: a warpgroup puts them in shared memory as they are to be stored, and goes on with the next tile meanwhile.
 
-In shared memory the results of a warpgroup are boxes of a matrix with dense columns of n. A row of a box has 32, 64 or 128 bytes, whose pieces of 16
+In shared memory the results of a warpgroup are boxes with dense columns of n. A row of a box has 32, 64 or 128 bytes, whose pieces of 16
 are swizzled, so that the stores of a warp are in different banks. Pairs of 16-bit results are a fragment, which `stmatrix` stores, transposed if the
-factors are swapped. The engine leaves out what is outside of the matrix, for which operands of the last column are read. float32 results fill shared
+factors are swapped. The engine leaves out what is outside of the tensor, for which operands of the last column are read. float32 results fill shared
 memory twice as fast, and leave it to fewer stages: most were slower on an H200.
 """
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import vectors_fit
@@ -24,9 +25,9 @@ from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.tile import swizzled
-from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES, result_matrix
+from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES, ResultMatrix, result_matrix
 from tilewright.kernels.gpu.warpgroup.results import Ending
-from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule
+from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, Consuming, WarpgroupSchedule
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 SENT, PAIRS = "sent", "pairs"
@@ -34,47 +35,67 @@ SIDE, MATRICES = 8, 4
 """Rows and columns of a matrix of `stmatrix`, and matrices at once: 16 rows and 16 columns of sums."""
 
 
-def sent_map(product: ProductForm, schedule: WarpgroupSchedule) -> TensorMap:
-    """The map of the result, with the boxes of a warpgroup, of which it has several along n.
+@dataclass(frozen=True)
+class Boxes:
+    """What a warpgroup sends: `count` boxes of a map, so many elements apart in shared memory, the `number`-th of them `at` these coordinates."""
 
-    Raises:
-        Unsuitable: if the copy engine cannot store it.
-    """
+    map: TensorMap
+    count: int
+    distance: int
+    at: Callable[[Expr], Sequence[Expr]]
+
+
+def required_matrix(product: ProductForm) -> ResultMatrix:
+    """`result_matrix`. Raises Unsuitable if the copy engine cannot store the result."""
     matrix = result_matrix(product)
     if matrix is None:
         raise Unsuitable(f"the copy engine cannot store {product.output}")
-    rows, columns = (schedule.columns, M) if schedule.swapped else (M, schedule.columns)
-    return matrix.map(rows, max(width for width in SWIZZLES[1:] if columns * ELEMENT_BYTES % width == 0))
+    return matrix
 
 
-def sending(result: BlockResult, schedule: WarpgroupSchedule, first_m: Expr, batch: Expr, group: Expr, thread: Expr) -> Ending:
+def sent_map(product: ProductForm, schedule: WarpgroupSchedule) -> TensorMap:
+    """The map of the result as a matrix, with the boxes of a warpgroup, of which it has several along n. Raises Unsuitable as `required_matrix`."""
+    rows, columns = own_extents(schedule)
+    return required_matrix(product).map(rows, max(width for width in SWIZZLES[1:] if columns * ELEMENT_BYTES % width == 0))
+
+
+def own_extents(schedule: Consuming) -> tuple[int, int]:
+    """Rows (of m) and columns (of n) of a warpgroup's results."""
+    return (schedule.columns, M) if schedule.swapped else (M, schedule.columns)
+
+
+def matrix_boxes(result: BlockResult, schedule: WarpgroupSchedule, first_m: Expr, batch: Expr, group: Expr) -> Boxes:
+    """Of a matrix: all rows of a warpgroup by as many of its columns as a box has."""
+    described, (rows, columns) = sent_map(result.form, schedule), own_extents(schedule)
+    width, own = described.box[0], group * M
+    own_m, own_n = (index_const(0), own) if schedule.swapped else (own, index_const(0))
+    return Boxes(described, columns // width, rows * width, lambda number: (result.first_n + own_n + number * width, first_m + own_m, batch))
+
+
+def sending(result: BlockResult, schedule: Consuming, boxes: Boxes, group: Expr, thread: Expr) -> Ending:
     """The stores of a block's sums by the copy engine. It has read the boxes of the tile before when a warpgroup fills them again, and all before the
     block ends."""
-    described = sent_map(result.form, schedule)
-    columns, size = described.box[0], prod(described.box)
-    count = (M if schedule.swapped else schedule.columns) // columns
-    own = group * (count * size)
-    own_m, own_n = (index_const(0), group * M) if schedule.swapped else (group * M, index_const(0))
-    number, one = Var("box", count), compare("eq", thread % GROUP, 0)
-    at = (result.first_n + own_n + number * columns, first_m + own_m, batch)
-    start = store_box(Place(SENT, own + number * size), described, at)
+    share = M * schedule.columns
+    own, own_n = group * share, group * M if schedule.swapped else index_const(0)
+    number, one = Var("box", boxes.count), compare("eq", thread % GROUP, 0)
+    start = store_box(Place(SENT, own + number * boxes.distance), boxes.map, boxes.at(number))
     return Ending(
-        beginning=(Allocate(Buffer(SENT, described.dtype, schedule.consumers * count * size, "shared", alignment=ALIGNMENT)),),
+        beginning=(Allocate(Buffer(SENT, boxes.map.dtype, schedule.consumers * share, "shared", alignment=ALIGNMENT)),),
         products=(
             If(one, await_stores(0)),
             mbarrier.group_barrier(group + 1),
-            *put_pairs(result, schedule, described, own, own_n, thread),
+            *put_pairs(result, schedule, boxes.map, own, own_n, thread),
             mbarrier.publish(),
             mbarrier.group_barrier(group + 1),
-            If(one, block(For(number, index_const(count), start, "unroll"), commit_stores())),
+            If(one, block(For(number, index_const(boxes.count), start, "unroll"), commit_stores())),
         ),
         after=(If(one, await_stores(0)),),
     )
 
 
-def put_pairs(result: BlockResult, schedule: WarpgroupSchedule, described: TensorMap, own: Expr, own_n: Expr, thread: Expr) -> list[Statement]:
+def put_pairs(result: BlockResult, schedule: Consuming, described: TensorMap, own: Expr, own_n: Expr, thread: Expr) -> list[Statement]:
     """A warpgroup's results in shared memory, from `own` on. `own_n`: its first column in the block's tile."""
-    form, columns = result.form, described.box[0]
+    form, columns, (rows, _) = result.form, described.box[0], own_extents(schedule)
     lane, warp = thread % WARP, thread % GROUP // WARP
     part, number, second = Var("columns", schedule.columns // (2 * SIDE)), lane // SIDE, Var("second", MATRICES)
     # registers of sums are [columns in eights][rows in eights][2]
@@ -83,7 +104,7 @@ def put_pairs(result: BlockResult, schedule: WarpgroupSchedule, described: Tenso
     along, across = warp * (2 * SIDE) + number % 2 * SIDE, (part * 2 + number // 2) * SIDE
     row, column = (across + lane % SIDE, along) if schedule.swapped else (along + lane % SIDE, across)
     within = swizzled(row, column % columns, columns, described.dtype, True)
-    place = Place(SENT, own + column // columns * prod(described.box) + row * columns + within)
+    place = Place(SENT, own + column // columns * (rows * columns) + row * columns + within)
     body = block(
         Allocate(Buffer(PAIRS, described.dtype, 2 * MATRICES, "register", 2)),
         For(second, index_const(MATRICES), block(_pair(result, schedule, own_n + n, sums, second)), "unroll"),
@@ -92,7 +113,7 @@ def put_pairs(result: BlockResult, schedule: WarpgroupSchedule, described: Tenso
     return [For(part, index_const(part.extent or 1), body, "unroll")]
 
 
-def _pair(result: BlockResult, schedule: WarpgroupSchedule, column: Expr, sums: Load, number: Var) -> list[Statement]:
+def _pair(result: BlockResult, schedule: Consuming, column: Expr, sums: Load, number: Var) -> list[Statement]:
     """Stores what follows from two sums in a register: at a column of the block's tile and the next one, or both at this column if factors are
     swapped."""
     form = result.form

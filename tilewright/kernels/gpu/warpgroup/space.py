@@ -91,6 +91,8 @@ class Consuming(Protocol):
     @property
     def persistent(self) -> int: ...
     @property
+    def sent(self) -> int: ...
+    @property
     def threads(self) -> int: ...
 
 
@@ -192,8 +194,7 @@ def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     rows = sum(block_of(candidates))
     stages = stages_of(candidates, steps_each(facts, candidates))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + ALIGNMENT
-    needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates))
-    needed = needed + sent_of(candidates) * (np.prod(block_of(candidates), axis=0) * ELEMENT_BYTES + ALIGNMENT)
+    needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates)) + sent_bytes_of(candidates)
     return needed
 
 
@@ -213,6 +214,12 @@ def staged_bytes_of(candidates: Columns) -> np.ndarray:
 def parts_bytes_of(candidates: Columns, bm: np.ndarray, bn: np.ndarray) -> np.ndarray:
     """Bytes of shared memory for a block's part of bm x bn float32 sums, if the blocks of a split meet."""
     needed: np.ndarray = meeting_of(candidates) * bm * (bn + np.asarray(STAGED_PADDING)[candidates["swapped"]]) * size_of(FLOAT32)
+    return needed
+
+
+def sent_bytes_of(candidates: Columns) -> np.ndarray:
+    """Bytes of shared memory for results that the copy engine stores."""
+    needed: np.ndarray = sent_of(candidates) * (M * candidates["consumers"] * candidates["columns"] * ELEMENT_BYTES + ALIGNMENT)
     return needed
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, joined, take
+from tilewright.kernels.columns import Columns, joined, length, take
 from tilewright.kernels.gpu.gemm.space import CLUSTERS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.space import MEETING, SENT, TILE_AXES, shared_bytes_of
@@ -28,8 +28,16 @@ LEAST_STAGES = 3
 
 def warpgroup_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
     """Both kinds."""
-    shared_bytes = partial(shared_bytes_of, facts)
-    (meeting, first), (sent, second) = meeting_variants(candidates, shared_bytes, machine), sent_variants(facts, candidates, machine)
+    sendable = np.full(length(candidates), facts.sendable)
+    return both_variants(candidates, sendable, partial(shared_bytes_of, facts), machine)
+
+
+def both_variants(candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine) -> Variants:
+    """Those that meet, and of the `sendable` candidates those that the copy engine stores."""
+    (meeting, first), (sent, second) = (
+        meeting_variants(candidates, shared_bytes, machine),
+        sent_variants(candidates, sendable, shared_bytes, machine),
+    )
     meeting[SENT], sent[MEETING] = np.zeros(len(first), np.int64), np.zeros(len(second), np.int64)
     return joined([meeting, sent]), np.concatenate([first, second])
 
@@ -44,14 +52,14 @@ def meeting_variants(candidates: Columns, shared_bytes: Callable[[Columns], np.n
     return take(rows, fits), which[fits]
 
 
-def sent_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
-    """The persistent candidates whose results the copy engine can store, with as many stages as fit beside these, but at least as many as theirs or
-    three: with two, copies no longer hide behind products."""
-    which = np.flatnonzero((candidates["persistent"] > 0) & facts.sendable)
+def sent_variants(candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine) -> Variants:
+    """The persistent ones of candidates whose results the copy engine can store (`sendable`), with as many stages as fit beside these, but at least
+    as many as theirs or three: with two, copies no longer hide behind products."""
+    which = np.flatnonzero((candidates["persistent"] > 0) & sendable)
     taken = {**take(candidates, which), SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64)}
     own, most = taken["stages"], np.zeros(len(which), np.int64)
     for stages in sorted(TILE_AXES["stages"]):
         allowed = (own == stages) | (own > stages) & (stages >= LEAST_STAGES)
         rows = taken | {"stages": np.full(len(which), stages)}
-        most = np.where(allowed & (shared_bytes_of(facts, rows) <= machine.shared_bytes_per_block), stages, most)
+        most = np.where(allowed & (shared_bytes(rows) <= machine.shared_bytes_per_block), stages, most)
     return take(taken | {"stages": most}, most > 0), which[most > 0]

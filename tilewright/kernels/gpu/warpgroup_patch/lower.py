@@ -28,10 +28,12 @@ from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import Ending, ending
+from tilewright.kernels.gpu.warpgroup.sent import sending
 from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.pixels import patch_of, positions_of, rows_at
 from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled
+from tilewright.kernels.gpu.warpgroup_patch.sent_lines import line_boxes, sent_lines
 from tilewright.kernels.gpu.warpgroup_patch.space import ROWS, PatchSchedule, blocks_to_ask_for
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
@@ -45,11 +47,18 @@ def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, ma
     """
     if form.pooled is not None and (schedule.staged or schedule.meeting or (schedule.split == 1 and not schedule.swapped)):
         raise Unsuitable("windows are pooled in registers alone, of swapped factors")
+    if schedule.sent and (form.pooled is not None or not (schedule.swapped and schedule.persistent) or schedule.staged or schedule.meeting):
+        raise Unsuitable("the copy engine stores pixels on columns, of persistent blocks, which are neither staged nor pooled")
     return lowered(problem, form, schedule, machine, lambda part: patch_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
 
-def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
-    """Of the image, whose boxes are patches, and of the filter."""
+def maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, ...]:
+    """Of the image, whose boxes are patches, and of the filter; and of the result, if the copy engine stores it."""
+    return (*factor_maps(form, schedule), *([sent_lines(form, schedule)] if schedule.sent else []))
+
+
+def factor_maps(form: PatchForm, schedule: PatchSchedule) -> tuple[TensorMap, TensorMap]:
+    """Of the image and of the filter."""
     pixels, base = form.pixels, form.facts.base
     extents, _ = patch_of(form.facts, schedule)
     box = (base.row_bytes // base.element_bytes, *reversed(extents), 1)
@@ -61,7 +70,7 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     """The body of the kernel, of up to `most` blocks. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, base, product, columns = form.facts, form.facts.base, form.product, schedule.columns
     dtype, depth, wide = STORED[base.kind], DEPTHS[base.kind], base.row_bytes // base.element_bytes
-    image_map, filter_map = maps(form, schedule)
+    image_map, filter_map = factor_maps(form, schedule)
     _, pitches = patch_of(facts, schedule)
     each = -(-facts.chunks // schedule.split)
     cluster, part_size = schedule.cluster, prod(filter_map.box)
@@ -169,6 +178,8 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
     result = BlockResult(product, {**bind, order[0]: part}, schedule.pixels, schedule.channels, tile_n * schedule.channels, at_row)
     if form.pooled is not None:
         stored = Ending(products=tuple(store_pooled(form, schedule, result, positions, group, thread)))
+    elif schedule.sent:
+        stored = sending(result, schedule, line_boxes(form, schedule, result, image, first, group), group, thread)
     else:
         stored = ending(result, schedule, part, group, thread)
     common, placed = (statements, []) if stored.end else ([], statements)
@@ -185,13 +196,16 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         If(
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
-            turns.each(
-                placed,
-                Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
-                For(chunk, chunks, consume),
-                wgmma.await_sums(columns, sums),
-                [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
-                stored.products,
+            block(
+                turns.each(
+                    placed,
+                    Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
+                    For(chunk, chunks, consume),
+                    wgmma.await_sums(columns, sums),
+                    [If(one_a_warp, block(last, *last_patch))] if turns.most > 1 else [],
+                    stored.products,
+                ),
+                stored.after,
             ),
         ),
         stored.end,

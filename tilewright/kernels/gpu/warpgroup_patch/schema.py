@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound
-from tilewright.kernels.gpu.warpgroup.variants import meeting_variants
+from tilewright.kernels.gpu.warpgroup.variants import both_variants
 from tilewright.kernels.gpu.warpgroup_patch.estimate import patch_counts, patch_estimate
 from tilewright.kernels.gpu.warpgroup_patch.features import patch_features
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchFacts, patch_form
@@ -19,9 +19,11 @@ from tilewright.kernels.schema import Schema, in_tile_if
 
 
 def patch_variants(facts: PatchFacts, candidates: Columns, machine: Machine) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Splits whose blocks meet, as `meeting_variants`; none of results that are pooled, which the kernel that adds their parts does."""
+    """As of other products by warpgroups; none of results that are pooled, which the kernel that adds their parts does. The copy engine stores pixels
+    on wgmma's columns alone: then a warpgroup has whole lines, of as many channels as a row of a box has."""
     varied = take(candidates, np.zeros(length(candidates), bool)) if facts.windows else candidates
-    return meeting_variants(varied, partial(shared_bytes_of, facts), machine)
+    sendable = (varied["swapped"] > 0) & facts.base.sendable & (facts.base.product.batch == 1)
+    return both_variants(varied, sendable, partial(shared_bytes_of, facts), machine)
 
 
 WARPGROUP_PATCH = Schema(

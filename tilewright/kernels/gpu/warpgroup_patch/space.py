@@ -28,6 +28,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     no_candidates,
     parts_bytes_of,
     registers_of,
+    sent_bytes_of,
     staged_bytes_of,
     stages_of,
     threads_of,
@@ -44,7 +45,7 @@ class PatchSchedule:
     """One candidate. `consumers` warpgroups multiply 64 rows each by `columns` columns: rows are pixels, or output channels if `swapped` (0 or 1).
     A block stores the positions of height x width. `stages` tiles of the filter and `patches` patches are in shared memory at once. `split` blocks
     share the channels of one output tile. `cluster` blocks of the same output channels each copy a part of the filter, to all of them. `staged`,
-    `persistent`, `meeting` (0 or 1): as in `WarpgroupSchedule`. `lines` (0 or 1): products take eight pixels of each line of the patch."""
+    `persistent`, `meeting`, `sent` (0 or 1): as in `WarpgroupSchedule`. `lines` (0 or 1): products take eight pixels of each line of the patch."""
 
     columns: int
     consumers: int
@@ -58,6 +59,7 @@ class PatchSchedule:
     staged: int = 0
     persistent: int = 0
     meeting: int = field(default=0, metadata={"omitted": 0})
+    sent: int = field(default=0, metadata={"omitted": 0})
     lines: int = field(default=0, metadata={"omitted": 0})
 
     @property
@@ -217,7 +219,7 @@ def shared_bytes_of(facts: PatchFacts, candidates: Columns) -> np.ndarray:
     rows = stages * channels_of(candidates) + patches * ceil_divided(patch_rows(facts, candidates), ROWS) * ROWS
     tiles, barriers = rows * facts.base.row_bytes + 2 * ALIGNMENT, 2 * BARRIER_BYTES * (stages + patches)
     sums = staged_bytes_of(candidates) + parts_bytes_of(candidates, pixels_of(candidates), channels_of(candidates))
-    needed: np.ndarray = tiles + barriers + sums
+    needed: np.ndarray = tiles + barriers + sums + sent_bytes_of(candidates)
     return needed
 
 
