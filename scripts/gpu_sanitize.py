@@ -111,7 +111,7 @@ NETWORKS: dict[str, Callable[[], Built]] = {
     "half recurrent": lambda: halved(Recurrent(), 6, 20, 32),
     "sums": lambda: (Sums(), lambda: (torch.randn(3, 20000), torch.randn(6000, 20))),
 }
-TESTS = {"atomic sums": "tests/test_deterministic.py"}
+TESTS = {"atomic sums": "tests/test_deterministic.py", "sent results": "tests/test_sent_results.py"}
 """GPU tests that compare with float64 themselves."""
 
 
