@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,5 +70,9 @@ def test_constants_are_rounded_to_tf32() -> None:
     random = torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,))
     rounded = nearest_tf32(random)
     assert ((rounded - random).abs() <= random.abs() * ulp / 2).all() and (rounded.view(torch.int32) & 0x1FFF == 0).all()
-    storage = Storage(Value("w@x", (2, 500), "f32"), row_major((2, 500)), "w", ((2, 500), (1, 2), 0), rounded=True)
+    storage = Storage(Value("w@x", (2, 500), "f32"), row_major((2, 500)), "w", ((2, 500), (1, 2), 0), tf32=1)
     assert torch.equal(prepared(random, storage), rounded.as_strided((2, 500), (1, 2)))
+    high, low = prepared(random, replace(storage, value=Value("w@x", (2, 2, 500), "f32"), layout=row_major((2, 2, 500)), tf32=2))
+    view = random.as_strided((2, 500), (1, 2))
+    assert torch.equal(high, rounded.as_strided((2, 500), (1, 2))) and torch.equal(low, nearest_tf32(view - high))
+    assert ((high.double() + low.double() - view.double()).abs() <= view.double().abs() * 2.0**-22).all()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -23,40 +24,52 @@ from tests.interpreted import returned, run_program
 from tests.on_device import cuda_binary
 from tests.test_gpu_half import planned
 from tests.test_gpu_tensor_cores import FORMS, drawn
+from tests.test_gpu_warpgroup import ONE
+from tests.test_gpu_warpgroup import drawn as drawn_for_warpgroups
 from tilewright.codegen.cuda import print_cuda
-from tilewright.codegen.intrinsics import mma
+from tilewright.codegen.intrinsics import mma, wgmma
 from tilewright.frontend.torch_import import import_module
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Program
+from tilewright.ir.region import Program, Unsuitable
+from tilewright.kernels.gpu.counts import PairCounts
 from tilewright.kernels.gpu.tensor_cores import space
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
+from tilewright.kernels.gpu.warpgroup import space as warpgroup_space
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
-from tilewright.kernels.schema import Numerics
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
+from tilewright.kernels.schema import AnySchema, Numerics, form_of
 from tilewright.partition.context import Chooser
+from tilewright.runtime.loadable import loadable_kernel
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.trials import Job, Trials
+from tilewright.tuning.workloads import Product, problem_of
 
+Scheduled: TypeAlias = TensorCoreSchedule | WarpgroupSchedule
 H200, A100 = machine("h200"), machine("a100")
 PAIRS = Numerics(tf32_pairs=True)
-USUAL_PRODUCT = mma._mma
+USUAL_PRODUCT, USUAL_WIDE = mma._mma, wgmma._multiplying
 
 
-def picking(pick: Callable[[int], int] | TensorCoreSchedule, used: list[TensorCoreSchedule]) -> Chooser:
-    """Chooses a given candidate of the schema for each region that has some, or the one that `pick` picks of their number."""
+def picking(pick: Callable[[int], int] | Scheduled, used: list[Scheduled], schema: AnySchema = TENSOR_CORES) -> Chooser:
+    """Chooses a given candidate of its schema for each region that has some, or the one of `schema` that `pick` picks of their number."""
+    given = None if callable(pick) else pick
+    kind = schema.schedule if given is None else type(given)
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, PAIRS, learned=False)
-        own = next((number for number, part in enumerate(ranking.parts) if part.schema is TENSOR_CORES), None)
+        own = next((number for number, part in enumerate(ranking.parts) if part.schema.schedule is kind), None)
         if own is None:
             return ranking.first()
         begin, end = map(int, ranking.starts[own : own + 2])
-        choice = ranking.choice(begin + (0 if isinstance(pick, TensorCoreSchedule) else pick(end - begin)))
-        if isinstance(pick, TensorCoreSchedule):
-            choice = replace(choice, schedule=pick if ranking.parts[own].facts.copies else replace(pick, stages=1))
+        choice = ranking.choice(begin + (pick(end - begin) if callable(pick) else 0))
+        if isinstance(given, TensorCoreSchedule) and not ranking.parts[own].facts.copies:
+            choice = replace(choice, schedule=replace(given, stages=1))
+        elif given is not None:
+            choice = replace(choice, schedule=given)
         used.append(choice.schedule)
         return choice
 
@@ -66,7 +79,7 @@ def picking(pick: Callable[[int], int] | TensorCoreSchedule, used: list[TensorCo
 def results(module: nn.Module, inputs: tuple[torch.Tensor, ...], program: Program) -> torch.Tensor:
     imported = import_module(module, inputs)
     found, faults = run_program(program, {name: x.numpy() for name, x in zip(program.graph.inputs, inputs, strict=True)})
-    assert not faults
+    assert not faults, faults
     (result,) = returned(imported, [found[name] for name in program.graph.outputs], inputs)
     return result
 
@@ -87,8 +100,24 @@ def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> 
         patch.setattr(space, "FEWEST_OF_PAIRS", 1)
         torch.manual_seed(seed)
         module, inputs = drawn(random.choice(FORMS), random)
-        used: list[TensorCoreSchedule] = []
+        used: list[Scheduled] = []
         program = planned(module.eval(), inputs, target, picking(random.randrange, used))
+    assert all(schedule.pairs for schedule in used)
+    expected = exact(module, inputs)
+    error = (results(module, inputs, program).double() - expected).abs().max()
+    assert error <= 16 * UNIT * max(1.0, float(expected.abs().max())), used
+
+
+@settings(max_examples=draws(12), deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**31), target=st.sampled_from([H200, ONE]))
+def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(seed: int, target: Machine) -> None:
+    random = Random(seed)
+    with torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warpgroup_space, "FEWEST_OF_PAIRS", 1)
+        torch.manual_seed(seed)
+        module, inputs = drawn_for_warpgroups(random)
+        used: list[Scheduled] = []
+        program = planned(module.eval(), inputs, target, picking(lambda count: random.randrange(max(count, 1)), used, WARPGROUP))
     assert all(schedule.pairs for schedule in used)
     expected = exact(module, inputs)
     error = (results(module, inputs, program).double() - expected).abs().max()
@@ -105,16 +134,23 @@ def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> 
         TensorCoreSchedule(64, 32, 16, 2, 4, 2, 3, pairs=1),
         TensorCoreSchedule(32, 64, 16, 2, 2, 2, 4, 1, pairs=1),
         TensorCoreSchedule(32, 32, 16, 1, 2, 2, staged=1, pairs=1),
+        WarpgroupSchedule(16, 1, 2, pairs=1),
+        WarpgroupSchedule(128, 2, 3, pairs=1),
+        WarpgroupSchedule(48, 2, 2, split=3, pairs=1),
+        WarpgroupSchedule(32, 1, 4, split=2, meeting=1, pairs=1),
+        WarpgroupSchedule(64, 1, 3, staged=1, persistent=1, pairs=1),
     ],
     ids=str,
 )
-def test_schedules(schedule: TensorCoreSchedule) -> None:
+def test_schedules(schedule: Scheduled) -> None:
     torch.manual_seed(0)
     module, inputs = nn.Conv2d(32, 40, (2, 4), padding=1).eval(), (torch.randn(1, 32, 7, 9),)
-    used: list[TensorCoreSchedule] = []
-    found = results(module, inputs, planned(module, inputs, H200, picking(schedule, used)))
+    used: list[Scheduled] = []
+    program = planned(module, inputs, ONE, picking(schedule, used))
+    found = results(module, inputs, program)
     expected = exact(module, inputs)
     assert used == [schedule]
+    assert not any(loadable_kernel(kernel).tf32 for lowered in program.regions for kernel in lowered.kernels)
     assert (found.double() - expected).abs().max() <= 8 * UNIT * expected.abs().max()
 
 
@@ -129,11 +165,27 @@ def truncating(kind: str) -> Any:
     return replace(original, name=f"{original.name}, truncating", meaning=meaning)
 
 
+def truncating_wide(kind: str, n: int, a: Any, b: Any) -> Any:
+    """The product by a warpgroup, of rows in registers, with the sums that tensor cores truncate."""
+    original, shape = USUAL_WIDE(kind, n, a, b), mma.SHAPES[kind]
+
+    def meaning(add: np.ndarray, sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        fragment = wgmma.sums_fragment(n)
+        left = np.concatenate([shape.a.matrix(part) for part in mma.exact(a, kind).reshape(-1, 32, shape.a.size)])
+        return fragment.of(truncated_product(fragment.matrix(sums), left[:, None], mma.exact(b, kind).reshape(n, -1)[None]))
+
+    return replace(original, name=f"{original.name}, truncating", meaning=meaning)
+
+
 @pytest.mark.in_turns(2)
+@pytest.mark.parametrize("schedule", [TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1), WarpgroupSchedule(32, 1, 2, pairs=1)], ids=str)
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("products", [space.FEWEST_OF_PAIRS, 520, 2048])
-def test_errors_are_those_of_float32_where_sums_are_truncated(products: int, positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_float32_where_sums_are_truncated(
+    products: int, positive: bool, schedule: Scheduled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mma, "_mma", truncating)
+    monkeypatch.setattr(wgmma, "_multiplying", truncating_wide)
     torch.manual_seed(products)
     module, x = nn.Linear(products, 32, bias=False).eval(), torch.randn(64, products)
     if positive:
@@ -141,7 +193,6 @@ def test_errors_are_those_of_float32_where_sums_are_truncated(products: int, pos
     expected = exact(module, (x,)).numpy()
     weight = module.weight.detach().numpy()
     usual = of_multiply_adds(x.numpy()[:, None], weight[None])
-    schedule = TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1)
     found = results(module, (x,), planned(module, (x,), H200, picking(schedule, []))).numpy()
     error, usual_error = (np.sqrt(((values - expected) ** 2).mean()) for values in (found, usual))
     assert error <= 1.05 * usual_error
@@ -166,25 +217,44 @@ def test_candidates_are_those_that_the_caller_allows() -> None:
         problems.append(problem)
         return choose(problem, machine, threads)
 
-    for width in (512, space.FEWEST_OF_PAIRS - 1):
+    for width in (512, space.FEWEST_OF_PAIRS - 4):
         planned(nn.Linear(width, 512), (torch.zeros(1024, width),), H200, chooser)
     for numerics, pairs in ((Numerics(), None), (Numerics(tf32=True), 0), (PAIRS, 1), (Numerics(tf32=True, tf32_pairs=True), 0)):
         ranking = rank(problems[0], H200, numerics=numerics, learned=False)
-        own = [part for part in ranking.parts if part.schema is TENSOR_CORES]
-        assert [set(part.candidates["pairs"].tolist()) for part in own] == ([] if pairs is None else [{pairs}])
+        own = [part for part in ranking.parts if part.schema in (TENSOR_CORES, WARPGROUP)]
+        assert [set(part.candidates["pairs"].tolist()) for part in own] == ([] if pairs is None else [{pairs}] * 2)
+        assert all((type(part.counts) is PairCounts) == bool(pairs) for part in own)
     assert ranking.first().schema in (TENSOR_CORES, WARPGROUP)  # in TF32
-    assert "a sum of so few products is more accurate on CUDA cores" in rank(problems[1], H200, numerics=PAIRS).rejections["tensor cores"]
+    rejections = rank(problems[1], H200, numerics=PAIRS).rejections
+    assert all("a sum of so few products is more accurate on CUDA cores" in rejections[schema.name] for schema in (TENSOR_CORES, WARPGROUP))
+
+
+def test_what_warpgroups_do_not_split_is_refused() -> None:
+    constant, computed = layer_problem("R7", 4, "fp32-tensor"), problem_of(Product(2, 256, 256, 256, swapped=1, precision="fp32-tensor"))
+    whole = WarpgroupSchedule(64, 1, 2, pairs=1)
+    for problem, schedule, why in (
+        (constant, replace(whole, swapped=1), "split rows of the first factor"),
+        (constant, replace(whole, cluster=2), "copy pairs of weights for themselves"),
+        (computed, whole, "the second of them a constant"),
+    ):
+        form = form_of(WARPGROUP, problem, H200)
+        assert not isinstance(form, Unsuitable)
+        with pytest.raises(Unsuitable, match=why):
+            WARPGROUP.lower(problem, form, schedule, H200)
+    ranking = rank(computed, H200, numerics=PAIRS, learned=False)
+    assert all(part.schema is not WARPGROUP for part in ranking.parts)
 
 
 def test_compiled_code_has_three_products_and_no_spills() -> None:
     module, inputs = nn.Linear(512, 512), (torch.zeros(4096, 512),)
-    for target in (H200, A100):
+    for target, product in ((H200, "tw_wgmma_[0-9]+_tf32_held_k128\\(part"), (A100, "tw_mma_tf32\\(part")):
         program = planned(module, inputs, target, partial(choose, numerics=PAIRS))
         (made,) = (lowered for lowered in program.regions if "pairs" in lowered.schedule)
         text = print_cuda(list(made.kernels))
         passed, log = cuda_binary(text, target.architecture)
         assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
-        assert text.count("tw_mma_tf32(part") == 3 * text.count("float part[4];")
+        assert "warning" not in log and "serialized" not in log
+        assert len(re.findall(product, text)) == 3 * len(re.findall(r"float part\[\d+\];", text))
 
 
 @pytest.mark.gpu

@@ -117,14 +117,15 @@ class Storage:
     """A buffer that a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant. `view`
     is (sizes, strides, offset), as for torch.as_strided, if only a part or another view of the constant is stored. `matrix` (a tuple of rows) is
     applied over as many leading dimensions of that view as make up its columns; with it Winograd's filters are transformed at compile time.
-    `rounded`: float32 elements are stored as the nearest TF32."""
+    `tf32`: as how many TF32 numbers a float32 element is stored: 1 as the nearest; 2 also as the nearest to the rest, in another such constant behind
+    the first, along a new first dimension; 0 as it is."""
 
     value: Value
     layout: Layout
     source: str | None = None
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     matrix: tuple[tuple[float, ...], ...] | None = None
-    rounded: bool = False
+    tf32: int = 0
 
 
 WITHIN = REGISTERS, TILE = ("registers", "tile")

@@ -53,7 +53,7 @@ class SharedConstants:
             constant = program.graph.constants[source]
             # a program keeps its constants, so that no other tensor has the address while what is packed lives; an empty one has no address
             place = (constant.data_ptr(), constant.shape, constant.dtype) if constant.numel() else source
-            key = (place, storage.view, storage.matrix, storage.rounded, storage.layout, storage.value.dtype, device)
+            key = (place, storage.view, storage.matrix, storage.tf32, storage.layout, storage.value.dtype, device)
             made = self._packed.get(key)
             if made is None:
                 made = pack(prepared(constant.to(torch_dtype(storage.value.dtype)), storage), storage.layout).to(device)

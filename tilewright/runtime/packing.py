@@ -12,15 +12,17 @@ from tilewright.ir.region import Storage
 
 
 def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """The contents of a packed copy of a constant: the part given by `view`, `rounded`, or multiplied by `matrix` in float64 and rounded once.
+    """The contents of a packed copy of a constant: the part given by `view`, as numbers of `tf32`, or multiplied by `matrix` in float64 and rounded
+    once.
 
     Raises:
         ValueError: if the number of elements of that part does not match the matrix and the value.
     """
     if storage.view is not None:
         constant = constant.contiguous().as_strided(*storage.view)
-    if storage.rounded:
-        constant = nearest_tf32(constant)
+    if storage.tf32:
+        high = nearest_tf32(constant)
+        constant = high if storage.tf32 == 1 else torch.stack([high, nearest_tf32(constant.detach().cpu() - high)])
     if storage.matrix is None:
         return constant
     matrix = torch.tensor(storage.matrix, dtype=torch.float64)

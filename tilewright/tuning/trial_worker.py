@@ -170,7 +170,7 @@ class DeviceProblem:
             dtype = entry.value.dtype
             if entry.source is None:
                 return self._blank(dtype, entry.layout, 1)
-            key = (entry.source, entry.view, entry.matrix, entry.rounded, entry.layout, dtype)
+            key = (entry.source, entry.view, entry.matrix, entry.tf32, entry.layout, dtype)
             if key not in self._rows:
                 self._rows[key] = self._copies(prepared(self.inputs[entry.source].to(torch_dtype(dtype)), entry), entry.layout, self.sets)
             return self._rows[key]

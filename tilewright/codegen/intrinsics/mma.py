@@ -135,6 +135,11 @@ def rounds_to_tf32(kernel: Kernel) -> bool:
     return any(isinstance(statement, Invoke) and statement.intrinsic == _ROUND for statement in statements(kernel.body))
 
 
+def splits_to_tf32(kernel: Kernel) -> bool:
+    """Whether the kernel makes pairs of TF32 numbers of float32 values."""
+    return any(isinstance(statement, Invoke) and statement.intrinsic == _PART for statement in statements(kernel.body))
+
+
 @lru_cache(maxsize=8)
 def _mma(kind: str) -> Intrinsic:
     shape = SHAPES[kind]

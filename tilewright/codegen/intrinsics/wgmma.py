@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.codegen.intrinsics.mbarrier import shared_address
-from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, SHAPES, Fragment, exact, register_type, register_word
+from tilewright.codegen.intrinsics.mma import REGISTER_BYTES, SHAPES, Fragment, exact, register_type, register_word, splits_to_tf32
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.intrinsic import LANES, SWIZZLES, Array, Intrinsic, Operand, Text
@@ -162,9 +162,9 @@ def multiply(kind: str, n: int, sums: Place, a: Place, b: Place, add: Expr, tile
 
 
 def truncates_to_tf32(kernel: Kernel) -> bool:
-    """Whether the kernel multiplies float32 values, of which tensor cores take the bits of TF32."""
+    """Whether the kernel multiplies float32 values, of which tensor cores take the bits of TF32, instead of pairs that have no others."""
     invoked = (statement.intrinsic.key for statement in statements(kernel.body) if isinstance(statement, Invoke))
-    return any(key.startswith("wgmma.") and key.endswith(".tf32") for key in invoked)
+    return any(key.startswith("wgmma.") and key.endswith(".tf32") for key in invoked) and not splits_to_tf32(kernel)
 
 
 def _group(name: str, text: str, order: str = "", operands: tuple[Operand, ...] = ()) -> Intrinsic:

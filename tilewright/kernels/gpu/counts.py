@@ -98,6 +98,10 @@ class TensorCounts(TileCounts):
     matrices that the instructions read there."""
 
 
+class PairCounts(TensorCounts):
+    """Of products of pairs of TF32 numbers, each of which is three."""
+
+
 class AttentionCounts(TensorCounts):
     """Of attention on tensor cores: a step is a tile of keys, for both products and the softmax between them."""
 

@@ -9,7 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST_BYTES
-from tilewright.kernels.gpu.counts import TensorCounts, ceil_div
+from tilewright.kernels.gpu.counts import PairCounts, TensorCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.tensor_cores.factors import Factors
 from tilewright.kernels.gpu.tensor_cores.form import TensorCoreFacts
@@ -44,7 +44,8 @@ def tensor_core_counts(facts: TensorCoreFacts, candidates: Columns, machine: Mac
     results = product.batch * product.m * product.n
     stored = product.bytes_written / results
     read = one * (product.a.bytes + product.b.bytes + product.epilogue_bytes)
-    return TensorCounts(
+    kind = PairCounts if candidates["pairs"].any() else TensorCounts
+    return kind(
         flops=product.flops * one,
         read_bytes=read,
         result_bytes=one * product.bytes_written,

@@ -12,7 +12,7 @@ from tilewright.hardware.tensor_cores import PEAKS
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided
-from tilewright.kernels.gpu.counts import TensorCounts
+from tilewright.kernels.gpu.counts import PairCounts, TensorCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import Work, blocks_each, split_seconds
 from tilewright.kernels.gpu.tensor_cores.estimate import FRAGMENT_ROWS, store_cycles
@@ -21,6 +21,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     block_of,
     blocks_of,
     meeting_of,
+    parts_of,
     registers_of,
     sent_of,
     shared_bytes_of,
@@ -42,7 +43,7 @@ def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machin
     bm, bn = block_of(candidates)
     stages = stages_of(candidates, steps)
     shared_bytes = shared_bytes_of(facts, candidates)
-    blocks, copied = blocks_of(facts, candidates), (bm + bn / candidates["cluster"]) * facts.row_bytes
+    blocks, copied = blocks_of(facts, candidates), (bm + bn * parts_of(candidates) / candidates["cluster"]) * facts.row_bytes
     return pipelined_counts(facts, candidates, bm, bn, blocks, steps, stages, copied, shared_bytes, machine)
 
 
@@ -71,12 +72,14 @@ def pipelined_counts(
     stored = product.bytes_written / (product.batch * product.m * product.n)
     depth = facts.row_bytes // facts.element_bytes
     sums = bm * bn / (warps * WARP)
-    return TensorCounts(
+    each = 2 * parts_of(candidates) - 1  # of pairs, the product of the low parts is left out
+    kind = PairCounts if np.any(parts_of(candidates) > 1) else TensorCounts
+    return kind(
         flops=product.flops * one,
         read_bytes=read,
         result_bytes=one * product.bytes_written,
         level2_bytes=np.maximum(blocks * steps * copied + product.epilogue_bytes + 2 * parts, read),
-        padded_flops=2.0 * blocks * bm * bn * steps * depth,
+        padded_flops=2.0 * blocks * bm * bn * steps * depth * each,
         blocks=blocks * one,
         warps=warps * one,
         threads=threads * one,
@@ -86,8 +89,8 @@ def pipelined_counts(
         shared_bytes=shared_bytes * one,
         resident=resident_blocks(machine, threads, registers, shared_bytes) * one,
         accumulators=sums,
-        step_multiply_adds=depth / DEPTHS[facts.kind] * one,
-        step_shared_loads=(M + columns) * facts.row_bytes / GROUP_WARPS / machine.shared_bytes_per_cycle,
+        step_multiply_adds=depth / DEPTHS[facts.kind] * each * one,
+        step_shared_loads=(M + columns * each) * facts.row_bytes / GROUP_WARPS / machine.shared_bytes_per_cycle,
         step_cached_loads=0 * one,
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,

@@ -18,7 +18,7 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
 from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
-from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows, factor, packed
+from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows, factor, in_pairs, packed
 from tilewright.kernels.schema import Form, form_of
 
 ROW_BYTES = (32, 64, 128)
@@ -30,7 +30,8 @@ class WarpgroupFacts:
     """The sizes of a product, the type of its factors (a key of `wgmma.DEPTHS`), and its reduction: taps, and channels within each. `ordered`:
     whether rows and columns are in memory in the order of the region's axes, as parts of a split are. `grouped`: the channels of another product
     follow in memory, which a step must not read: they may be infinite, and then are no zeros after a product with zeros. `pooled`: results that are
-    combined into one that is stored. `sendable`: whether the copy engine can store the results."""
+    combined into one that is stored. `sendable`: whether the copy engine can store the results. `constant`: whether the second
+    factor is a constant, which is packed."""
 
     product: ContractionFacts
     kind: str
@@ -40,6 +41,7 @@ class WarpgroupFacts:
     grouped: bool = False
     pooled: int = 1
     sendable: bool = False
+    constant: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -68,6 +70,14 @@ class WarpgroupForm:
     a: Rows | Pixels
     b: Rows
     storage: dict[str, Storage]
+
+    @property
+    def in_pairs(self) -> WarpgroupForm:
+        """The product of float32 whose weights are stored as pairs of TF32 numbers. Raises Unsuitable if it has no packed float32 weights."""
+        if self.facts.kind != "tf32" or not self.facts.constant:
+            raise Unsuitable("only float32 factors are pairs of TF32, the second of them a constant")
+        b, storage = in_pairs(self.b, self.storage)
+        return replace(self, b=b, storage=storage, product=replace(self.product, storage=storage))
 
 
 def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:
@@ -117,7 +127,7 @@ def factors_form(problem: Problem, machine: Machine, spatial: frozenset[Var] = f
         raise Unsuitable("the factors are not of one type, float32 or of 16 bits")
     grouped = isinstance(first.tensor, Pixels) and first.tensor.groups > 1
     sendable = result_matrix(product) is not None
-    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped, sendable=sendable)
+    facts = WarpgroupFacts(product.facts, kind, second.extents[2], second.extents[3], ordered, grouped, sendable=sendable, constant=bool(storage))
     if grouped and facts.channels * facts.element_bytes % ROW_BYTES[0]:
         raise Unsuitable(f"the channels of a group are not whole {ROW_BYTES[0]} bytes")
     try:

@@ -23,9 +23,9 @@ from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Expr, Var, compare, index_const
+from tilewright.ir.expr import Const, Expr, Var, compare, index_const
 from tilewright.ir.intrinsic import LANES
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.ir.tensor_map import TensorMap
@@ -33,6 +33,7 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
+from tilewright.kernels.gpu.warpgroup.pairs import pair_products, split_rows
 from tilewright.kernels.gpu.warpgroup.results import ending
 from tilewright.kernels.gpu.warpgroup.sent import matrix_boxes, sending, sent_map
 from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
@@ -81,12 +82,19 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
     """
     if schedule.sent and (not schedule.persistent or schedule.staged or schedule.meeting):
         raise Unsuitable("the copy engine stores results of persistent blocks, which are not staged")
+    if schedule.pairs and (schedule.swapped or schedule.cluster > 1):
+        raise Unsuitable("warpgroups split rows of the first factor, and copy pairs of weights for themselves")
+    form = form.in_pairs if schedule.pairs else form
+
+    def form_of(part: Problem) -> WarpgroupForm:
+        found = warpgroup_form(part, machine).parts
+        return found.in_pairs if schedule.pairs else found
 
     def maps(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[TensorMap, ...]:
         stored = (sent_map(form.product, schedule),) if schedule.sent else ()
         return (*(one.map for one in sides(form, schedule)), *stored)
 
-    return lowered(problem, form, schedule, machine, lambda part: warpgroup_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
+    return lowered(problem, form, schedule, machine, form_of, tiles, maps, blocks_to_ask_for)
 
 
 def lowered(
@@ -185,6 +193,21 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         wgmma.await_groups(1),
         If(compare("gt", step, 0), freed),
     )
+    zeros: list[Statement] = []
+    last_freed: list[Statement] = [last] if turns.most > 1 else []
+    summed: list[Statement] = [wgmma.await_sums(columns, sums)]
+    if schedule.pairs:  # every product has been awaited
+        at = Var("at", columns // 2)
+        zeros = [For(at, index_const(columns // 2), Store("acc", at, Const(0.0, product.dtype)), "unroll")]
+        rows, weights = Place(left.tiles, left.place(stage).offset + group * (M * wide)), right.place(stage)
+        consume = block(
+            mbarrier.wait(full, phase % 2, "warpgroup"),
+            split_rows(rows, wide, thread),
+            pair_products(columns, weights, schedule.block_n * wide, wide),
+            mbarrier.group_barrier(group + 1),  # all threads have read their rows
+            If(one_a_warp, mbarrier.arrive(empty)),
+        )
+        last_freed, summed = [], []
     setup = [
         mbarrier.initialise(Place(name, index_const(at)), count)
         for name, count in (("full", 1), ("empty", GROUP // WARP * schedule.consumers * schedule.cluster))
@@ -212,9 +235,10 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
                 turns.each(
                     placed,
                     Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
+                    zeros,
                     For(step, frame.steps, consume),
-                    wgmma.await_sums(columns, sums),
-                    [last] if turns.most > 1 else [],
+                    summed,
+                    last_freed,
                     stored.products,
                 ),
                 stored.after,

@@ -18,14 +18,16 @@ from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided, length, product_of, reject, take, times
 from tilewright.kernels.gpu.gemm.space import SPLITS
+from tilewright.kernels.gpu.tensor_cores.space import FEWEST_OF_PAIRS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES
+from tilewright.kernels.schema import Numerics
 
 S = TypeVar("S", int, np.ndarray)
 BARRIER_BYTES = 8
 ALIGNMENT = 1024
 """Of buffers of swizzled tiles and boxes in shared memory, in bytes."""
-MEETING, SENT = "meeting", "sent"
+MEETING, SENT, PAIRS = "meeting", "sent", "pairs"
 VARIANT_AXES = {MEETING, SENT}
 """Axes that only variants have (`variants.py`)."""
 
@@ -38,7 +40,8 @@ class WarpgroupSchedule:
     of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
     adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
     blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent` (0 or 1): in persistent blocks, sums
-    go through shared memory as results of 16 bits, which the copy engine stores."""
+    go through shared memory as results of 16 bits, which the copy engine stores. `pairs` (0 or 1): float32 factors are pairs of TF32 numbers
+    (`pairs.py`)."""
 
     columns: int
     consumers: int
@@ -50,6 +53,7 @@ class WarpgroupSchedule:
     persistent: int = 0
     meeting: int = field(default=0, metadata={"omitted": 0})
     sent: int = field(default=0, metadata={"omitted": 0})
+    pairs: int = field(default=0, metadata={"omitted": 0})
 
     @property
     def rows(self) -> int:
@@ -98,7 +102,7 @@ class Consuming(Protocol):
 
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
-    taken = ("meeting", "swapped", "staged", "sent", "persistent")
+    taken = ("meeting", "swapped", "staged", "sent", "persistent", "pairs")
     return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * getattr(schedule, name, 0) for name in taken)
 
 
@@ -112,16 +116,21 @@ STAGED_COLUMNS = 32
 """Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
 STAGED_PADDING = (8, 4)
 """Elements between the rows of a part of the sums in shared memory, as they are and `swapped`: the stores of a warp are in different banks."""
+MOST_OF_PAIRS = 128
+"""Columns of products of pairs: beside the sums a thread has those of a part of the reduction, and its rows."""
 OTHER_REGISTERS = 72
 """Registers of a consumer besides its sums: for addresses, and elements of the epilogue that are read ahead; assumed."""
 
 
-def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The candidates, and the number rejected for each reason (a rejected tile counts once for each way to share and store it). `tf32`: whether
-    float32 factors may be rounded to TF32."""
-    if facts.kind == "tf32" and not tf32:
+def warpgroup_space(facts: WarpgroupFacts, machine: Machine, numerics: Numerics) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The candidates, and the number rejected for each reason (a rejected tile counts once for each way to share and store it)."""
+    pairs = facts.kind == "tf32" and not numerics.tf32
+    if pairs and not (numerics.tf32_pairs and facts.constant):
         return no_candidates(WarpgroupSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, product, ways = product_of(TILE_AXES), facts.product, ways_of(facts)
+    if pairs:
+        tiles, ways = take(tiles, tiles["swapped"] == 0), take(ways, ways["cluster"] == 1)
+    tiles[PAIRS] = np.full(length(tiles), int(pairs))
     bm, bn = block_of(tiles)
     least_m, least_n = (np.where(tiles["swapped"] == side, M, 16) for side in (0, 1))
     tiles, rejected = reject(
@@ -129,6 +138,8 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, tf32: bool) -> tupl
         [
             ("tile of m is more than twice the extent", (bm >= 2 * np.maximum(product.m, least_m)) & (bm > least_m)),
             ("tile of n is more than twice the extent", (bn >= 2 * np.maximum(product.n, least_n)) & (bn > least_n)),
+            ("a thread holds too many sums beside pairs", (tiles[PAIRS] > 0) & (tiles["columns"] > MOST_OF_PAIRS)),
+            ("a sum of so few products is more accurate on CUDA cores", (tiles[PAIRS] > 0) & (product.r < FEWEST_OF_PAIRS)),
         ],
     )
     candidates = times(tiles, ways)
@@ -168,6 +179,12 @@ def meeting_of(candidates: Columns) -> np.ndarray:
     return _taken(candidates, MEETING)
 
 
+def parts_of(candidates: Columns) -> np.ndarray | int:
+    """TF32 numbers of an element of the second factor, and sums that a thread has of each result."""
+    parts: np.ndarray | int = 1 + candidates[PAIRS] if PAIRS in candidates else 1
+    return parts
+
+
 def sent_of(candidates: Columns) -> np.ndarray:
     """Whether the copy engine stores the results."""
     return _taken(candidates, SENT)
@@ -191,7 +208,8 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, two barriers a stage, and sums or results on their way."""
-    rows = sum(block_of(candidates))
+    bm, bn = block_of(candidates)
+    rows = bm + bn * parts_of(candidates)
     stages = stages_of(candidates, steps_each(facts, candidates))
     needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + ALIGNMENT
     needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates)) + sent_bytes_of(candidates)
@@ -257,7 +275,7 @@ def stages_of(candidates: Columns, steps: np.ndarray) -> np.ndarray:
 
 def registers_of(candidates: Columns) -> np.ndarray:
     """Estimated 32-bit registers per thread."""
-    registers: np.ndarray = candidates["columns"] // 2 + OTHER_REGISTERS
+    registers: np.ndarray = candidates["columns"] // 2 * parts_of(candidates) + OTHER_REGISTERS
     return registers
 
 

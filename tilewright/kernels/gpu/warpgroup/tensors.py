@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.common import decode, guarded_load
@@ -21,22 +21,27 @@ from tilewright.ir.tensor_map import MOST_FILTER, PIECE_BYTES, TensorMap
 @dataclass(frozen=True)
 class Rows:
     """A matrix [batch, row, tap, channel] with dense channels; the other strides in elements. Its rows are those of the product, and its reduction
-    runs over taps, and channels within them."""
+    runs over taps, and channels within them. An element may be the sum of `parts` numbers: there are as many such matrices, one behind the other."""
 
     buffer: str
     dtype: str
     extents: tuple[int, int, int, int]
     strides: tuple[int, int, int, int]
     offset: int
+    parts: int = 1
 
     def map(self, name: str, rows: int, row_bytes: int) -> TensorMap:
-        """Boxes of `rows` rows of so many bytes at one tap."""
-        box = (row_bytes // size_of(self.dtype), 1, rows, 1)
-        return TensorMap(name, self.buffer, self.dtype, self.extents[::-1], self.strides[::-1], box, row_bytes, self.offset)
+        """Boxes of `rows` rows of so many bytes at one tap, of all parts."""
+        extents, strides = self.extents[::-1], self.strides[::-1]
+        box: tuple[int, ...] = (row_bytes // size_of(self.dtype), 1, rows, 1)
+        if self.parts == 1:
+            return TensorMap(name, self.buffer, self.dtype, extents, strides, box, row_bytes, self.offset)
+        apart = self.extents[0] * self.strides[0]
+        return TensorMap(name, self.buffer, self.dtype, (*extents, self.parts), (*strides, apart), (*box, self.parts), row_bytes, self.offset)
 
     def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
         """Coordinates of a box."""
-        return [channel, tap, row, batch], []
+        return [channel, tap, row, batch, *([index_const(0)] if self.parts > 1 else [])], []
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,16 @@ def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Seq
     channels, taps, count = -(-extents[-1] // lanes) * lanes, prod(axis.extent or 1 for axis in like.taps), prod(axis.extent or 1 for axis in rows)
     whole = (prod(axis.extent or 1 for axis in batch), count, taps, extents[-1])
     tensor = Rows(name, value.dtype, whole, (count * taps * channels, taps * channels, channels, 1), 0)
-    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, rounded=value.dtype == FLOAT32)}
+    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, tf32=int(value.dtype == FLOAT32))}
+
+
+def in_pairs(weights: Rows, storage: Mapping[str, Storage]) -> tuple[Rows, dict[str, Storage]]:
+    """Packed float32 weights, each as a pair of TF32 numbers instead of rounded to one: the low parts are behind the high ones."""
+    (one,) = storage.values()
+    shape = (2, *one.value.shape)
+    layout = Layout(shape, ((0, 0), *((dim + 1, factor) for dim, factor in one.layout.order)))
+    paired = replace(one, value=replace(one.value, shape=shape), layout=layout, tf32=2)
+    return replace(weights, parts=2), {weights.buffer: paired}
 
 
 def _terms(index: Expr) -> dict[Var | None, int]:
