@@ -19,6 +19,7 @@ from bench.cells import Rows, results_of
 from bench.common import write_results
 from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.ir.dtypes import nearest_tf32
+from tilewright.kernels.gpu.warpgroup.pairs import moved_after
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -26,7 +27,7 @@ UNIT = 2.0**-24
 TOGETHER = 4
 """Products that are added at once."""
 DEPTH = SHAPES["tf32"].depth
-LENGTHS = (8, 16, 32, 64, 576, 4608)
+LENGTHS = (8, 16, 32, 64, 72, 256, 288, 576, 4608)
 INPUTS: dict[str, Callable[[np.random.Generator, tuple[int, int]], tuple[Array, Array]]] = {
     "normal": lambda random, size: (random.standard_normal(size), random.standard_normal(size)),
     "positive": lambda random, size: (random.random(size), random.random(size)),
@@ -52,17 +53,24 @@ def truncated_product(sums: Array, a: Array, b: Array) -> Array:
     return total.astype(np.float32)
 
 
-def of_pairs(a: Array, b: Array, moved: bool = True) -> Array:
-    """Sums of products of pairs; `moved`: to float32 after every 8 elements."""
+def of_pairs(a: Array, b: Array, run: int = DEPTH) -> Array:
+    """Sums of products of pairs, moved to float32 after every `run` elements, within which products of high parts come last."""
     (high_a, low_a), (high_b, low_b) = ((high := nearest_tf32(values), nearest_tf32(values - high)) for values in (a, b))
-    total = part = np.zeros(len(a), np.float32)
-    for first in range(0, a.shape[1], DEPTH):
-        here = slice(first, first + DEPTH)
-        part = np.zeros_like(total) if moved else part
+    total = np.zeros(len(a), np.float32)
+    for first in range(0, a.shape[1], run):
+        part = np.zeros_like(total)
+        last = min(first + run, a.shape[1])
         for left, right in ((low_a, high_b), (high_a, low_b), (high_a, high_b)):
-            part = truncated_product(part, left[:, here], right[:, here])
-        total = total + part if moved else part
+            for begin in range(first, last, DEPTH):
+                here = slice(begin, min(begin + DEPTH, last))
+                part = truncated_product(part, left[:, here], right[:, here])
+        total = total + part
     return total
+
+
+def of_warpgroups(a: Array, b: Array) -> Array:
+    """As warpgroups make the sums."""
+    return of_pairs(a, b, moved_after(a.shape[1]))
 
 
 def of_tf32(a: Array, b: Array) -> Array:
@@ -83,14 +91,25 @@ def of_multiply_adds(a: Array, b: Array) -> Array:
 WAYS: dict[str, Callable[[Array, Array], Array]] = {
     "multiply-adds": of_multiply_adds,
     "pairs": of_pairs,
-    "pairs, not moved": lambda a, b: of_pairs(a, b, False),
+    "pairs by warpgroups": of_warpgroups,
+    "pairs, not moved": lambda a, b: of_pairs(a, b, a.shape[1]),
     "tf32": of_tf32,
 }
 
 
 def pair_errors() -> Rows:
     """The table of the documentation."""
-    rows = [["factors", "products of a sum", "chain of float32 multiply-adds", '`"fp32-tensor"`', "sums not moved to float32", '`"tf32"`']]
+    rows = [
+        [
+            "factors",
+            "products of a sum",
+            "chain of float32 multiply-adds",
+            '`"fp32-tensor"`, by warps',
+            "by warpgroups",
+            "sums not moved to float32",
+            '`"tf32"`',
+        ]
+    ]
     for entry in results_of("pair_errors"):
         rows.append([entry["inputs"], f"{entry['products']:,}", *(f"{entry[way]:.2g}" if entry[way] < 100 else f"{entry[way]:,.0f}" for way in WAYS)])
     return rows

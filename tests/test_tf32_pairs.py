@@ -136,6 +136,7 @@ def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(seed: int, target
         TensorCoreSchedule(32, 32, 16, 1, 2, 2, staged=1, pairs=1),
         WarpgroupSchedule(16, 1, 2, pairs=1),
         WarpgroupSchedule(128, 2, 3, pairs=1),
+        WarpgroupSchedule(32, 2, 3, cluster=2, pairs=1),
         WarpgroupSchedule(48, 2, 2, split=3, pairs=1),
         WarpgroupSchedule(32, 1, 4, split=2, meeting=1, pairs=1),
         WarpgroupSchedule(64, 1, 3, staged=1, persistent=1, pairs=1),
@@ -233,8 +234,7 @@ def test_what_warpgroups_do_not_split_is_refused() -> None:
     constant, computed = layer_problem("R7", 4, "fp32-tensor"), problem_of(Product(2, 256, 256, 256, swapped=1, precision="fp32-tensor"))
     whole = WarpgroupSchedule(64, 1, 2, pairs=1)
     for problem, schedule, why in (
-        (constant, replace(whole, swapped=1), "split rows of the first factor"),
-        (constant, replace(whole, cluster=2), "copy pairs of weights for themselves"),
+        (constant, replace(whole, swapped=1), "split rows of the first factor alone"),
         (computed, whole, "the second of them a constant"),
     ):
         form = form_of(WARPGROUP, problem, H200)
@@ -247,14 +247,14 @@ def test_what_warpgroups_do_not_split_is_refused() -> None:
 
 def test_compiled_code_has_three_products_and_no_spills() -> None:
     module, inputs = nn.Linear(512, 512), (torch.zeros(4096, 512),)
-    for target, product in ((H200, "tw_wgmma_[0-9]+_tf32_held_k128\\(part"), (A100, "tw_mma_tf32\\(part")):
+    for target, product, depth in ((H200, "tw_wgmma_[0-9]+_tf32_held_k128\\(part", 32), (A100, "tw_mma_tf32\\(part", 8)):
         program = planned(module, inputs, target, partial(choose, numerics=PAIRS))
         (made,) = (lowered for lowered in program.regions if "pairs" in lowered.schedule)
         text = print_cuda(list(made.kernels))
         passed, log = cuda_binary(text, target.architecture)
         assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
         assert "warning" not in log and "serialized" not in log
-        assert len(re.findall(product, text)) == 3 * len(re.findall(r"float part\[\d+\];", text))
+        assert len(re.findall(product, text)) == 3 * depth // 8 * len(re.findall(r"float part\[\d+\];", text))
 
 
 @pytest.mark.gpu

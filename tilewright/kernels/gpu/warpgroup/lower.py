@@ -33,7 +33,7 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
-from tilewright.kernels.gpu.warpgroup.pairs import pair_products, split_rows
+from tilewright.kernels.gpu.warpgroup.pairs import pair_products, run_of
 from tilewright.kernels.gpu.warpgroup.results import ending
 from tilewright.kernels.gpu.warpgroup.sent import matrix_boxes, sending, sent_map
 from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
@@ -59,19 +59,23 @@ class Side:
 
     @property
     def elements(self) -> int:
-        """Of a tile."""
-        return self.blocks * prod(self.map.box)
+        """Of a tile, with all parts of its elements."""
+        return self.tensor.parts * self.blocks * prod(self.map.box)
 
     def place(self, stage: Expr) -> Place:
         return Place(self.tiles, stage * self.elements)
 
-    def copied(self, stage: Expr, batch: Expr, tap: Expr, channel: Expr, among: Expr, full: Place) -> Statement:
+    def copied(self, stage: Expr, batch: Expr, tap: Expr, channel: Expr, among: Expr, full: Place) -> list[Statement]:
         """What the block copies of the tile. `among`: its number in the cluster."""
-        part, first = Place(self.tiles, stage * self.elements), self.first
+        offset, first = stage * self.elements, self.first
         if self.blocks > 1:
-            part, first = Place(self.tiles, part.offset + among * prod(self.map.box)), first + among * (self.rows // self.blocks)
-        coordinates, filters = self.tensor.at(batch, first, tap, channel)
-        return copy_box(part, self.map, full, coordinates, filters, self.blocks)
+            offset, first = offset + among * prod(self.map.box), first + among * (self.rows // self.blocks)
+        copies: list[Statement] = []
+        for part in range(self.tensor.parts):
+            coordinates, filters = self.tensor.at(batch, first, tap, channel, part)
+            place = Place(self.tiles, offset + part * (self.elements // self.tensor.parts))
+            copies.append(copy_box(place, self.map, full, coordinates, filters, self.blocks))
+        return copies
 
 
 def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSchedule, machine: Machine) -> Lowered:
@@ -82,8 +86,8 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
     """
     if schedule.sent and (not schedule.persistent or schedule.staged or schedule.meeting):
         raise Unsuitable("the copy engine stores results of persistent blocks, which are not staged")
-    if schedule.pairs and (schedule.swapped or schedule.cluster > 1):
-        raise Unsuitable("warpgroups split rows of the first factor, and copy pairs of weights for themselves")
+    if schedule.pairs and schedule.swapped:
+        raise Unsuitable("warpgroups split rows of the first factor alone")
     form = form.in_pairs if schedule.pairs else form
 
     def form_of(part: Problem) -> WarpgroupForm:
@@ -171,7 +175,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
     produce = block(
         mbarrier.wait(empty, (phase + 1) % 2, "thread"),
         mbarrier.expect(full, (left.elements + right.elements) * facts.element_bytes),
-        [side.copied(stage, batch, number // parts, number % parts * wide, frame.among, full) for side in (left, right)],
+        *(side.copied(stage, batch, number // parts, number % parts * wide, frame.among, full) for side in (left, right)),
     )
     multiply = wgmma.multiply(
         facts.kind,
@@ -202,10 +206,9 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         rows, weights = Place(left.tiles, left.place(stage).offset + group * (M * wide)), right.place(stage)
         consume = block(
             mbarrier.wait(full, phase % 2, "warpgroup"),
-            split_rows(rows, wide, thread),
-            pair_products(columns, weights, schedule.block_n * wide, wide),
+            pair_products(columns, rows, weights, schedule.block_n * wide, wide, run_of(schedule, product.facts.r), thread),
             mbarrier.group_barrier(group + 1),  # all threads have read their rows
-            If(one_a_warp, mbarrier.arrive(empty)),
+            If(one_a_warp, arrivals_in(empty, schedule.cluster)),
         )
         last_freed, summed = [], []
     setup = [

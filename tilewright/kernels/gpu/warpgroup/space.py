@@ -129,7 +129,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, numerics: Numerics)
         return no_candidates(WarpgroupSchedule), {"float32 may not be rounded to TF32": 1}
     tiles, product, ways = product_of(TILE_AXES), facts.product, ways_of(facts)
     if pairs:
-        tiles, ways = take(tiles, tiles["swapped"] == 0), take(ways, ways["cluster"] == 1)
+        tiles = take(tiles, tiles["swapped"] == 0)
     tiles[PAIRS] = np.full(length(tiles), int(pairs))
     bm, bn = block_of(tiles)
     least_m, least_n = (np.where(tiles["swapped"] == side, M, 16) for side in (0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from tilewright.codegen.common import decode, guarded_load
 from tilewright.codegen.operand import operand_view
@@ -31,17 +32,17 @@ class Rows:
     parts: int = 1
 
     def map(self, name: str, rows: int, row_bytes: int) -> TensorMap:
-        """Boxes of `rows` rows of so many bytes at one tap, of all parts."""
-        extents, strides = self.extents[::-1], self.strides[::-1]
+        """Boxes of `rows` rows of so many bytes at one tap."""
+        extents: tuple[int, ...] = self.extents[::-1]
+        strides: tuple[int, ...] = self.strides[::-1]
         box: tuple[int, ...] = (row_bytes // size_of(self.dtype), 1, rows, 1)
-        if self.parts == 1:
-            return TensorMap(name, self.buffer, self.dtype, extents, strides, box, row_bytes, self.offset)
-        apart = self.extents[0] * self.strides[0]
-        return TensorMap(name, self.buffer, self.dtype, (*extents, self.parts), (*strides, apart), (*box, self.parts), row_bytes, self.offset)
+        if self.parts > 1:
+            extents, strides, box = (*extents, self.parts), (*strides, self.extents[0] * self.strides[0]), (*box, 1)
+        return TensorMap(name, self.buffer, self.dtype, extents, strides, box, row_bytes, self.offset)
 
-    def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
+    def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr, part: int = 0) -> tuple[list[Expr], list[Expr]]:
         """Coordinates of a box."""
-        return [channel, tap, row, batch, *([index_const(0)] if self.parts > 1 else [])], []
+        return [channel, tap, row, batch, *([index_const(part)] if self.parts > 1 else [])], []
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Pixels:
     position. `taps`: places of the spatial dimensions in the order of the filter's taps. `groups`: equal parts of the channels, each of which belongs
     to one product of a batch."""
 
+    parts: ClassVar[int] = 1
     buffer: str
     dtype: str
     extents: tuple[int, ...]
@@ -87,7 +89,7 @@ class Pixels:
         """A channel of a product, among all channels."""
         return batch * (self.extents[-1] // self.groups) + channel if self.groups > 1 else channel
 
-    def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr) -> tuple[list[Expr], list[Expr]]:
+    def at(self, batch: Expr, row: Expr, tap: Expr, channel: Expr, part: int = 0) -> tuple[list[Expr], list[Expr]]:
         """Coordinates of the column that begins with a row, and the filter's offsets."""
         positions = [Var(f"position{i}", one.outputs) for i, one in enumerate(self.slides)]
         image = Var("image", self.extents[0])
