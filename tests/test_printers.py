@@ -61,9 +61,9 @@ INTEGERS = ("i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
 FLOATS = ("f32", "f64")
 FLOAT_ONLY = frozenset(
     """div atan2 sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh
-    erf isnan isinf""".split()
+    erf isnan isinf nearest_tf32""".split()
 )
-EXACT = frozenset("floordiv mod fmod truncdiv min max reinterpret".split())
+EXACT = frozenset("floordiv mod fmod truncdiv min max reinterpret nearest_tf32".split())
 INTEGER_ONLY = frozenset("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split())
 INEXACT_ULP = {"pow": 4, "tan": 4, "sinh": 4, "cosh": 4, "log1p": 5, "log2": 5, "log10": 5, "erf": 5, "tanh": 5, "expm1": 4, "log": 4}
 

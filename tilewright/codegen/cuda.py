@@ -243,6 +243,17 @@ _BUILTIN: Mapping[str, Helper] = {
     "tw_power": _special("tw_power", "ex2"),
     "tw_reciprocal": _special("tw_reciprocal", "rcp"),
     **narrow_functions(_QUALIFIER, "tw_power", "tw_reciprocal({})"),
+    "tw_nearest_tf32_f32": Helper(
+        f"""{_QUALIFIER} float tw_nearest_tf32_f32(float x) {{
+#if __CUDA_ARCH__ >= 800
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+    return __uint_as_float(bits);
+#else
+    return x == x ? __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000) : x;
+#endif
+}}"""
+    ),
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},

@@ -23,7 +23,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, is_float, size_of
-from tilewright.ir.scalar import REINTERPRETED
+from tilewright.ir.scalar import NEAREST_TF32, REINTERPRETED
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str) -> Helper 
         return Helper(f"{qualifier} {other} {name}({t} a) {{ return ((union {{ {t} a; {other} b; }}){{a}}).b; }}")
     if operation == "rsqrt":
         return Helper(f"{one} {{ return 1 / sqrt{f}(a); }}")
+    if operation == NEAREST_TF32 and dtype == "f64":
+        return Helper(f"{one} {{ return a; }}")
     if operation == "isnan":
         return Helper(f"{qualifier} int {name}({t} a) {{ return a != a; }}")
     if operation == "isinf":
@@ -289,6 +291,9 @@ SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
     {
         **narrow_functions(_C.strip().removesuffix(" float"), "tw_exp2_f32", "1.0f / ({})"),
         "tw_bits": _BITS,
+        "tw_nearest_tf32_f32": Helper(
+            f"{_C}tw_nearest_tf32_f32(float x) {{ return x == x ? tw_from_bits((tw_bits(x) + 0x1000) & ~0x1fff) : x; }}", ("tw_bits",)
+        ),
         "tw_split": _LOG_MANTISSA,
         "tw_sine": _TRIGONOMETRIC,
         "tw_exp_f32": Helper(

@@ -16,7 +16,7 @@ from torch import Tensor
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
-from tilewright.ir.scalar import REAL
+from tilewright.ir.scalar import NEAREST_TF32, REAL
 
 POINTS_AT_ONCE = 1 << 22
 """Iteration points evaluated together, which bounds the memory of temporaries."""
@@ -58,6 +58,7 @@ OPERATIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "asin": torch.asin, "acos": torch.acos, "atan": torch.atan, "sinh": torch.sinh,
         "cosh": torch.cosh, "tanh": torch.tanh, "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "erf": torch.erf,
         "narrow_gelu": lambda a: a * 0.5 * (1.0 + torch.erf(a * sqrt(0.5))), "narrow_sigmoid": torch.sigmoid,
+        NEAREST_TF32: lambda a: a,
         "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "isnan": torch.isnan, "isinf": torch.isinf,
         "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne,
         "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,

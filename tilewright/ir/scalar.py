@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tilewright.ir.dtypes import FLOAT32
+from tilewright.ir.dtypes import FLOAT32, nearest_tf32
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def _reinterpreted(a: np.ndarray) -> np.ndarray:
     return a.view(f"{'i' if a.dtype.kind == 'f' else 'f'}{a.itemsize}")
 
 
+NEAREST_TF32 = "nearest_tf32"
 _vector_erf = np.vectorize(_erf, otypes=[float])
 
 _TABLE = (
@@ -106,6 +107,8 @@ _TABLE = (
     # for results that are rounded to 16 bits (`partition.narrow_results`); charged are cycles of a GPU's scheduler, 8 for each special function
     ScalarOperation("narrow_gelu", 1, lambda a: a * 0.5 * (1.0 + _vector_erf(a * np.sqrt(0.5))), 9),
     ScalarOperation("narrow_sigmoid", 1, lambda a: 1.0 / (1.0 + np.exp(-a)), 16),
+    # float64, in which references are computed, stays. Not charged: an instruction for each stored element, without which learned models were trained
+    ScalarOperation(NEAREST_TF32, 1, lambda a: nearest_tf32(a) if a.dtype == np.float32 else a, 0),
     ScalarOperation("floor", 1, np.floor),
     ScalarOperation("ceil", 1, np.ceil),
     ScalarOperation("round", 1, np.round),  # half to even
@@ -142,5 +145,8 @@ REINTERPRETED: Mapping[str, str] = MappingProxyType({FLOAT32: "i32", "i32": FLOA
 """The type whose numbers have the bits of this one's, for the operation `reinterpret`."""
 NARROW = frozenset({"narrow_gelu", "narrow_sigmoid"})
 """Functions of float32 for results that are rounded to 16 bits."""
-REAL = NARROW | {*"sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()}
+REAL = NARROW | {
+    NEAREST_TF32,
+    *"sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split(),
+}
 """Functions that are defined only for floating-point numbers."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from tilewright.codegen.intrinsics.wgmma import REQUIRES
 from tilewright.errors import contained
 from tilewright.graph.windows import pooling_of
 from tilewright.hardware.machine import Machine
@@ -27,6 +28,7 @@ from tilewright.partition.layouts import BY_RULE, LaidOut, Storing, assign_layou
 from tilewright.partition.loops import lower_loop, ways_of
 from tilewright.partition.merges import BY_MERGES, Memory, Policy, Timed
 from tilewright.partition.narrow_results import with_narrow_functions
+from tilewright.partition.nearest_factors import with_nearest_factors
 from tilewright.partition.precision import AS_COMPUTED, Precision, precision_of
 from tilewright.partition.regions import lay_out, regions_of
 from tilewright.partition.strip_judge import StripJudge
@@ -83,7 +85,10 @@ class Predictions:
 
             def laid(storing: Storing) -> LaidOut:
                 found = assign_layouts(graph, parts, self.precision, storing=storing)
-                return with_narrow_functions(found) if gpu else with_cache_padding(graph, found, self.machine)
+                if not gpu:
+                    return with_cache_padding(graph, found, self.machine)
+                found = with_narrow_functions(found)
+                return with_nearest_factors(graph, found) if self.numerics.tf32 and self.machine.has(*REQUIRES) else found
 
             pinned = frozenset(graph.outputs[number] for number in self.replaced)
             deciding = Judge(

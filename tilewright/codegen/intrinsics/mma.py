@@ -22,9 +22,10 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, nearest_tf32, size_of
-from tilewright.ir.expr import Expr, Load
+from tilewright.ir.expr import Apply, Expr, Load, walk
 from tilewright.ir.intrinsic import INTERPRETER, LANES, Array, Intrinsic, Operand, Text
-from tilewright.ir.kernel import Invoke, Kernel, Place, Statement, Store, statements
+from tilewright.ir.kernel import Invoke, Kernel, Place, Statement, Store, expressions, statements
+from tilewright.ir.scalar import NEAREST_TF32
 
 M, N = 16, 8
 ROW_BYTES = 16
@@ -131,8 +132,10 @@ def pair_of_tf32(high: Place, low: Place, value: Expr) -> list[Statement]:
 
 
 def rounds_to_tf32(kernel: Kernel) -> bool:
-    """Whether the kernel rounds float32 values to TF32, instead of making pairs of them."""
-    return any(isinstance(statement, Invoke) and statement.intrinsic == _ROUND for statement in statements(kernel.body))
+    """Whether the kernel rounds float32 values to TF32, in fragments or where it stores them, instead of making pairs of them."""
+    if any(isinstance(statement, Invoke) and statement.intrinsic == _ROUND for statement in statements(kernel.body)):
+        return True
+    return any(isinstance(node, Apply) and node.operation == NEAREST_TF32 for node in walk(*expressions(kernel.body)))
 
 
 def splits_to_tf32(kernel: Kernel) -> bool:
