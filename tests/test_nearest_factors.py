@@ -150,6 +150,20 @@ def test_stores_of_factors_round() -> None:
     assert all(rounds_to_tf32(kernel) for lowered in program.regions if lowered.region.outputs[0] == "relu" for kernel in lowered.kernels)
 
 
+def test_folded_images_round() -> None:
+    """Their pixels overlap, so that no index is that of a channel alone."""
+    program = planned(nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU()), (torch.randn(1, 3, 224, 224),))
+    assert [lowered.region.kind for lowered in program.regions] == ["map", "contraction"]
+    assert rounding(program) == [program.regions[0].region.outputs[0]]
+
+
+@pytest.mark.parametrize("multiplier", [1, 2])
+def test_factors_of_depthwise_convolutions_are_exact(multiplier: int) -> None:
+    module = nn.Sequential(nn.Conv2d(32, 64, 1), nn.ReLU(), nn.Conv2d(64, 64 * multiplier, 3, groups=64))
+    program = planned(module, (IMAGE,))
+    assert "relu" in {lowered.region.outputs[0] for lowered in program.regions} - {*rounding(program)}
+
+
 @pytest.mark.parametrize("target, precision", [("h200", "fp32"), ("h200", "fp32-tensor"), ("a100", "tf32"), ("b200", "tf32")])
 def test_nothing_rounds_without_wgmma_or_permission(target: str, precision: str) -> None:
     assert not rounding(planned(Residual(), (IMAGE,), target, precision))

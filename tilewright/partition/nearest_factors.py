@@ -56,8 +56,8 @@ def with_nearest_factors(graph: Graph, laid_out: LaidOut) -> LaidOut:
 
 
 def _factors(region: Region, laid_out: LaidOut, constants: frozenset[str]) -> Iterator[str]:
-    """The values that the region may multiply by `wgmma`: float32 factors, not computed while they are read, of a sum over more than the taps of a
-    filter, as that of a depthwise convolution is. None of a region that has a single row, which CUDA cores multiply, or that reduces rows."""
+    """The values that the region may multiply by `wgmma`: float32 factors that are not computed while they are read. None of a region that has a
+    single row, which CUDA cores multiply, that reduces rows, or that is a depthwise convolution, whose sums are over taps alone, for each channel."""
     found = anchor(region.steps, constants) if region.kind == "contraction" else None
     if found is None or found.size_m == 1 or (any(step.reduction for step in region.steps[1:]) and pooling_of(region.steps) is None):
         return
@@ -65,7 +65,7 @@ def _factors(region: Region, laid_out: LaidOut, constants: frozenset[str]) -> It
     if len(read) < 2 or any(laid_out.values[load.buffer].dtype != FLOAT32 for load in read):
         return
     used = [variables(position) for position in read[0].index]
-    if any(not axes.isdisjoint(found.r) and axes.isdisjoint(found.m) for axes in used):
+    if not found.batch or any(not axes.isdisjoint(found.r) and axes.isdisjoint(found.m) for axes in used):
         yield from {load.buffer for load in read} - constants
 
 
