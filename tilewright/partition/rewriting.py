@@ -73,7 +73,8 @@ def _folded(graph: Graph, predictions: Predictions) -> Merged:
     def lanes(graph: Graph, region: Region) -> int:
         context = predictions.context(graph)
         form = form_of(TENSOR_CORES, canonical_problem(region, context)[0], machine)
-        if isinstance(form, Unsuitable) or (form.facts.kind == "tf32" and not predictions.numerics.tf32):
+        numerics = predictions.numerics
+        if isinstance(form, Unsuitable) or (form.facts.kind == "tf32" and not (numerics.tf32 or numerics.tf32_pairs)):
             return 0
         # folded, the factors may be of 16 bits although they are better float32 as they are
         factors = precision.factors(region, frozenset(graph.constants))

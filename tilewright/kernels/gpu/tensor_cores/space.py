@@ -64,7 +64,7 @@ PARTS_PADDING = 8
 MOST_SUMS = 128
 """Sums that a thread holds at most: beside them there are two sets of fragments, and addresses."""
 
-FEWEST_OF_PAIRS = 72
+FEWEST_OF_PAIRS = 64
 """Products of a sum from which on pairs of TF32 are as accurate as a chain of float32 multiply-adds (docs/usage.md, "Precision")."""
 
 

@@ -7,6 +7,8 @@ made there, those of high parts last, and added in float32 (docs/usage.md, "Prec
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from tilewright.codegen.intrinsics import wgmma
 from tilewright.codegen.intrinsics.mma import SHAPES, pair_of_tf32
 from tilewright.codegen.intrinsics.wgmma import DEPTHS, Tile
@@ -22,8 +24,9 @@ KIND = "tf32"
 DEPTH = DEPTHS[KIND]
 FRAGMENT = SHAPES[KIND].a.size
 """Elements of the first factor that a thread has for one product."""
-LONG_RUN, SHORT_RUN, LEAST_OF_LONG = 32, 16, 288
-"""Elements of a run, and products of a sum from which on runs are long (`bench.pair_errors`)."""
+LONG_RUN, SHORT_RUN = 32, 16
+LEAST_PRODUCTS = MappingProxyType({LONG_RUN: 288, SHORT_RUN: 72, DEPTH: 0})
+"""Elements of a run, and products of a sum from which on runs are as long (`bench.pair_errors`)."""
 MOST_BESIDE_LONG = 192
 """Columns of all warpgroups of a block up to which the assembler leaves a thread registers for the fragments of a long run."""
 HIGH, LOW, PART = "high", "low", "part"
@@ -31,12 +34,13 @@ HIGH, LOW, PART = "high", "low", "part"
 
 def moved_after(products: int) -> int:
     """Elements of a run that leave a sum of so many products as accurate as a chain of float32 multiply-adds."""
-    return LONG_RUN if products >= LEAST_OF_LONG else SHORT_RUN
+    return next(run for run, least in LEAST_PRODUCTS.items() if products >= least)
 
 
 def run_of(schedule: WarpgroupSchedule, products: int) -> int:
     """Elements whose sums tensor cores make: a short run where threads have no registers for the fragments of a long one."""
-    return SHORT_RUN if schedule.consumers * schedule.columns > MOST_BESIDE_LONG else moved_after(products)
+    most = SHORT_RUN if schedule.consumers * schedule.columns > MOST_BESIDE_LONG else LONG_RUN
+    return min(most, moved_after(products))
 
 
 def pair_products(columns: int, rows: Place, weights: Place, low: int, wide: int, run: int, thread: Expr) -> list[Statement]:
