@@ -51,7 +51,7 @@ ARCHITECTURE = {H200.name: "sm_90a", V100.name: "sm_75"}  # the oldest that NVRT
 def planned(module: nn.Module, inputs: Sequence[torch.Tensor], target: Machine, chooser: Chooser = choose, chains: bool = False) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph, _ = simplify(import_module(module, inputs).graph)
+        graph, _ = simplify(import_module(module, inputs, on_gpu=target.is_gpu).graph)
     assert not unsupported(graph)
     return plan_program(graph, target, 1, chooser, chains=chains)
 

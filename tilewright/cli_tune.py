@@ -187,7 +187,7 @@ def _problems(options: argparse.Namespace, machine: Machine, report: Progress) -
     model = resolve(options.model, options.batch, options.input)
     stages = Stages(report)
     stages.report("export")
-    imported = read(model.module, model.inputs(0) if model.inputs is not None else ())
+    imported = read(model.module, model.inputs(0) if model.inputs is not None else (), on_gpu=machine.is_gpu)
     graph, _ = simplify(imported.graph)
     numerics = numerics_of(options)
     found = distinct_problems(graph, machine, planned_threads(machine), numerics=numerics, stages=stages, updates=imported.updates)

@@ -190,12 +190,12 @@ def compile(
     request = Request(module, machine, precision, trials, unsupported, planned_threads(machine, threads), records, numerics, check, by_code)
     if dynamic is None:
         with stages.stage("export"), collection_paused():
-            imported = read(module, inputs, example_keywords, family.copies if family is not None else None)
+            imported = read(module, inputs, example_keywords, family.copies if family is not None else None, machine.is_gpu)
         return compiled(imported, request, stages, family)
     family = family or Family()
     examples = _example_leaves(module, inputs, example_keywords)
     with stages.stage("export"), collection_paused():
-        model = sized(module, inputs, example_keywords, dynamic, examples, family.copies)
+        model = sized(module, inputs, example_keywords, dynamic, examples, family.copies, machine.is_gpu)
     key = model.key(examples)
     if isinstance(module, torch.nn.Module):
         model.check_sizes(key)
@@ -223,12 +223,19 @@ def compile(
 
 
 def sized(
-    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None, dynamic: Any, leaves: Sequence[Any], copies: Copies | None = None
+    module: Any,
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None,
+    dynamic: Any,
+    leaves: Sequence[Any],
+    copies: Copies | None = None,
+    on_gpu: bool = False,
 ) -> SizedModel:
-    """A model whose sizes may differ from call to call; `leaves` are those of its examples, `copies` those of earlier readings of it. Raises
-    InvalidModel if none of its sizes may, InvalidInput if there are no examples, and UnsupportedOption for a `dynamic` that does not fit it."""
+    """A model whose sizes may differ from call to call; `leaves` are those of its examples, `copies` those of earlier readings of it, `on_gpu` says
+    where it is to run. Raises InvalidModel if none of its sizes may, InvalidInput if there are no examples, and UnsupportedOption for a `dynamic`
+    that does not fit it."""
     module_given = isinstance(module, torch.nn.Module)
-    model = ModuleModel(module, inputs, keywords, dynamic, copies) if module_given else _with_own_sizes(module, copies)
+    model = ModuleModel(module, inputs, keywords, dynamic, copies, on_gpu) if module_given else _with_own_sizes(module, copies, on_gpu)
     if not model.names:
         what = "or give examples whose free dimensions have at least two entries" if module_given else "or export it with free sizes"
         raise InvalidModel("no size of the model is free", f"leave out `dynamic`, {what}")
@@ -245,12 +252,12 @@ def _example_leaves(module: Any, inputs: Sequence[Any], keywords: Mapping[str, A
     return examples
 
 
-def _with_own_sizes(module: Any, copies: Copies | None = None) -> DeclaredModel:
+def _with_own_sizes(module: Any, copies: Copies | None = None, on_gpu: bool = False) -> DeclaredModel:
     """A file, or what such files hold, whose free sizes it declares itself."""
     if isinstance(module, torch.export.ExportedProgram):
-        return SymbolicProgram(module, copies=copies)
+        return SymbolicProgram(module, copies=copies, on_gpu=on_gpu)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        return SymbolicProgram(load_exported(module), copies=copies)
+        return SymbolicProgram(load_exported(module), copies=copies, on_gpu=on_gpu)
     if _is_onnx(module):
         return OnnxModel(module)
     raise _no_model(module)
@@ -370,16 +377,18 @@ def _refuse_arrays(inputs: Any, keywords: Any) -> None:
                 raise InvalidInput(f"{name}{keystr(path)} is {described(leaf)}", "pass torch.from_numpy(array)")
 
 
-def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, copies: Copies | None = None) -> Imported:
+def read(
+    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, copies: Copies | None = None, on_gpu: bool = False
+) -> Imported:
     """The model as a graph, from any supported kind of model. Operators on tensors of types on which no kernel computes run through
-    PyTorch, or are refused in ONNX. `copies` of PyTorch's parameters are those of earlier readings. Raises InvalidModel for anything that is no
-    model."""
+    PyTorch, or are refused in ONNX. `copies` of PyTorch's parameters are those of earlier readings; `on_gpu` says where the model is to run. Raises
+    InvalidModel for anything that is no model."""
     if isinstance(module, torch.export.ExportedProgram):
-        return import_program(module, inputs, keywords, copies)
+        return import_program(module, inputs, keywords, copies, on_gpu)
     if isinstance(module, torch.nn.Module):
-        return import_module(module, inputs, keywords, copies)
+        return import_module(module, inputs, keywords, copies, on_gpu)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
-        return import_program(load_exported(module), inputs, keywords, copies)
+        return import_program(load_exported(module), inputs, keywords, copies, on_gpu)
     if _is_onnx(module):
         from tilewright.frontend.onnx_import import import_onnx
 

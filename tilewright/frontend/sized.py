@@ -100,7 +100,7 @@ class ModuleModel:
     equal, the side of a branch. For sizes for which it does not hold, the module is exported once more, with these as the example.
 
     A key has the free sizes of the first export, and where the others that may differ do not follow from these as in that export, also the others.
-    `copies` are those of earlier readings of the module.
+    `copies` are those of earlier readings of the module; `on_gpu` is as for `functional`.
 
     Raises InvalidModel if it cannot be exported, and UnsupportedOption for a `dynamic` that does not fit the inputs."""
 
@@ -111,11 +111,13 @@ class ModuleModel:
         keywords: Mapping[str, Any] | None,
         dynamic: Any,
         copies: Copies | None = None,
+        on_gpu: bool = False,
     ) -> None:
         arguments = (tuple(inputs), dict(keywords or {}))
         self._module = module
         self._copies = copies or Copies()
         self._casts = autocast_types()
+        self._on_gpu = on_gpu
         free, self._names = free_sizes(module, *arguments, dynamic)
         self._free, self._base = self._general(arguments, free)
         hints = {(leaf, dim): hint for leaf, dims in self._free.items() for dim, hint in _by_dimension(dims)}
@@ -163,8 +165,8 @@ class ModuleModel:
     def _exported(
         self, arguments: Any, free: Mapping[int, Any], places: Set[Place] = frozenset(), enlarged: Callable[[int], int] = _without_small
     ) -> SymbolicProgram:
-        program = exported(self._module, *_enlarged(arguments, free, places, enlarged), free, self._casts)
-        return SymbolicProgram(program, tensors_of(self._module), self._names, small=False, copies=self._copies)
+        program = exported(self._module, *_enlarged(arguments, free, places, enlarged), free, self._casts, self._on_gpu)
+        return SymbolicProgram(program, tensors_of(self._module), self._names, small=False, copies=self._copies, on_gpu=self._on_gpu)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -251,8 +253,8 @@ class ModuleModel:
         twin = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors_of(self._module).values()})
         names = {place: name for place, name in self._names.items() if place not in fixed}
         tensors = tensors_of(self._module)
-        program = exported(twin, inputs, keywords, free, self._casts)
-        return SymbolicProgram(program, tensors, names, small=False, like=self._base, copies=self._copies)
+        program = exported(twin, inputs, keywords, free, self._casts, self._on_gpu)
+        return SymbolicProgram(program, tensors, names, small=False, like=self._base, copies=self._copies, on_gpu=self._on_gpu)
 
 
 def _by_dimension(dims: Any) -> Iterable[tuple[int, Any]]:

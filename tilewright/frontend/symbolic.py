@@ -46,7 +46,8 @@ class SymbolicProgram:
 
     `sources` are the live parameters and buffers, `names` the user's names for (leaf, dimension); sizes of one name must be equal. `small`: sizes of
     0 and 1 are served although the export assumed at least 2, as PyTorch does for exported programs. All graphs that the program is bound to share
-    the copies of its parameters, also with the program `like`, another export of the same module; `copies` are those of earlier readings.
+    the copies of its parameters, also with the program `like`, another export of the same module; `copies` are those of earlier readings; `on_gpu` is
+    as for `functional`.
 
     Raises InvalidModel if it cannot be made functional."""
 
@@ -58,10 +59,11 @@ class SymbolicProgram:
         small: bool = True,
         like: SymbolicProgram | None = None,
         copies: Copies | None = None,
+        on_gpu: bool = False,
     ) -> None:
         # a program that was loaded has its guards only as text
         self._code = [] if _guards_of(program) else list(getattr(program, "_guards_code", None) or ())
-        self.program = functional(program)
+        self.program = functional(program, on_gpu)
         states = set(self.program.graph_signature.buffers_to_mutate.values())
         # without a live module the programs of all sizes share these buffers
         owned = {name: self.program.state_dict[name].detach().clone() for name in states if name in self.program.state_dict}
@@ -330,15 +332,19 @@ def is_free(program: ExportedProgram) -> bool:
 
 
 def import_program(
-    program: ExportedProgram, inputs: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None, copies: Copies | None = None
+    program: ExportedProgram,
+    inputs: Sequence[Any] = (),
+    keywords: Mapping[str, Any] | None = None,
+    copies: Copies | None = None,
+    on_gpu: bool = False,
 ) -> Imported:
     """Reads an exported program; symbolic sizes are bound to those of the inputs, or else of its example inputs. `copies` are those of earlier
-    readings.
+    readings; `on_gpu` is as for `functional`.
 
     Raises InvalidModel for symbolic sizes without either, and InvalidInput for inputs that it does not allow."""
     leaves = pytree.tree_leaves((tuple(inputs), dict(keywords or {}))) or pytree.tree_leaves(program.example_inputs or ())
     if not leaves or not is_free(program):
-        return import_exported(program, copies=copies)
-    model = SymbolicProgram(program, copies=copies)
+        return import_exported(program, copies=copies, on_gpu=on_gpu)
+    model = SymbolicProgram(program, copies=copies, on_gpu=on_gpu)
     model.check(leaves)
     return model.bind(model.key(leaves))

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._higher_order_ops.wrap import WrapWithAutocast
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -26,6 +27,7 @@ from tilewright.frontend.captured import CapturedModule, captured_program
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
 from tilewright.frontend.functional_forms import with_aliases, with_functions
+from tilewright.frontend.gpu_autocast import GpuAutocast
 from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
@@ -179,14 +181,48 @@ def _autocast_as_region(module: torch.nn.Module, types: Mapping[str, torch.dtype
         yield whole
 
 
+@contextmanager
+def _autocast_of_a_gpu() -> Iterator[None]:
+    """While exporting, records regions of autocast("cuda") as they are where there is a GPU. Without one, PyTorch records that they are off. On this
+    thread only."""
+    here = threading.get_ident()
+
+    def answers(answer: bool) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+        return lambda original: lambda *arguments: answer if threading.get_ident() == here else original(*arguments)
+
+    missing = _replaced(torch.cuda.amp.common, "amp_definitely_not_available", answers(False))
+    with missing, _replaced(torch.cuda, "is_bf16_supported", answers(True)):
+        yield
+
+
+def _regions_of_a_gpu() -> AbstractContextManager[None]:
+    """While decomposing, makes regions of autocast("cuda") cast as on a GPU. PyTorch's cast no tensors on a CPU, and are off without a GPU. On this
+    thread only."""
+    here = threading.get_ident()
+    mode = GpuAutocast()
+
+    def replacement_of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, device: str, dtype: torch.dtype | None, enabled: bool, cached: bool | None, body: Any, *operands: Any) -> Any:
+            if device != "cuda" or threading.get_ident() != here:
+                return original(self, device, dtype, enabled, cached, body, *operands)
+            with mode.region((dtype or torch.get_autocast_dtype(device)) if enabled else None):
+                return body(*operands)
+
+        return call
+
+    return _replaced(WrapWithAutocast, "__call__", replacement_of)
+
+
 def exported(
     module: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_keywords: Mapping[str, Any] | None = None,
     free: Mapping[int, Any] | None = None,
     casts: Mapping[str, torch.dtype] | None = None,
+    on_gpu: bool = False,
 ) -> ExportedProgram:
     """The program of a module, called as module(*example_inputs, **example_keywords), under autocast to the types `casts` by device (None: as here).
+    `on_gpu`: it is to run on a GPU, whether or not there is one here.
 
     `free` says which sizes are symbolic: for leaves of (inputs, keywords) a `torch.export` dimension or hint for each such dimension of a tensor,
     or one for a Python number.
@@ -201,7 +237,8 @@ def exported(
             return found
     try:
         with torch.no_grad(), quiet_exporter(), ExitStack() as replaced, _DataIsTraced():
-            for replacement in (_lstm_states_in_shape, _exporting_here_alone, _code_where_called, _values_without_metadata):
+            always = _lstm_states_in_shape, _exporting_here_alone, _code_where_called, _values_without_metadata
+            for replacement in (*always, *([_autocast_of_a_gpu] if on_gpu else [])):
                 replaced.enter_context(replacement())
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
             shapes = None
@@ -278,9 +315,9 @@ def load_exported(path: str | Path) -> ExportedProgram:
         return exported
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without writes to tensors that others see, and with those operators decomposed that have no handler. Raises InvalidModel if PyTorch
-    cannot, or would make another program of it."""
+def functional(program: ExportedProgram, on_gpu: bool = False) -> ExportedProgram:
+    """The program without writes to tensors that others see, and with those operators decomposed that have no handler. `on_gpu`: its autocast regions
+    are those of a GPU. Raises InvalidModel if PyTorch cannot, or would make another program of it."""
     program = with_copies(with_functions(with_aliases(program)))
     check_writes(program)
     if program.graph_module.meta.get(TRACED) and is_readable(program, HANDLERS.keys()):
@@ -289,8 +326,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     again = "export the module again with this PyTorch release"
     with reading(file, again) if file else nullcontext():
         try:
-            patched = _lstm_states_in_shape(), _operators_registered_once(), _copies_kept()
-            with torch.no_grad(), quiet_exporter(), patched[0], patched[1], patched[2], FanOut() if file else nullcontext():
+            with torch.no_grad(), quiet_exporter(), ExitStack() as replaced, FanOut() if file else nullcontext():
+                for replacement in (_lstm_states_in_shape, _operators_registered_once, _copies_kept, *([_regions_of_a_gpu] if on_gpu else [])):
+                    replaced.enter_context(replacement())
                 result: ExportedProgram = program.run_decompositions(dict(_decompositions(any(map(trains, program.graph.nodes)))))
         except Exception as error:
             remedy = "register it as a buffer" if "is mutated in the forward method" in str(error) else again

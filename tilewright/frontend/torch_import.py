@@ -48,20 +48,24 @@ def import_module(
     example_inputs: Sequence[Any],
     example_keywords: Mapping[str, Any] | None = None,
     copies: Copies | None = None,
+    on_gpu: bool = False,
 ) -> Imported:
     """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs. Operators on
-    tensors of types on which no kernel computes become nodes that run through PyTorch. `copies` are those of earlier readings.
+    tensors of types on which no kernel computes become nodes that run through PyTorch. `copies` are those of earlier readings; `on_gpu` says where
+    the model is to run, for its autocast regions.
 
     Raises InvalidModel if the module cannot be exported (for example because its control flow depends on tensor values)."""
-    return import_exported(exported(module, example_inputs, example_keywords), tensors_of(module), copies)
+    return import_exported(exported(module, example_inputs, example_keywords, on_gpu=on_gpu), tensors_of(module), copies, on_gpu)
 
 
-def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None, copies: Copies | None = None) -> Imported:
+def import_exported(
+    program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None, copies: Copies | None = None, on_gpu: bool = False
+) -> Imported:
     """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes; `copies` those of earlier
-    readings.
+    readings; `on_gpu` is as for `functional`.
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for quantised tensors."""
-    return import_functional(functional(program), sources, copies=copies)
+    return import_functional(functional(program, on_gpu), sources, copies=copies)
 
 
 def import_functional(
