@@ -23,7 +23,8 @@ from tests.test_gpu_chains import CHUNKED, EXCHANGED, any_tiles
 from tests.test_half_modules import CASES, EACH_TYPE, TYPES, Rows, array_of, assert_as_good_as_eager, in_type
 from tilewright import zoo
 from tilewright.codegen.cuda import print_cuda
-from tilewright.frontend.imported import unsupported
+from tilewright.frontend.imported import Imported, unsupported
+from tilewright.frontend.onnx_import import import_onnx
 from tilewright.frontend.torch_import import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
@@ -42,23 +43,27 @@ from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.peers import export_onnx
 
-H200, V100 = machine("h200"), machine("v100")
-"""With asynchronous copies and without them."""
+H200, RTX4090, V100 = machine("h200"), machine("rtx4090"), machine("v100")
+"""With `wgmma`, with asynchronous copies alone, and without both."""
 EACH_TARGET = pytest.mark.parametrize("target", [H200, V100], ids=lambda m: m.name)
-ARCHITECTURE = {H200.name: "sm_90a", V100.name: "sm_75"}  # the oldest that NVRTC 13 compiles for
+ARCHITECTURE = {H200.name: "sm_90a", RTX4090.name: "sm_89", V100.name: "sm_75"}  # the oldest that NVRTC 13 compiles for
 
 
 def planned(module: nn.Module, inputs: Sequence[torch.Tensor], target: Machine, chooser: Chooser = choose, chains: bool = False) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph, _ = simplify(import_module(module, inputs, on_gpu=target.is_gpu).graph)
+        return program_of(import_module(module, inputs, on_gpu=target.is_gpu), target, chooser, chains)
+
+
+def program_of(imported: Imported, target: Machine, chooser: Chooser = choose, chains: bool = False) -> Program:
+    graph, _ = simplify(imported.graph)
     assert not unsupported(graph)
     return plan_program(graph, target, 1, chooser, chains=chains)
 
 
-def check(module: nn.Module, inputs: Sequence[torch.Tensor], program: Program) -> None:
+def check(module: nn.Module, inputs: Sequence[torch.Tensor], program: Program, imported: Imported | None = None) -> None:
     """Interprets the program's kernels, and compares the results with PyTorch in float64."""
-    imported = import_module(module, inputs)
+    imported = imported or import_module(module, inputs)
     results, faults = run_program(program, {name: array_of(x) for name, x in zip(program.graph.inputs, inputs, strict=True)})
     assert not faults
     found = returned(imported, [results[name] for name in program.graph.outputs], inputs)
@@ -82,6 +87,21 @@ def test_modules_are_as_good_as_pytorch(number: int, dtype: torch.dtype, target:
     program = planned(module, inputs, target)
     check(module, inputs, program)
     compiles(program, target)
+
+
+@pytest.mark.in_turns(1)
+@EACH_TYPE
+def test_a_network_for_ada(dtype: torch.dtype) -> None:
+    """Convolutions and products on tensor cores, and what stands between them, for a GPU of compute capability 8.9."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+        nn.Flatten(2), nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 64), nn.Softmax(-1),
+    )  # fmt: skip
+    module, inputs = network.to(dtype).eval(), (torch.randn(2, 3, 16, 16, dtype=dtype),)
+    program = planned(module, inputs, RTX4090)
+    assert sum(lowered.schedule.startswith("tensor cores") for lowered in program.regions) == 3
+    check(module, inputs, program)
+    compiles(program, RTX4090)
 
 
 class Attention(nn.Module):
@@ -321,8 +341,10 @@ def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("number", [0, 6])
 def test_onnx_files(number: int, dtype: torch.dtype, tmp_path: Path) -> None:
     module, inputs = copy.deepcopy(CASES[number][0]).to(dtype).eval(), in_type(CASES[number][1], dtype)
-    executable = tilewright.compile(export_onnx(module, inputs, str(tmp_path)), target="h200", unsupported="error")
-    assert not [row for row in executable.plan.rows if row.kind == "torch"]
+    imported = import_onnx(export_onnx(module, inputs, str(tmp_path)))
+    program = program_of(imported, H200)
+    check(module, inputs, program, imported)
+    compiles(program, H200)
 
 
 class EncoderLayer(nn.Module):
