@@ -13,7 +13,7 @@
 Each contender computes in the type, on tensor cores where it uses them, is checked against PyTorch in float64 on the rounded weights before it is
 timed in turns, and finds the L2 cache full of other data (`bench.gpu_networks`); with `--clean` these were only read: what was written must go
 to memory while the call's own data come from there, which matters where bandwidth is judged. For tf32 the module stays in float32. `formulas` is
-Tilewright without learned corrections; names are of the zoo, `torchvision:NAME` or `timm:NAME` (random weights). The result file is written after
+Tilewright without learned corrections; names are of the zoo, `torchvision:NAME` or `timm:NAME` (weights: `network`). The result file is written after
 each comparison; after `--seconds-in-all` no further one begins, and `--resume` leaves out those that a file of this commit has with all contenders.
 """
 
@@ -37,10 +37,10 @@ from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write
 from bench.cpu_networks import OURS, cell, table_of
 from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
 from bench.gpu_networks import FLUSHED_BYTES, ahead, cold_seconds, fused, late, ours, reused, unfetched
-from tilewright import zoo
 from tilewright.models import resolve
 from tilewright.selection.learned import gpu
 from tilewright.tuning import choices
+from tilewright.zoo.common import initialise
 
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base")
 OPERATORS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType(
@@ -122,15 +122,21 @@ ROUNDED = {
 """The contenders for float32 modules that may round to TF32; peers do so by PyTorch's switches."""
 
 
+def network(name: str, batch: int) -> tuple[nn.Module, Callable[[int], tuple[Tensor, ...]]]:
+    """A network, and what draws its inputs for a seed. Networks of torchvision and timm get weights like the zoo's: with their own random weights the
+    results of some hardly depend on the input (GoogLeNet, ShuffleNet, MLP-Mixer), so that no error is seen, or are too small for float16
+    (EfficientNet)."""
+    model = resolve(name if ":" in name else f"zoo:{name}", batch)
+    assert model.inputs is not None
+    return initialise(model.module) if ":" in name else model.module, model.inputs
+
+
 def built(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A network or operator in the type, and inputs, on the GPU."""
     torch.manual_seed(0)
-    if ":" in name:
-        model = resolve(name, batch)
-        assert model.inputs is not None
-        module, inputs = model.module, model.inputs(0)
-    elif name not in SINGLE:
-        module, inputs = zoo.build(name, batch)
+    if name not in SINGLE:
+        module, draw = network(name, batch)
+        inputs = draw(0)
     else:
         make, (first, *rest) = SINGLE[name]
         module = make()

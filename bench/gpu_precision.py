@@ -35,12 +35,11 @@ import tilewright
 from bench import half
 from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write_results
 from bench.cpu_networks import OURS, cell, table_of
-from bench.gpu_half import OPERATOR_TOLERANCE, is_done
+from bench.gpu_half import OPERATOR_TOLERANCE, is_done, network
 from bench.gpu_networks import FLUSHED_BYTES, captured, cold_seconds
 from bench.recurrent import Workload, layer
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
-from tilewright.models import resolve
 from tilewright.partition import plan
 from tilewright.partition.precision import NARROW, Precision, precision_of
 from tilewright.runtime.executable import Executable
@@ -76,9 +75,8 @@ def built(name: str, batch: int, device: str) -> Workload:
         make, (first, *rest) = SMALL[name]
         module, given = make(), [(torch.randn(batch * first, *rest),) for _ in range(2)]
     else:
-        model = resolve(name if ":" in name else f"zoo:{name}", batch)
-        assert model.inputs is not None
-        module, given = model.module, [model.inputs(0), model.inputs(1)]
+        module, draw = network(name, batch)
+        given = [draw(0), draw(1)]
     example, fresh = (tuple(x.to(device) for x in inputs) for inputs in given)
     return module.eval().to(device), example, fresh
 

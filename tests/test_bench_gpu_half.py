@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from bench import common, gpu_half, half
 from tilewright import zoo
@@ -36,3 +38,23 @@ def test_comparisons_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_every_type_has_a_tolerance() -> None:
     assert half.TOLERANCES.keys() == {"float32", "float16", "bfloat16", gpu_half.TF32} >= set(half.TYPES)
     assert half.TOLERANCES["float16"] < half.TOLERANCES["bfloat16"]
+
+
+def small_weights(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A network like torchvision's GoogLeNet, whose output its weights alone determine."""
+    layers = [layer for _ in range(8) for layer in (nn.Conv2d(16, 16, 1), nn.ReLU())]
+    for layer in layers[::2]:
+        nn.init.trunc_normal_(layer.weight, std=0.01)  # type: ignore[arg-type]
+    return nn.Sequential(*layers), (torch.zeros(batch, 16, 4, 4),)
+
+
+def test_outputs_depend_on_inputs() -> None:
+    """Else no error would be seen."""
+
+    def change(module: nn.Module) -> float:
+        first, second = (module(torch.randn(1, 16, 4, 4)) for _ in range(2))
+        return float((first - second).abs().max() / first.abs().max())
+
+    with torch.no_grad():
+        assert change(small_weights(1)[0]) < 1e-6
+        assert change(gpu_half.network(f"{__name__}:small_weights", 1)[0]) > 0.1
