@@ -107,7 +107,7 @@ SHAPES: dict[str, Change] = {
     "a matrix of no rows": lambda m: storage(m, "p_body_0_weight@relu").update(matrix=[]),
     "a matrix that does not fit": lambda m: storage(m, "p_body_0_weight@relu").update(matrix=[[1.0, 2.0, 3.0]]),
     "a rounded value that is no constant": lambda m: storage(m, "relu").update(tf32=1),
-    "a rounded matrix": lambda m: storage(m, "p_body_0_weight@relu").update(tf32=1, matrix=[[1.0]]),
+    "parts of a matrix that does not fit": lambda m: storage(m, "p_body_0_weight@relu").update(tf32=2, matrix=[[1.0]]),
     "rounded by a truth": lambda m: storage(m, "p_body_0_weight@relu").update(tf32=True),
     "three parts": lambda m: storage(m, "p_body_0_weight@relu").update(tf32=3),
     "parts without a dimension": lambda m: storage(m, "p_body_0_weight@relu").update(tf32=2),

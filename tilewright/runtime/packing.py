@@ -12,25 +12,26 @@ from tilewright.ir.region import Storage
 
 
 def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """The contents of a packed copy of a constant: the part given by `view`, as numbers of `tf32`, or multiplied by `matrix` in float64 and rounded
-    once.
+    """The contents of a packed copy of a constant: the part given by `view`, multiplied by `matrix` in float64 and rounded once, as numbers of
+    `tf32`.
 
     Raises:
         ValueError: if the number of elements of that part does not match the matrix and the value.
     """
     if storage.view is not None:
         constant = constant.contiguous().as_strided(*storage.view)
-    if storage.tf32:
-        high = nearest_tf32(constant)
-        constant = high if storage.tf32 == 1 else torch.stack([high, nearest_tf32(constant.detach().cpu() - high)])
-    if storage.matrix is None:
+    if storage.matrix is not None:
+        shape = storage.value.shape[1:] if storage.tf32 > 1 else storage.value.shape
+        matrix = torch.tensor(storage.matrix, dtype=torch.float64)
+        columns = matrix.shape[1]
+        if constant.numel() * matrix.shape[0] != prod(shape) * columns:
+            raise ValueError(f"a constant of shape {tuple(constant.shape)} mapped by {tuple(matrix.shape)} as shape {shape}")
+        mapped = matrix @ constant.detach().cpu().double().reshape(columns, -1)
+        constant = mapped.reshape(shape).to(constant.dtype)
+    if not storage.tf32:
         return constant
-    matrix = torch.tensor(storage.matrix, dtype=torch.float64)
-    columns = matrix.shape[1]
-    if constant.numel() * matrix.shape[0] != storage.value.elements * columns:
-        raise ValueError(f"a constant of shape {tuple(constant.shape)} mapped by {tuple(matrix.shape)} as shape {storage.value.shape}")
-    mapped = matrix @ constant.detach().cpu().double().reshape(columns, -1)
-    return mapped.reshape(storage.value.shape).to(constant.dtype)
+    high = nearest_tf32(constant)
+    return high if storage.tf32 == 1 else torch.stack([high, nearest_tf32(constant.detach().cpu() - high)])
 
 
 def nearest_tf32(values: torch.Tensor) -> torch.Tensor:

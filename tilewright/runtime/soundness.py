@@ -207,8 +207,8 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
         if storage.view is not None or storage.matrix is not None or storage.tf32:
             raise ValueError(f"{name} is a part of a constant, and does not say which")
         return
-    if storage.tf32 and (value.dtype != FLOAT32 or storage.matrix is not None):
-        raise ValueError(f"{name} is rounded to TF32, and is no float32 constant as it is")
+    if storage.tf32 and value.dtype != FLOAT32:
+        raise ValueError(f"{name} is rounded to TF32, and is no float32 constant")
     if storage.tf32 > 1 and value.shape[:1] != (storage.tf32,):
         raise ValueError(f"{name} has no first dimension of {storage.tf32} for the parts of its elements")
     if source not in program.graph.constants:
@@ -223,7 +223,7 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
             raise ValueError(f"{name} is a view beyond the constant {source}")
     if storage.matrix is not None:
         rows, columns = len(storage.matrix), len(storage.matrix[0])
-        if elements % columns or elements // columns * rows != prod(value.shape):
+        if elements % columns or elements // columns * rows * max(storage.tf32, 1) != prod(value.shape):
             raise ValueError(f"{name} is not what its matrix makes of the constant {source}")
     elif elements * max(storage.tf32, 1) != prod(value.shape):
         raise ValueError(f"{name} has {prod(value.shape)} elements, and is made from {elements} of the constant {source}")

@@ -18,11 +18,12 @@ from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.window.schema import WINDOW
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
+from tilewright.kernels.gpu.winograd_pairs.schema import WINOGRAD_PAIRS
 from tilewright.kernels.library.schema import library
 from tilewright.kernels.schema import AnySchema
 
 SCHEMAS: tuple[AnySchema, ...] = (
-    MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH, WINOGRAD,
+    MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, TENSOR_CORES, WARPGROUP, WARPGROUP_PATCH, WINOGRAD, WINOGRAD_PAIRS,
     WINOGRAD_FUSED, ATTENTION, TENSOR_ATTENTION, RECURRENCE, TENSOR_RECURRENCE,
 )  # fmt: skip
 LIBRARY = library(

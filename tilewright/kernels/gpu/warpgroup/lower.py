@@ -94,6 +94,14 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
         found = warpgroup_form(part, machine).parts
         return found.in_pairs if schedule.pairs else found
 
+    return lower_as(problem, form, schedule, machine, form_of)
+
+
+def lower_as(
+    problem: Problem, form: WarpgroupForm, schedule: WarpgroupSchedule, machine: Machine, form_of: Callable[[Problem], WarpgroupForm]
+) -> Lowered:
+    """A problem of a form, given how problems that it is divided into are understood. Raises Unsuitable as `lowered`."""
+
     def maps(form: WarpgroupForm, schedule: WarpgroupSchedule) -> tuple[TensorMap, ...]:
         stored = (sent_map(form.product, schedule),) if schedule.sent else ()
         return (*(one.map for one in sides(form, schedule)), *stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from types import MappingProxyType
 
@@ -19,19 +20,32 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 
 
 def winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Lower bounds in seconds for tiles of m results: three dependent kernels; the bound of the product is `contraction_bound`.
+    """Lower bounds in seconds (`bound_with_transforms`); that of the product is `contraction_bound`."""
+
+    def multiplied(number: int, part: Columns, known: TileCounts) -> Estimate:
+        return contraction_bound(facts.products[number], part, known, machine, share)
+
+    return bound_with_transforms(facts, candidates, counts, machine, multiplied)
+
+
+def bound_with_transforms(
+    facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, multiplied: Callable[[int, Columns, TileCounts], Estimate]
+) -> Estimate:
+    """Lower bounds in seconds for tiles of m results: three dependent kernels. `multiplied`: the bound of the product of candidates with the
+    transform of a number.
 
     A transform takes at least a launch, and the time in which all schedulers issue the instructions of its tiles and channels: one addition for each
     of the points, and vector loads and stores of four elements for the points and for m inputs (tiles share the others) or outputs.
     memory: input, transformed filters and output; intermediate values may stay in level 2."""
     count = length(candidates)
     terms: dict[str, np.ndarray] = {}
-    products = dict(zip(transforms_of(facts.filter_shape), facts.products, strict=True))
+    numbers = {transform: number for number, transform in enumerate(transforms_of(facts.filter_shape))}
     for which, transform in of_each(candidates):
-        product, points = products[transform], transform.points
+        number, points = numbers[transform], transform.points
+        product = facts.products[number]
         issued = points + (points + prod(transform.tile)) / WIDEST
         inputs, sums = (spread(machine, product.m * channels * issued) for channels in (facts.channels, facts.outputs))
-        estimate = contraction_bound(product, take(candidates, which), taken(counts, which), machine, share)
+        estimate = multiplied(number, take(candidates, which), taken(counts, which))
         for name, seconds in estimate.terms.items():
             terms.setdefault(name, np.zeros(count))[which] = seconds if name == "memory" else seconds + inputs + sums
     return Estimate(MappingProxyType(terms), overlapped=tuple(terms))

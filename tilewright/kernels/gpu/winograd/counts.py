@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from math import prod
 
@@ -16,13 +17,21 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 
 
 def winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
-    """The counts of the batched product, which takes most of the time; distinct bytes and bytes from level 2 are those of all three kernels."""
-    found: dict[str, np.ndarray] = {}
-    products = dict(zip(transforms_of(facts.filter_shape), facts.products, strict=True))
+    """The counts of the batched product on CUDA cores, with those of the transforms."""
+    return counts_with_transforms(facts, candidates, lambda number, part: contraction_counts(facts.products[number], part, machine))
+
+
+def counts_with_transforms(facts: WinogradFacts, candidates: Columns, multiplied: Callable[[int, Columns], TileCounts]) -> TileCounts:
+    """The counts of the batched product, which takes most of the time; distinct bytes and bytes from level 2 are those of all three kernels.
+    `multiplied`: the counts of candidates with the transform of a number."""
+    found = {entry.name: np.zeros(length(candidates)) for entry in fields(TileCounts)}
+    numbers = {transform: number for number, transform in enumerate(transforms_of(facts.filter_shape))}
+    kind = TileCounts
     for which, transform in of_each(candidates):
-        product = products[transform]
+        product = facts.products[numbers[transform]]
         one = np.ones(int(which.sum()))
-        counts = contraction_counts(product, take(candidates, which), machine)
+        counts = multiplied(numbers[transform], take(candidates, which))
+        kind = type(counts)
         transformed = facts.bytes_read * prod(transform.span) / prod(transform.tile) + product.bytes_written + facts.epilogue_bytes
         counts = replace(
             counts,
@@ -31,5 +40,5 @@ def winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine)
             level2_bytes=counts.level2_bytes + transformed,
         )
         for entry in fields(TileCounts):
-            found.setdefault(entry.name, np.zeros(length(candidates)))[which] = getattr(counts, entry.name)
-    return TileCounts(**found)
+            found[entry.name][which] = getattr(counts, entry.name)
+    return kind(**found)

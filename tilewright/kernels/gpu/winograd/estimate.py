@@ -6,6 +6,7 @@ The transforms follow the form of `kernels.gpu.map.estimate`. The product is `co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -28,7 +29,21 @@ BYTES_AHEAD = 256
 
 
 def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
-    """seconds = launches (1 + 2 later_launch) + input transform + max(compute, memory) + drain + split + output transform.
+    """Seconds of each candidate (`estimate_with_transforms`)."""
+
+    def multiplied(number: int, part: Columns, lying: TileCounts) -> Estimate:
+        return contraction_estimate(facts.products[number], {**part, "atomics": np.zeros_like(part["split"])}, lying, machine)
+
+    return estimate_with_transforms(facts, candidates, counts, machine, multiplied)
+
+
+def estimate_with_transforms(
+    facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, multiplied: Callable[[int, Columns, TileCounts], Estimate]
+) -> Estimate:
+    """Seconds of each candidate. `multiplied`: those of the product of candidates with the transform of a number, given counts whose distinct bytes
+    are those that are not in level 2.
+
+    seconds = launches (1 + 2 later_launch) + input transform + max(compute, memory) + drain + split + output transform.
 
     A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. The workspaces V and M are (m + 2)^2 / m^2 times as
     large as input and output; the fraction min(1, level 2 / (V + M + filters)) of them stays in level 2, and the rest goes to memory and back.
@@ -37,11 +52,12 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
 
     Worked example: 64 channels in and out, 56 x 56, m = 4: 196 tiles, V and M 36 * 196 * 64 * 4 = 1.8 MB each, 6.2 MB through level 2 in
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
-    terms: dict[str, np.ndarray] = {}
+    terms = {"launch": np.zeros(length(candidates))}
     overlapped: tuple[str, ...] = ()
-    products = dict(zip(transforms_of(facts.filter_shape), facts.products, strict=True))
+    numbers = {transform: number for number, transform in enumerate(transforms_of(facts.filter_shape))}
     for which, transform in of_each(candidates):
-        product, part = products[transform], take(candidates, which)
+        number, part = numbers[transform], take(candidates, which)
+        product = facts.products[number]
         elements, results, points = prod(transform.span), prod(transform.tile), transform.points
         of_input, of_sums = works(transform)
         cache = machine.cache(2)
@@ -52,7 +68,7 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
         one = np.ones(length(part))
         read, written = int(missing * inputs) + product.b.bytes + product.epilogue_bytes, int(missing * sums)
         lying = replace(taken(counts, which), read_bytes=one * read, result_bytes=one * written)
-        estimate = contraction_estimate(product, {**part, "atomics": np.zeros_like(part["split"])}, lying, machine)
+        estimate = multiplied(number, part, lying)
         overlapped = estimate.overlapped
         found = dict(estimate.terms)
         found["launch"] = found["launch"] + 2 * gpu_calibration(machine).winograd.later_launch * machine.launch_seconds

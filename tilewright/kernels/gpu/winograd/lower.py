@@ -26,7 +26,7 @@ from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.kernels.block_transforms import Transform, transforms_of
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
-from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, WinogradFacts, WinogradSchedule
+from tilewright.kernels.gpu.winograd.space import CHANNELS_OF_BLOCK, Transforming, WinogradFacts, WinogradSchedule
 from tilewright.kernels.transform_pass import SCRATCH, Pass, Values
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors
 from tilewright.kernels.winograd_transform import Shape
@@ -45,7 +45,7 @@ def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
         store_stride=abs(coefficient(form.offset, form.k) or 0),
         bytes_read=problem.values[form.source.buffer].bytes,
         bytes_written=problem.values[form.output].bytes,
-        products=tuple(product_form(_product(form.output, form, transform)).facts for transform in transforms_of(form.filter_shape)),
+        products=tuple(product_form(product_problem(form.output, form, transform)).facts for transform in transforms_of(form.filter_shape)),
         epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
         element_bytes=size_of(form.dtype),
@@ -64,8 +64,13 @@ def store_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
     return widest(form.element, form.k, layouts, form.offset)
 
 
-def _product(name: str, form: WinogradForm, transform: Transform) -> Problem:
-    """The batched product; its inputs are V and U, its output is M."""
+def filters_layout(shape: tuple[int, ...]) -> Layout:
+    """[point, input channel, output channel], padded so that vectors along the last dimension start at multiples of four."""
+    return Layout(shape, ((0, 0), (1, 0), (2, 0), (2, 4))) if shape[2] % 4 else row_major(shape)
+
+
+def product_problem(name: str, form: WinogradForm, transform: Transform, filters: Callable[[tuple[int, ...]], Layout] = filters_layout) -> Problem:
+    """The batched product; its inputs are V and U, its output is M. `filters`: the layout of U, given its shape [point, input, output channel]."""
     points, tiles, c, k = transform.points, extent_of(form.tiles(transform.tile)), form.channels, form.outputs
     v, u = Tensor(f"{name}#points", (points, tiles, c), form.dtype), Tensor(f"{name}#filters", (points, c, k), form.dtype)
     builder = StepBuilder(f"{name}#product")
@@ -73,29 +78,32 @@ def _product(name: str, form: WinogradForm, transform: Transform) -> Problem:
     sums = f"{name}#sums"
     steps = builder.finish([result], [sums]).steps
     values = {t.name: Value(t.name, t.shape, form.dtype) for t in (v, u)} | {sums: Value(sums, result.shape, form.dtype)}
-    layouts = {name: row_major(value.shape) for name, value in values.items()} | {u.name: _filters_layout(u.shape)}
+    layouts = {name: row_major(value.shape) for name, value in values.items()} | {u.name: filters(u.shape)}
     return Problem(Region(f"{name}#product", "contraction", (), steps, (v.name, u.name), (sums,)), layouts, values)
-
-
-def _filters_layout(shape: tuple[int, ...]) -> Layout:
-    """[point, input channel, output channel], padded so that vectors along the last dimension start at multiples of four."""
-    return Layout(shape, ((0, 0), (1, 0), (2, 0), (2, 4))) if shape[2] % 4 else row_major(shape)
 
 
 def filters_storage(name: str, form: WinogradForm, transform: Transform) -> Storage:
     """Storage of the packed transformed filters U[t, c, k]."""
     value = Value(name, (transform.points, form.channels, form.outputs), form.dtype)
-    return Storage(value, _filters_layout(value.shape), form.filters, form.view, transform.filter_matrix)
+    return Storage(value, filters_layout(value.shape), form.filters, form.view, transform.filter_matrix)
 
 
 def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSchedule, machine: Machine) -> Lowered:
     """Three kernels (four if the product is split without a cluster), workspaces for V and M, and the filters transformed and packed."""
-    tiles = form.tiles(schedule.transform.tile)
-    product = _product(problem.region.name, form, schedule.transform)
-    points, filters, sums = *product.region.inputs, product.region.outputs[0]
+    product = product_problem(problem.region.name, form, schedule.transform)
     multiplied = lower_contraction(product, product_form(product), schedule.product, machine)
+    _, filters = product.region.inputs
+    return between_transforms(problem, form, schedule, product, multiplied, filters_storage(filters, form, schedule.transform))
+
+
+def between_transforms(
+    problem: Problem, form: WinogradForm, schedule: Transforming, product: Problem, multiplied: Lowered, packed: Storage
+) -> Lowered:
+    """The transform of the input, the lowered product, whose filters are `packed`, and the transform of its sums."""
+    tiles = form.tiles(schedule.transform.tile)
+    points, filters, sums = *product.region.inputs, product.region.outputs[0]
     storage = {name: Storage(product.values[name], product.layouts[name]) for name in (points, sums)}
-    storage[filters] = filters_storage(filters, form, schedule.transform)
+    storage[filters] = packed
     stored = problem.with_storage(storage)
     header = f"{described(problem)}\n{schedule}"
 
@@ -118,7 +126,7 @@ PassesOf: TypeAlias = Callable[[Values, Expr, Mapping[Var, Expr]], Sequence[Pass
 """The passes of a transform, by the flat position of its first element, and the axes of tile and channel."""
 
 
-def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, schedule: WinogradSchedule, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
+def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, schedule: Transforming, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
     """The transform of each tile and vector of channels."""
     if schedule.transform.scratch:
         return _in_blocks(tiles, channel, schedule, dtype, passes)
@@ -135,7 +143,7 @@ def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, schedule: Winogra
     return block(below(block_variable(launch) * threads + thread_variable(launch), total, "position", thread)), launch
 
 
-def _in_blocks(tiles: Sequence[Var], channel: Var, schedule: WinogradSchedule, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
+def _in_blocks(tiles: Sequence[Var], channel: Var, schedule: Transforming, dtype: str, passes: PassesOf) -> tuple[Statement, Launch]:
     """A block for each tile and CHANNELS_OF_BLOCK channels: threads with the same channel share the pieces of each pass."""
     channels, threads, extent = CHANNELS_OF_BLOCK, schedule.transform_threads, channel.extent or 0
     chunk, axes = Var("chunk", -(-extent // channels)), (*tiles,)
@@ -169,7 +177,7 @@ def _scratch(dtype: str, at: Callable[[Expr], Expr]) -> tuple[Callable[[Expr], E
 
 
 def _transform_inputs(
-    form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], points: str
+    form: WinogradForm, tiles: Sequence[Var], schedule: Transforming, layouts: Mapping[str, Layout], points: str
 ) -> tuple[Statement, Launch]:
     """V = B^T d."""
     tile, lanes = schedule.transform.tile, min(schedule.transform_vector, input_vector(form, layouts))
@@ -186,7 +194,7 @@ def _transform_inputs(
 
 
 def _transform_outputs(
-    form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], sums: str
+    form: WinogradForm, tiles: Sequence[Var], schedule: Transforming, layouts: Mapping[str, Layout], sums: str
 ) -> tuple[Statement, Launch]:
     """Y = A^T M, then the epilogue and store of each element inside the image."""
     tile, lanes = schedule.transform.tile, min(schedule.transform_vector, store_vector(form, layouts))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Protocol
 
 import numpy as np
 
@@ -100,6 +101,17 @@ class WinogradSchedule:
         return f"{self.transform} transforms threads={self.transform_threads} transform_vector={self.transform_vector}, {self.product}"
 
 
+class Transforming(Protocol):
+    """What schedules say of their transforms."""
+
+    @property
+    def transform(self) -> Transform: ...
+    @property
+    def transform_threads(self) -> int: ...
+    @property
+    def transform_vector(self) -> int: ...
+
+
 OTHER_REGISTERS = 20
 """Registers per thread of a transform besides the tile: ptxas 13.0 allocates 32 to 129 in all for tiles of 8 to 144 elements on sm_90a."""
 CHANNELS_OF_BLOCK = 32
@@ -120,27 +132,17 @@ def scratch_bytes(transform: Transform, element_bytes: int) -> int:
 
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES, and the number rejected for each reason. Those of the product count once for each shape of the transforms."""
-    widest = max(facts.input_vector, facts.store_vector)
     members = transform_axes(facts.filter_shape)
     parts: list[dict[str, np.ndarray]] = []
     rejected: dict[str, int] = {}
     for number, (transform, product) in enumerate(zip(transforms_of(facts.filter_shape), facts.products, strict=True)):
-        transforms = product_of(TRANSFORM_AXES)
-        wide = transforms["transform_vector"]
-        fitting = [
-            ("no transform has vectors so wide", wide > widest),
-            ("registers exceed a thread's", held_registers(transform) * wide + OTHER_REGISTERS > machine.registers_per_thread_max),
-            ("shared memory exceeds a block's", np.full(len(wide), scratch_bytes(transform, facts.element_bytes) > machine.shared_bytes_per_block)),
-            ("pieces of a tile have no vectors", (wide > 1) & isinstance(transform, Fourier)),
-        ]
-        transforms, narrow = reject(transforms, fitting)
+        transforms, narrow = transform_ways(facts, transform, machine)
         each = length(transforms)
         candidates, counts = contraction_space(product, machine)
         split = candidates["split"] > 1
         joined = (candidates["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(candidates), bool)
-        workspaces = product.a.bytes + product.bytes_written
         rules = [
-            ("the workspaces exceed an eighth of the memory", np.full(length(candidates), workspaces > machine.memory_bytes // 8)),
+            ("the workspaces exceed an eighth of the memory", np.full(length(candidates), exceeds_memory(product, machine))),
             ("a product of many points needs no more parts", ~np.isin(candidates["split"], SPLITS)),
             ("a cluster adds up the parts without another kernel", split & ~joined),
         ]
@@ -151,3 +153,21 @@ def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np
         for reason, number in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
             rejected[reason] = rejected.get(reason, 0) + number
     return {name: np.concatenate([part[name] for part in parts]) for name in AXES}, rejected
+
+
+def transform_ways(facts: WinogradFacts, transform: Transform, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Threads and vectors of a transform's kernels, and the number rejected for each reason."""
+    ways = product_of(TRANSFORM_AXES)
+    wide = ways["transform_vector"]
+    rules = [
+        ("no transform has vectors so wide", wide > max(facts.input_vector, facts.store_vector)),
+        ("registers exceed a thread's", held_registers(transform) * wide + OTHER_REGISTERS > machine.registers_per_thread_max),
+        ("shared memory exceeds a block's", np.full(len(wide), scratch_bytes(transform, facts.element_bytes) > machine.shared_bytes_per_block)),
+        ("pieces of a tile have no vectors", (wide > 1) & isinstance(transform, Fourier)),
+    ]
+    return reject(ways, rules)
+
+
+def exceeds_memory(product: ContractionFacts, machine: Machine) -> bool:
+    """Whether the workspaces take more than an eighth of the memory."""
+    return product.a.bytes + product.bytes_written > machine.memory_bytes // 8

@@ -1,0 +1,54 @@
+"""Lowering of the `winograd pairs` schema: the transforms of `winograd`, and a batched product by warpgroups, whose filters are packed as pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Storage
+from tilewright.kernels.block_transforms import Transform, transforms_of
+from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
+from tilewright.kernels.gpu.warpgroup.lower import lower_as
+from tilewright.kernels.gpu.winograd.lower import between_transforms, product_problem, winograd_facts
+from tilewright.kernels.gpu.winograd_pairs.space import PairedWinogradFacts, PairedWinogradSchedule
+from tilewright.kernels.schema import Form
+from tilewright.kernels.winograd_form import WinogradForm, winograd_form
+
+
+def along_inputs(shape: tuple[int, ...]) -> Layout:
+    """[point, output channel, input channel]: rows of the second factor, given the shape [point, input, output channel]."""
+    return Layout(shape, ((0, 0), (2, 0), (1, 0)))
+
+
+def match(problem: Problem, machine: Machine) -> Form[PairedWinogradFacts, WinogradForm]:
+    """Raises Unsuitable like `winograd_form`, or if warpgroups cannot multiply the points."""
+    form = winograd_form(problem)
+    products = (
+        warpgroup_form(product_problem(form.output, form, transform, along_inputs), machine) for transform in transforms_of(form.filter_shape)
+    )
+    return Form(PairedWinogradFacts(winograd_facts(problem, form), tuple(replace(product.facts, constant=True) for product in products)), form)
+
+
+def lower_paired_winograd(problem: Problem, form: WinogradForm, schedule: PairedWinogradSchedule, machine: Machine) -> Lowered:
+    """Three kernels (four if the product is split), workspaces for the points and their sums, and the filters transformed and packed."""
+    product = product_problem(problem.region.name, form, schedule.transform, along_inputs)
+    _, filters = product.region.inputs
+    packed = paired_filters(filters, form, schedule.transform)
+
+    def in_pairs(part: Problem) -> WarpgroupForm:
+        found = warpgroup_form(part, machine).parts
+        storage = {filters: packed}
+        return replace(found, b=replace(found.b, parts=2), storage=storage, product=replace(found.product, storage=storage))
+
+    multiplied = lower_as(product, in_pairs(product), schedule.product, machine, in_pairs)
+    return between_transforms(problem, form, schedule, product, multiplied, packed)
+
+
+def paired_filters(name: str, form: WinogradForm, transform: Transform) -> Storage:
+    """Storage of the transformed filters, each element as a pair."""
+    shape = (2, transform.points, form.channels, form.outputs)
+    order = ((0, 0), *((dim + 1, factor) for dim, factor in along_inputs(shape[1:]).order))
+    return Storage(Value(name, shape, form.dtype), Layout(shape, order), form.filters, form.view, transform.filter_matrix, tf32=2)
