@@ -62,9 +62,12 @@ class Operators(nn.Module):
             raised = *raised, F.interpolate(convolved, scale_factor=2.0), F.interpolate(convolved, scale_factor=2.0, mode="bilinear")
             raised = *raised, F.cross_entropy(y, y.argmax(-1)), y.square(), torch.linalg.norm(y)
             typed = F.softmax(y, -1, dtype=torch.float64), y.sum(dtype=self.dtype)
-            widest = torch.addcmul(y, y, y), torch.addcmul(x, y, y), torch.atan2(y, x), torch.cat([x, y]), y + x
+            lowered = *lowered, torch.linalg.matmul(x, x.mT)
+            raised = *raised, torch.special.expm1(y), torch.special.softmax(y, -1), torch.arccos(y), F.pairwise_distance(y, y + 1)
+            cast = self.linear(x).float(), (y + 1).to(x.dtype), y.double(), y.long(), F.softmax((y + 2).float(), -1).half()
+            widest = torch.inner(x, y), torch.addcmul(y, y, y), torch.addcmul(x, y, y), torch.atan2(y, x), torch.cat([x, y]), y + x
             same = F.relu(y), F.gelu(y), y.mean(-1), self.batches(convolved), F.max_pool2d(convolved, 2), F.avg_pool2d(convolved, 2), y.sigmoid()
-        return *apart, within, *lowered, *raised, *typed, *widest, *same, x.long().sum(), self.linear(x)
+        return *apart, within, *lowered, *raised, *typed, *cast, *widest, *same, x.long().sum(), self.linear(x), y.half(), y.float()
 
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int64: "i64"}

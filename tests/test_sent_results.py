@@ -231,6 +231,18 @@ def test_what_cannot_be_sent_is_refused() -> None:
     for changes in ({"persistent": 0}, {"staged": 1}, {"persistent": 0, "split": 2}, {"persistent": 0, "split": 2, "meeting": 1}):
         with pytest.raises(Unsuitable, match="the copy engine stores results of persistent blocks"):
             WARPGROUP.lower(problem, form, replace(whole, **changes), H200)
+    patches = PatchSchedule(96, 1, 3, 2, 4, 15, swapped=1, persistent=1, sent=1)
+    for groups, changes, why in (
+        (2, {}, "those of one product"),
+        (1, {"persistent": 0}, "pixels on columns, of persistent blocks"),
+        (1, {"swapped": 0}, "pixels on columns, of persistent blocks"),
+        (1, {"staged": 1}, "neither staged nor pooled"),
+    ):
+        problem = problem_of(Convolution(2, 128, 256, (17, 15), (3, 3), groups=groups, precision="fp16"))
+        image = form_of(WARPGROUP_PATCH, problem, H200)
+        assert not isinstance(image, Unsuitable)
+        with pytest.raises(Unsuitable, match=why):
+            WARPGROUP_PATCH.lower(problem, image, replace(patches, **changes), H200)
 
 
 def test_a_ranking_has_every_variant_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -108,7 +108,7 @@ def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> 
     assert error <= 16 * UNIT * max(1.0, float(expected.abs().max())), used
 
 
-@settings(max_examples=draws(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**31), target=st.sampled_from([H200, ONE]))
 def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(seed: int, target: Machine) -> None:
     random = Random(seed)
@@ -118,6 +118,7 @@ def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(seed: int, target
         module, inputs = drawn_for_warpgroups(random)
         used: list[Scheduled] = []
         program = planned(module.eval(), inputs, target, picking(lambda count: random.randrange(max(count, 1)), used, WARPGROUP))
+    assume(used)
     assert all(schedule.pairs for schedule in used)
     expected = exact(module, inputs)
     error = (results(module, inputs, program).double() - expected).abs().max()

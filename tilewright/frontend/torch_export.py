@@ -195,7 +195,8 @@ def _autocast_of_a_gpu() -> Iterator[None]:
         yield
 
 
-def _regions_of_a_gpu() -> AbstractContextManager[None]:
+@contextmanager
+def _regions_of_a_gpu() -> Iterator[None]:
     """While decomposing, makes regions of autocast("cuda") cast as on a GPU. PyTorch's cast no tensors on a CPU, and are off without a GPU. On this
     thread only."""
     here = threading.get_ident()
@@ -210,7 +211,8 @@ def _regions_of_a_gpu() -> AbstractContextManager[None]:
 
         return call
 
-    return _replaced(WrapWithAutocast, "__call__", replacement_of)
+    with mode, _replaced(WrapWithAutocast, "__call__", replacement_of):
+        yield
 
 
 def exported(

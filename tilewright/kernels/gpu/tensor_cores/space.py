@@ -65,7 +65,7 @@ MOST_SUMS = 128
 """Sums that a thread holds at most: beside them there are two sets of fragments, and addresses."""
 
 FEWEST_OF_PAIRS = 64
-"""Products of a sum from which on pairs of TF32 are as accurate as a chain of float32 multiply-adds (docs/usage.md, "Precision")."""
+"""Products of a sum from which on pairs of TF32 are as accurate as a chain of float32 multiply-adds, or within 1 % (docs/usage.md, "Precision")."""
 
 
 def tensor_core_space(facts: TensorCoreFacts, machine: Machine, numerics: Numerics) -> tuple[dict[str, np.ndarray], dict[str, int]]:

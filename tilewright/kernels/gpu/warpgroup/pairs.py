@@ -28,7 +28,8 @@ LONG_RUN, SHORT_RUN = 32, 16
 LEAST_PRODUCTS = MappingProxyType({LONG_RUN: 288, SHORT_RUN: 72, DEPTH: 0})
 """Elements of a run, and products of a sum from which on runs are as long (`bench.pair_errors`)."""
 MOST_BESIDE_LONG = 192
-"""Columns of all warpgroups of a block up to which the assembler leaves a thread registers for the fragments of a long run."""
+"""Columns of all warpgroups of a block up to which a run may be long. Beyond, the fragments of a long run exceed a thread's registers; where two
+blocks of 64 x 128 are to share a processor, up to 64 bytes of a thread are spilled."""
 HIGH, LOW, PART = "high", "low", "part"
 
 

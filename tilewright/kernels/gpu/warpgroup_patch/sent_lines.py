@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.ir.expr import Expr
+from tilewright.ir.region import Unsuitable
 from tilewright.ir.tensor_map import TensorMap
 from tilewright.kernels.gpu.gemm.block_result import BlockResult
 from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES
@@ -19,8 +20,10 @@ def sent_lines(form: PatchForm, schedule: PatchSchedule) -> TensorMap:
     """The map of the result, whose boxes are lines of a tile by the channels of a warpgroup, rows of 128 bytes: so that each may begin at any pixel.
 
     Raises:
-        Unsuitable: if the copy engine cannot store the result.
+        Unsuitable: if the copy engine cannot store the result, or it is that of several products.
     """
+    if form.product.batch:
+        raise Unsuitable("lines of a tile are those of one product")
     return required_matrix(form.product).lines(form.facts.outputs, schedule.width, M * ELEMENT_BYTES)
 
 
