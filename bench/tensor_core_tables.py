@@ -32,11 +32,43 @@ def tensor_heavy() -> Rows:
 
 
 def tensor_h200() -> Rows:
-    """As `tensor_networks`, on an H200, after the models were trained with more layers, and with chains in 16 bits."""
-    parts = {"gpu_half_single_float16_h200": 3, "gpu_half_float16_h200_64": 3, "gpu_half_tf32_h200_1": 2, "gpu_half_tf32_h200_64": 2}
-    # the third parts have networks of the first two again, later
-    measured = [entry for file, count in parts.items() for part in range(1, count + 1) for entry in results_of(f"{file}_{part}")]
-    return tensor_rows(measured, [(dtype, batch) for dtype in TENSOR_TYPES for batch in (1, 64)])
+    """As `tensor_networks`, on an H200, after the models were trained with more layers, with chains in 16 bits, and with values rounded to TF32."""
+    parts = {"float16": ("1", "2", "8", "64"), "tf32": ("1", "2", "64", "64_2")}
+    measured = [entry for dtype, names in parts.items() for name in names for entry in results_of(f"gpu_half_figure_{dtype}_h200_{name}")]
+    known = {entry["network"] for entry in measured}
+    # float16 of networks that these did not reach
+    earlier = ("gpu_half_single_float16_h200_3", "gpu_half_float16_h200_64_1", "gpu_half_float16_h200_64_2", "gpu_half_float16_h200_64_3")
+    measured += [entry for name in earlier for entry in results_of(name) if entry["network"] not in known]
+    return tensor_rows(measured, [("float16", 1), ("float16", 8), ("float16", 64), ("tf32", 1), ("tf32", 64)])
+
+
+def tensor_pairs() -> Rows:
+    """Float32 as pairs of TF32 at 64 images: layers, then networks, against our own float32 and PyTorch's, with errors."""
+    head = ["", "pairs, us", "our float32, us; / pairs", "PyTorch's float32, us; / pairs", "error of pairs", "of our float32", "of PyTorch's"]
+    rows, gains = [head], []
+    for entry in results_of("gpu_tensor_layers_pairs_h200_64"):
+        found = {one["contender"]: (one["median_us"], one["relative_error"]) for one in entry["contenders"]}
+        own = [found[name] for name in found if name.removeprefix("ours, best ") in FLOAT32_SCHEMAS]
+        peers = [pair for name, pair in found.items() if name.startswith("cudnn")]
+        rows.append(_pairs_row(entry["layer"], found["ours"], min(own), min(peers)))
+        gains.append(min(own)[0] / found["ours"][0])
+    rows.append(["**geometric mean** of the layers", "", f"{statistics.geometric_mean(gains):.2f}", *[""] * 4])
+    networks: dict[str, dict[str, tuple[float, float]]] = {}
+    for entry in results_of("gpu_fp32_tensor_h200"):
+        networks.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"], entry["relative_error"]
+    for name, found in networks.items():
+        rows.append(_pairs_row(name, found["tensor"], found["tilewright"], min(found["eager"], found["eager_cl"])))
+    return rows
+
+
+FLOAT32_SCHEMAS = ("contraction", "direct", "winograd", "winograd fused")
+
+
+def _pairs_row(name: str, *measured: tuple[float, float]) -> list[str]:
+    """Microseconds and errors of pairs, of our float32, and of PyTorch's."""
+    (pairs, _), *others = measured
+    times = (f"{seconds:.1f}; {seconds / pairs:.2f}" for seconds, _ in others)
+    return [name, f"{pairs:.1f}", *times, *(f"{error:.1e}" for _, error in measured)]
 
 
 def listed_operators() -> Rows:
@@ -81,8 +113,7 @@ def tensor_rows(measured: Sequence[Mapping[str, Any]], columns: Sequence[tuple[s
 
 def tensor_layers() -> Rows:
     """The benchmark layers in float16 and TF32 on a GPU: our first choice, and the time of the faster of cuDNN's layouts over it."""
-    # the second file of 64 images has most layers of the first again, later
-    files = ("fp16_h200", "fp16_h200_64", "fp16_h200_64_2", "tf32_h200_1", "tf32_h200_64")
+    files = ("fp16_h200", "fp16_h200_64_3", "tf32_h200_1", "tf32_h200_64")
     measured = [row for name in files for row in results_of(f"gpu_tensor_layers_{name}")]
     times = {(row["layer"], row["precision"], row["batch"]): {c["contender"]: c["median_us"] for c in row["contenders"]} for row in measured}
     columns = [(dtype, batch) for dtype in ("fp16", "tf32") for batch in (1, 64)]
@@ -231,6 +262,7 @@ TENSOR_CORE_TABLES = (
     tensor_networks,
     tensor_heavy,
     tensor_h200,
+    tensor_pairs,
     listed_operators,
     tensor_layers,
     tensor_attention,
