@@ -570,7 +570,7 @@ void tw_copy_box(tw_state *s, const tw_buffer *to, int64_t offset, const tw_buff
 }
 
 /* A store of a box, which takes place at once; until its group was awaited the engine may still read shared memory, and nothing in the block orders
-   what it stores ahead of other accesses. What is outside of the tensor is neither read nor stored. */
+   what it stores ahead of other accesses. What is beyond the end of the tensor is neither read nor stored; a box does not begin before it. */
 void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_buffer *to, const tw_map *map, const int64_t *at) {
     tw_clocks *const c = s->clocked;
     const int64_t strand = s->thread / c->width;
@@ -583,6 +583,9 @@ void tw_store_box(tw_state *s, const tw_buffer *from, int64_t offset, const tw_b
     c->actor = (int32_t)(c->stores + strand), c->stamp = c->now[c->actor] + 1;
     *storing = (tw_storing){s->thread, c->stamp};
     tw_check_box(s, from, offset, map->size, 0);
+    for (int64_t i = 0; i < map->rank; ++i)
+        if (at[i] < 0)
+            tw_report(s, TW_OUT_OF_BOUNDS, to->id, at[i], 1, 0, 1);
     for (int64_t n = 0; n < elements; ++n) {
         int64_t rest = n, target = map->offset, inside = 1;
         for (int64_t i = 0; i < map->rank; ++i) {

@@ -121,8 +121,8 @@ _AWAIT = Intrinsic(
 
 
 def store_box(source: Place, described: TensorMap, coordinates: Sequence[Expr]) -> Invoke:
-    """Starts to store a box of shared memory (aligned as in `copy_box`) to the map's buffer, without what is outside of the tensor. `coordinates`: of
-    the first element, innermost dimension first."""
+    """Starts to store a box of shared memory (aligned as in `copy_box`) to the map's buffer, without what is beyond the end of the tensor.
+    `coordinates`: of the first element, innermost dimension first; an H200 stops the kernel (illegal instruction) if one is negative."""
     if described.corners or len(coordinates) != len(described.extents):
         raise ValueError(f"{described.name}: boxes are stored through a tiled map, at {len(described.extents)} coordinates")
     target = Place(described.buffer, index_const(described.offset))
