@@ -40,7 +40,8 @@ def to_sample(layer: Layer, problem: Problem, machine: Machine) -> Ranking:
     """The candidates among which samples are drawn: all in fp32; in other precisions, where there are some on tensor cores, none with tiles on CUDA
     cores."""
     ranking = ranking_of(problem, machine, dataset.layer_numerics(layer))
-    on_tensor_cores = [isinstance(part.counts, TensorCounts) for part in ranking.parts]
+    # no model knows a schema without features
+    on_tensor_cores = [isinstance(part.counts, TensorCounts) and part.schema.features is not None for part in ranking.parts]
     if not any(on_tensor_cores):
         return ranking
     own = zip(ranking.parts, on_tensor_cores, strict=True)
