@@ -27,7 +27,7 @@ def test_counts_are_those_of_the_ranking() -> None:
 def test_tables() -> None:
     assert set(PAPER) == set(LAYERS)
     results = [measured(layer(name), "h200", 1) for name in ("R12", "D1")]
-    console = Console(width=170, record=True, file=io.StringIO())
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(layer_table(results))
     console.print(reason_table(results))
     text = console.export_text()
