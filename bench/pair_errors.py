@@ -99,17 +99,8 @@ WAYS: dict[str, Callable[[Array, Array], Array]] = {
 
 def pair_errors() -> Rows:
     """The table of the documentation."""
-    rows = [
-        [
-            "factors",
-            "products of a sum",
-            "chain of float32 multiply-adds",
-            '`"fp32-tensor"`, by warps',
-            "by warpgroups",
-            "sums not moved to float32",
-            '`"tf32"`',
-        ]
-    ]
+    ways = "chain of float32 multiply-adds", '`"fp32-tensor"`, by warps', "by warpgroups", "sums not moved to float32", '`"tf32"`'
+    rows = [["factors", "products of a sum", *ways]]
     for entry in results_of("pair_errors"):
         rows.append([entry["inputs"], f"{entry['products']:,}", *(f"{entry[way]:.2g}" if entry[way] < 100 else f"{entry[way]:,.0f}" for way in WAYS)])
     return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -54,7 +53,7 @@ PAIRS = Numerics(tf32_pairs=True)
 USUAL_PRODUCT, USUAL_WIDE = mma._mma, wgmma._multiplying
 
 
-def picking(pick: Callable[[int], int] | Scheduled, used: list[Scheduled], schema: AnySchema = TENSOR_CORES) -> Chooser:
+def picking(pick: Any, used: list[Any], schema: AnySchema = TENSOR_CORES) -> Chooser:
     """Chooses a given candidate of its schema for each region that has some, or the one of `schema` that `pick` picks of their number."""
     given = None if callable(pick) else pick
     kind = schema.schedule if given is None else type(given)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -18,42 +16,20 @@ from bench.pair_errors import UNIT
 from tests.draws import draws
 from tests.test_gpu_half import planned
 from tests.test_gpu_warpgroup import ONE, compiles
-from tests.test_tf32_pairs import H200, PAIRS, exact, results
+from tests.test_tf32_pairs import H200, PAIRS, exact, picking, results
 from tilewright.hardware import machine
-from tilewright.hardware.machine import Machine
-from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.gpu.counts import PairCounts
 from tilewright.kernels.gpu.winograd_pairs.schema import WINOGRAD_PAIRS
 from tilewright.kernels.gpu.winograd_pairs.space import PairedWinogradSchedule
 from tilewright.kernels.schema import Numerics, Options, form_of
-from tilewright.partition.context import Chooser
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.selection.choice import rank
-from tilewright.selection.ranking import Choice
 from tilewright.tuning.trials import Job, Trials
 
 ERROR = 64 * UNIT
 """Relative to the largest result: tiles of 4 x 4 results make errors larger (`test_gpu_winograd.py`)."""
-
-
-def picking(pick: Callable[[int], int] | PairedWinogradSchedule, used: list[PairedWinogradSchedule]) -> Chooser:
-    """Chooses a given candidate for each region that has some, or the one that `pick` picks of their number."""
-
-    def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
-        ranking = rank(problem, machine, threads, PAIRS, learned=False)
-        own = next((number for number, part in enumerate(ranking.parts) if part.schema is WINOGRAD_PAIRS), None)
-        if own is None:
-            return ranking.first()
-        begin, end = map(int, ranking.starts[own : own + 2])
-        choice = ranking.choice(begin + (pick(end - begin) if callable(pick) else 0))
-        if not callable(pick):
-            choice = replace(choice, schedule=pick)
-        used.append(choice.schedule)
-        return choice
-
-    return chooser
 
 
 @pytest.mark.in_turns(2)
@@ -92,7 +68,7 @@ def test_any_candidate_is_as_accurate_as_in_float32(seed: int) -> None:
         module = nn.Sequential(nn.Conv2d(8, channels, 1), layer, nn.SiLU()).eval()
         inputs = (torch.randn(random.choice((1, 3)), 8, random.randint(7, 13), random.randint(7, 13)),)
     used: list[PairedWinogradSchedule] = []
-    program = planned(module, inputs, random.choice((H200, ONE)), picking(lambda count: random.randrange(max(count, 1)), used))
+    program = planned(module, inputs, random.choice((H200, ONE)), picking(lambda count: random.randrange(max(count, 1)), used, WINOGRAD_PAIRS))
     expected = exact(module, inputs)
     error = (results(module, inputs, program).double() - expected).abs().max()
     assert error <= 4 * ERROR * max(1.0, float(expected.abs().max())), used

@@ -76,8 +76,11 @@ class WarpgroupForm:
         """The product of float32 whose weights are stored as pairs of TF32 numbers. Raises Unsuitable if it has no packed float32 weights."""
         if self.facts.kind != "tf32" or not self.facts.constant:
             raise Unsuitable("only float32 factors are pairs of TF32, the second of them a constant")
-        b, storage = in_pairs(self.b, self.storage)
-        return replace(self, b=b, storage=storage, product=replace(self.product, storage=storage))
+        return self.with_pairs({name: in_pairs(one) for name, one in self.storage.items()})
+
+    def with_pairs(self, storage: dict[str, Storage]) -> WarpgroupForm:
+        """The product whose second factor is stored so, as pairs of TF32 numbers."""
+        return replace(self, b=replace(self.b, parts=2), storage=storage, product=replace(self.product, storage=storage))
 
 
 def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:

@@ -232,13 +232,11 @@ def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Seq
     return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, tf32=int(value.dtype == FLOAT32))}
 
 
-def in_pairs(weights: Rows, storage: Mapping[str, Storage]) -> tuple[Rows, dict[str, Storage]]:
-    """Packed float32 weights, each as a pair of TF32 numbers instead of rounded to one: the low parts are behind the high ones."""
-    (one,) = storage.values()
-    shape = (2, *one.value.shape)
-    layout = Layout(shape, ((0, 0), *((dim + 1, factor) for dim, factor in one.layout.order)))
-    paired = replace(one, value=replace(one.value, shape=shape), layout=layout, tf32=2)
-    return replace(weights, parts=2), {weights.buffer: paired}
+def in_pairs(storage: Storage) -> Storage:
+    """A packed float32 constant, each element as a pair of TF32 numbers: the low parts are behind the high ones."""
+    shape = (2, *storage.value.shape)
+    layout = Layout(shape, ((0, 0), *((dim + 1, factor) for dim, factor in storage.layout.order)))
+    return replace(storage, value=replace(storage.value, shape=shape), layout=layout, tf32=2)
 
 
 def _terms(index: Expr) -> dict[Var | None, int]:

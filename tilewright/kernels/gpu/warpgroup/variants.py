@@ -34,10 +34,8 @@ def warpgroup_variants(facts: WarpgroupFacts, candidates: Columns, machine: Mach
 
 def both_variants(candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine) -> Variants:
     """Those that meet, and of the `sendable` candidates those that the copy engine stores."""
-    (meeting, first), (sent, second) = (
-        meeting_variants(candidates, shared_bytes, machine),
-        sent_variants(candidates, sendable, shared_bytes, machine),
-    )
+    meeting, first = meeting_variants(candidates, shared_bytes, machine)
+    sent, second = sent_variants(candidates, sendable, shared_bytes, machine)
     meeting[SENT], sent[MEETING] = np.zeros(len(first), np.int64), np.zeros(len(second), np.int64)
     return joined([meeting, sent]), np.concatenate([first, second])
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.kernels.block_transforms import of_each, transforms_of
+from tilewright.kernels.block_transforms import of_each
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.bounds import WIDEST, spread
@@ -39,9 +39,8 @@ def bound_with_transforms(
     memory: input, transformed filters and output; intermediate values may stay in level 2."""
     count = length(candidates)
     terms: dict[str, np.ndarray] = {}
-    numbers = {transform: number for number, transform in enumerate(transforms_of(facts.filter_shape))}
     for which, transform in of_each(candidates):
-        number, points = numbers[transform], transform.points
+        number, points = facts.number(transform), transform.points
         product = facts.products[number]
         issued = points + (points + prod(transform.tile)) / WIDEST
         inputs, sums = (spread(machine, product.m * channels * issued) for channels in (facts.channels, facts.outputs))

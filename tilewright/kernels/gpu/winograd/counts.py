@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.block_transforms import of_each, transforms_of
+from tilewright.kernels.block_transforms import of_each
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
@@ -25,12 +25,12 @@ def counts_with_transforms(facts: WinogradFacts, candidates: Columns, multiplied
     """The counts of the batched product, which takes most of the time; distinct bytes and bytes from level 2 are those of all three kernels.
     `multiplied`: the counts of candidates with the transform of a number."""
     found = {entry.name: np.zeros(length(candidates)) for entry in fields(TileCounts)}
-    numbers = {transform: number for number, transform in enumerate(transforms_of(facts.filter_shape))}
     kind = TileCounts
     for which, transform in of_each(candidates):
-        product = facts.products[numbers[transform]]
+        number = facts.number(transform)
+        product = facts.products[number]
         one = np.ones(int(which.sum()))
-        counts = multiplied(numbers[transform], take(candidates, which))
+        counts = multiplied(number, take(candidates, which))
         kind = type(counts)
         transformed = facts.bytes_read * prod(transform.span) / prod(transform.tile) + product.bytes_written + facts.epilogue_bytes
         counts = replace(

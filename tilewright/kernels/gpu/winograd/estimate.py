@@ -16,7 +16,7 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
-from tilewright.kernels.block_transforms import Transform, of_each, transforms_of, works
+from tilewright.kernels.block_transforms import Transform, of_each, works
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, TileCounts
@@ -54,9 +54,8 @@ def estimate_with_transforms(
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
     terms = {"launch": np.zeros(length(candidates))}
     overlapped: tuple[str, ...] = ()
-    numbers = {transform: number for number, transform in enumerate(transforms_of(facts.filter_shape))}
     for which, transform in of_each(candidates):
-        number, part = numbers[transform], take(candidates, which)
+        number, part = facts.number(transform), take(candidates, which)
         product = facts.products[number]
         elements, results, points = prod(transform.span), prod(transform.tile), transform.points
         of_input, of_sums = works(transform)

@@ -82,10 +82,10 @@ def product_problem(name: str, form: WinogradForm, transform: Transform, filters
     return Problem(Region(f"{name}#product", "contraction", (), steps, (v.name, u.name), (sums,)), layouts, values)
 
 
-def filters_storage(name: str, form: WinogradForm, transform: Transform) -> Storage:
+def filters_storage(name: str, form: WinogradForm, transform: Transform, filters: Callable[[tuple[int, ...]], Layout] = filters_layout) -> Storage:
     """Storage of the packed transformed filters U[t, c, k]."""
     value = Value(name, (transform.points, form.channels, form.outputs), form.dtype)
-    return Storage(value, filters_layout(value.shape), form.filters, form.view, transform.filter_matrix)
+    return Storage(value, filters(value.shape), form.filters, form.view, transform.filter_matrix)
 
 
 def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSchedule, machine: Machine) -> Lowered:

@@ -11,16 +11,17 @@ table, tests/test_gpu_winograd.py the emulation). All are well within the tolera
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.block_transforms import TRANSFORM_COLUMNS, Transform, transform_axes, transform_of, transforms_of
-from tilewright.kernels.columns import length, product_of, reject, times
+from tilewright.kernels.columns import Columns, length, product_of, reject, times
 from tilewright.kernels.fourier_transform import Fourier
 from tilewright.kernels.gpu.gemm.space import AHEAD, PADDED, ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
@@ -65,6 +66,10 @@ class WinogradFacts:
     def flops(self) -> float:
         """Operations of direct summation."""
         return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * prod(self.filter_shape)
+
+    def number(self, transform: Transform) -> int:
+        """The place of a transform, and of its product, among those of the filter's shape."""
+        return transforms_of(self.filter_shape).index(transform)
 
 
 @dataclass(frozen=True)
@@ -131,28 +136,46 @@ def scratch_bytes(transform: Transform, element_bytes: int) -> int:
 
 
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns AXES, and the number rejected for each reason. Those of the product count once for each shape of the transforms."""
-    members = transform_axes(facts.filter_shape)
-    parts: list[dict[str, np.ndarray]] = []
-    rejected: dict[str, int] = {}
-    for number, (transform, product) in enumerate(zip(transforms_of(facts.filter_shape), facts.products, strict=True)):
-        transforms, narrow = transform_ways(facts, transform, machine)
-        each = length(transforms)
-        candidates, counts = contraction_space(product, machine)
+    """Candidates with the columns AXES, and the number rejected for each reason (`space_with_transforms`)."""
+
+    def products(number: int) -> Products:
+        candidates, rejected = contraction_space(facts.products[number], machine)
         split = candidates["split"] > 1
         joined = (candidates["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(candidates), bool)
         rules = [
-            ("the workspaces exceed an eighth of the memory", np.full(length(candidates), exceeds_memory(product, machine))),
             ("a product of many points needs no more parts", ~np.isin(candidates["split"], SPLITS)),
             ("a cluster adds up the parts without another kernel", split & ~joined),
         ]
-        candidates, more = reject(candidates, rules)
+        return candidates, rejected, rules
+
+    return space_with_transforms(facts, machine, products, AXES)
+
+
+Products: TypeAlias = tuple[Columns, dict[str, int], list[tuple[str, np.ndarray]]]
+"""Candidates of a batched product, the number rejected for each reason, and further rules for them."""
+
+
+def space_with_transforms(
+    facts: WinogradFacts, machine: Machine, products: Callable[[int], Products], axes: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with these columns, and the number rejected for each reason. Those of the product (`products` of the transform of a number) count
+    once for each shape of the transforms."""
+    members = transform_axes(facts.filter_shape)
+    parts: list[dict[str, np.ndarray]] = []
+    rejected: dict[str, int] = {}
+    for number, transform in enumerate(transforms_of(facts.filter_shape)):
+        transforms, narrow = transform_ways(facts, transform, machine)
+        each, product = length(transforms), facts.products[number]
+        candidates, counts, rules = products(number)
+        exceeds = product.a.bytes + product.bytes_written > machine.memory_bytes // 8
+        memory = ("the workspaces exceed an eighth of the memory", np.full(length(candidates), exceeds))
+        candidates, more = reject(candidates, [memory, *rules])
         count = length(candidates)
         chosen = {name: np.full(count * each, column[number]) for name, column in members.items()}
         parts.append({**chosen, **times(candidates, transforms)})
-        for reason, number in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
-            rejected[reason] = rejected.get(reason, 0) + number
-    return {name: np.concatenate([part[name] for part in parts]) for name in AXES}, rejected
+        for reason, rows in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
+            rejected[reason] = rejected.get(reason, 0) + rows
+    return {name: np.concatenate([part[name] for part in parts]) for name in axes}, rejected
 
 
 def transform_ways(facts: WinogradFacts, transform: Transform, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -166,8 +189,3 @@ def transform_ways(facts: WinogradFacts, transform: Transform, machine: Machine)
         ("pieces of a tile have no vectors", (wide > 1) & isinstance(transform, Fourier)),
     ]
     return reject(ways, rules)
-
-
-def exceeds_memory(product: ContractionFacts, machine: Machine) -> bool:
-    """Whether the workspaces take more than an eighth of the memory."""
-    return product.a.bytes + product.bytes_written > machine.memory_bytes // 8

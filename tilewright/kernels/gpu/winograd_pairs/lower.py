@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Storage
-from tilewright.kernels.block_transforms import Transform, transforms_of
+from tilewright.ir.region import Lowered
+from tilewright.kernels.block_transforms import transforms_of
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_as
-from tilewright.kernels.gpu.winograd.lower import between_transforms, product_problem, winograd_facts
+from tilewright.kernels.gpu.warpgroup.tensors import in_pairs
+from tilewright.kernels.gpu.winograd.lower import between_transforms, filters_storage, product_problem, winograd_facts
 from tilewright.kernels.gpu.winograd_pairs.space import PairedWinogradFacts, PairedWinogradSchedule
 from tilewright.kernels.schema import Form
 from tilewright.kernels.winograd_form import WinogradForm, winograd_form
@@ -36,19 +36,10 @@ def lower_paired_winograd(problem: Problem, form: WinogradForm, schedule: Paired
     """Three kernels (four if the product is split), workspaces for the points and their sums, and the filters transformed and packed."""
     product = product_problem(problem.region.name, form, schedule.transform, along_inputs)
     _, filters = product.region.inputs
-    packed = paired_filters(filters, form, schedule.transform)
+    packed = in_pairs(filters_storage(filters, form, schedule.transform, along_inputs))
 
-    def in_pairs(part: Problem) -> WarpgroupForm:
-        found = warpgroup_form(part, machine).parts
-        storage = {filters: packed}
-        return replace(found, b=replace(found.b, parts=2), storage=storage, product=replace(found.product, storage=storage))
+    def paired(part: Problem) -> WarpgroupForm:
+        return warpgroup_form(part, machine).parts.with_pairs({filters: packed})
 
-    multiplied = lower_as(product, in_pairs(product), schedule.product, machine, in_pairs)
+    multiplied = lower_as(product, paired(product), schedule.product, machine, paired)
     return between_transforms(problem, form, schedule, product, multiplied, packed)
-
-
-def paired_filters(name: str, form: WinogradForm, transform: Transform) -> Storage:
-    """Storage of the transformed filters, each element as a pair."""
-    shape = (2, transform.points, form.channels, form.outputs)
-    order = ((0, 0), *((dim + 1, factor) for dim, factor in along_inputs(shape[1:]).order))
-    return Storage(Value(name, shape, form.dtype), Layout(shape, order), form.filters, form.view, transform.filter_matrix, tf32=2)

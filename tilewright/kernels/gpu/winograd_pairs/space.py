@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.block_transforms import TRANSFORM_COLUMNS, Transform, transform_axes, transform_of, transforms_of
-from tilewright.kernels.columns import Columns, length, reject, times
+from tilewright.kernels.block_transforms import TRANSFORM_COLUMNS, Transform, transform_of
+from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, warpgroup_space
-from tilewright.kernels.gpu.winograd.space import TRANSFORM_AXES, WinogradFacts, exceeds_memory, transform_ways
+from tilewright.kernels.gpu.winograd.space import TRANSFORM_AXES, Products, WinogradFacts, space_with_transforms
 from tilewright.kernels.schema import Numerics
 
 PRODUCT_AXES = ("columns", "consumers", "stages", "split", "cluster", "staged", "persistent")
@@ -70,22 +70,11 @@ def of_product(candidates: Columns) -> dict[str, np.ndarray]:
 
 
 def paired_winograd_space(facts: PairedWinogradFacts, machine: Machine, numerics: Numerics) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns AXES, and the number rejected for each reason. Those of the product count once for each shape of the transforms."""
-    parts: list[dict[str, np.ndarray]] = [{name: np.zeros(0, np.int64) for name in AXES}]
+    """Candidates with the columns AXES, and the number rejected for each reason (`space_with_transforms`)."""
     if numerics.tf32 or not numerics.tf32_pairs:
-        return parts[0], {"float32 is not split into pairs": 1}
-    shape = facts.base.filter_shape
-    members = transform_axes(shape)
-    rejected: dict[str, int] = {}
-    for number, (transform, product) in enumerate(zip(transforms_of(shape), facts.products, strict=True)):
-        transforms, narrow = transform_ways(facts.base, transform, machine)
-        candidates, counts = warpgroup_space(product, machine, numerics)
-        too_large = np.full(length(candidates), exceeds_memory(product.product, machine))
-        candidates, more = reject(candidates, [("the workspaces exceed an eighth of the memory", too_large)])
-        count, each = length(candidates), length(transforms)
-        chosen = {name: np.full(count * each, column[number]) for name, column in members.items()}
-        whole = {**chosen, **times({name: candidates[name] for name in PRODUCT_AXES}, transforms)} if count else parts[0]
-        parts.append({name: whole[name] for name in AXES})
-        for reason, rows in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
-            rejected[reason] = rejected.get(reason, 0) + rows
-    return {name: np.concatenate([part[name] for part in parts]) for name in AXES}, rejected
+        return {name: np.zeros(0, np.int64) for name in AXES}, {"float32 is not split into pairs": 1}
+
+    def products(number: int) -> Products:
+        return *warpgroup_space(facts.products[number], machine, numerics), []
+
+    return space_with_transforms(facts.base, machine, products, AXES)
