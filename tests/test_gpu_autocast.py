@@ -47,7 +47,7 @@ class Operators(nn.Module):
                 apart = self.linear(x), F.softmax(y, -1)
                 with torch.autocast("cuda", torch.bfloat16):
                     within = self.linear(x)
-            lowered = product, convolved, self.same(image), self.linear(x.double())
+            lowered: tuple[torch.Tensor, ...] = (product, convolved, self.same(image), self.linear(x.double()))
             raised: tuple[torch.Tensor, ...] = (
                 F.softmax(y, -1),
                 self.norm(y),
