@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+from typing import TypeAlias
 
 from tilewright.codegen.access import VECTOR_TYPES, divide_linear, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block
@@ -18,6 +19,7 @@ from tilewright.ir.expr import (
     Load,
     Var,
     as_lanes,
+    binary,
     coefficient,
     index_const,
     linear,
@@ -41,6 +43,31 @@ def below(where: Expr, limit: int, name: str, body: Callable[[Var], Sequence[Sta
     inner = [Let(position, where), *body(position)]
     condition = where < limit
     return inner if condition == TRUE else [If(condition, block(inner))]
+
+
+Below: TypeAlias = Callable[[Expr, int, str, Callable[[Var], Sequence[Statement]]], list[Statement]]
+"""Emits a body at a position below a limit: `below`, or that of `Nearest`."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Emits bodies without guards: a position at or beyond its limit is the last multiple of `lanes` below instead, and `inside` then does not hold.
+    What a body reads can be read early, since no branch is ahead of it."""
+
+    lanes: int = 1
+    conditions: list[Expr] = field(default_factory=list)
+
+    @property
+    def inside(self) -> Expr:
+        """Whether all positions of the bodies emitted so far are below their limits."""
+        return logical_and(*self.conditions)
+
+    def below(self, where: Expr, limit: int, name: str, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
+        position, condition = Var(name, limit), where < limit
+        if condition != TRUE:
+            self.conditions.append(condition)
+            where = binary("min", where, index_const(limit - self.lanes))
+        return [Let(position, where), *body(position)]
 
 
 def named(axes: Mapping[Var, Expr]) -> tuple[list[Statement], dict[Var, Expr]]:

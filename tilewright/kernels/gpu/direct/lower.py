@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import below, decode, named, vectors_fit
+from tilewright.codegen.common import Below, below, decode, named, vectors_fit
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Const, Expr, Load, Var, binary, index_const, range_of, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Statement, Store, block_variable, thread_variable
@@ -138,11 +138,11 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         staged, schedule.stages, steps, steps_each, lambda at, step: inner.channels(at, first_channel + step * schedule.channels), plain
     )
 
-    def at_row(row: Expr, body: RowBody) -> list[Statement]:
+    def at_row(row: Expr, body: RowBody, within: Below = below) -> list[Statement]:
         def columns(y: Var) -> list[Statement]:
-            return below(tile_x * size_x + row % size_x, facts.width, "x", lambda x: body({form.y: y, form.x: x}))
+            return within(tile_x * size_x + row % size_x, facts.width, "x", lambda x: body({form.y: y, form.x: x}))
 
-        return below(tile_y * size_y + row // size_x, facts.height, "y", columns)
+        return within(tile_y * size_y + row // size_x, facts.height, "y", columns)
 
     result = BlockResult(product, bind, size_y * size_x, size_k, tile_k * size_k, at_row)
     width = schedule.register_x

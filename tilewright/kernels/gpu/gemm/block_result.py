@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import below, decode, named, vectors_fit
+from tilewright.codegen.common import Below, Nearest, below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
-from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Statement, Store
+from tilewright.ir.expr import TRUE, Expr, Load, Var, as_lanes, index_const, logical_and, replace_loads, substitute
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, If, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
 PARTS = "parts"
@@ -20,18 +20,23 @@ PARTS = "parts"
 RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 
 
+class AtRow(Protocol):
+    """Emits a body with the values of the axes of m at a row of the tile, as `within` has it if the row may be outside the result."""
+
+    def __call__(self, row: Expr, body: RowBody, within: Below = below) -> list[Statement]: ...
+
+
 @dataclass(frozen=True)
 class BlockResult:
-    """The tile of `rows` (of m) by `columns` (of n, from `first_n` on) that a block computes. `at_row` emits a body with the values of the axes of m
-    at a row of the tile, guarded if the row may be outside the result; `bind` holds the values of all other axes. `padding`: elements between the
-    rows of the tile in shared memory."""
+    """The tile of `rows` (of m) by `columns` (of n, from `first_n` on) that a block computes. `bind` holds the values of all axes but those of m and
+    n. `padding`: elements between the rows of the tile in shared memory."""
 
     form: ProductForm
     bind: Mapping[Var, Expr]
     rows: int
     columns: int
     first_n: Expr
-    at_row: Callable[[Expr, RowBody], list[Statement]]
+    at_row: AtRow
     padding: int = 0
 
     @property
@@ -53,12 +58,33 @@ class BlockResult:
         """Stores (or atomically adds) an element at a column of the tile, if it is inside the result."""
 
         def at(n: Var) -> list[Statement]:
-            lets, more = named(decode(n, self.form.n))
-            everything = {**mapping, **more}
-            shared, (where, what) = bind_shared([substitute(offset, everything), substitute(element, everything)])
-            return [*lets, *shared, (AtomicAdd if atomic else Store)(self.form.output, where, what)]
+            lets, (where, what) = self._at_column(element, offset, n, mapping)
+            return [*lets, (AtomicAdd if atomic else Store)(self.form.output, where, what)]
 
         return below(self.first_n + column, self.form.facts.n, "n", at)
+
+    def store_vector(self, element: Expr, offset: Expr, row: Expr, column: Expr) -> list[Statement]:
+        """Stores an element at a row and a column of the tile, if these are inside the result. It is computed in any case, of the nearest ones that
+        are: behind a branch the compiler would read operands of one element only after the store of the one before."""
+        rows, columns = Nearest(), Nearest(element.lanes)
+
+        def in_row(mapping: Mapping[Var, Expr]) -> list[Statement]:
+            def at(n: Var) -> list[Statement]:
+                lets, (where, what) = self._at_column(element, offset, n, mapping)
+                stored = Var("stored", None, what.dtype, what.lanes)
+                inside, store = logical_and(rows.inside, columns.inside), Store(self.form.output, where, stored)
+                return [*lets, Let(stored, what), store if inside == TRUE else If(inside, store)]
+
+            return columns.below(self.first_n + column, self.form.facts.n, "n", at)
+
+        return self.at_row(row, in_row, rows.below)
+
+    def _at_column(self, element: Expr, offset: Expr, n: Var, mapping: Mapping[Var, Expr]) -> tuple[list[Statement], list[Expr]]:
+        """The offset and the element at a row, whose axes have the values of `mapping`, and a column of the result."""
+        lets, more = named(decode(n, self.form.n))
+        everything = {**mapping, **more}
+        shared, both = bind_shared([substitute(offset, everything), substitute(element, everything)])
+        return [*lets, *shared], both
 
 
 @dataclass(frozen=True)

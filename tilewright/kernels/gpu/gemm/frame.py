@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import below, decode, named
+from tilewright.codegen.common import Below, below, decode, named
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var, binary, coefficient, index_const
 from tilewright.ir.kernel import For, Launch, Let, Statement, block_variable, thread_variable
@@ -88,12 +88,12 @@ class BlockFrame:
     def result(self) -> BlockResult:
         """Where the block's sums go."""
 
-        def at_row(row: Expr, body: RowBody) -> list[Statement]:
+        def at_row(row: Expr, body: RowBody, within: Below = below) -> list[Statement]:
             def inside(m: Var) -> list[Statement]:
                 lets, mapping = named(decode(m, self.form.m))
                 return [*lets, *body(mapping)]
 
-            return below(self.first[0] + row, self.form.facts.m, "m", inside)
+            return within(self.first[0] + row, self.form.facts.m, "m", inside)
 
         return BlockResult(self.form, self.bind, self.rows, self.columns, self.first[1], at_row)
 

@@ -82,7 +82,7 @@ def store_staged_sums(result: BlockResult, schedule: Consuming, group: Expr, thr
     number = (vector * GROUP + thread % GROUP) * lanes
     row, column = number // across, number % across
     first_m, first_n = (part * width, group * M) if swapped else (group * M, part * width)
-    store = result.at_row(first_m + row, lambda mapping: result.store(value, offset, first_n + column, mapping))
+    store = result.store_vector(value, offset, first_m + row, first_n + column)
     take = Let(held, Load(STAGED, (own + row * pitch + column,), form.dtype, lanes))
     body = block(
         mbarrier.group_barrier(group + 1),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
-from tilewright.codegen.common import below, decode, named
+from tilewright.codegen.common import Below, below, decode, named
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.kernel import Statement
-from tilewright.kernels.gpu.gemm.block_result import RowBody
+from tilewright.kernels.gpu.gemm.block_result import AtRow, RowBody
 from tilewright.kernels.gpu.warpgroup_patch.form import EIGHT, PatchFacts, PatchForm
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
 
@@ -22,8 +22,10 @@ class Position:
     where: tuple[Expr, ...]
 
 
-Positions: TypeAlias = Callable[[Expr, Callable[[Position], list[Statement]]], list[Statement]]
-"""Emits a body with the position of a row of the product, if it is of the tile and of the result."""
+class Positions(Protocol):
+    """Emits a body with the position of a row of the product, as `within` has it if the row may be outside the tile or the result."""
+
+    def __call__(self, row: Expr, body: Callable[[Position], list[Statement]], within: Below = below) -> list[Statement]: ...
 
 
 def row_of(facts: PatchFacts, image: Expr, where: Sequence[Expr]) -> Expr:
@@ -52,37 +54,37 @@ def positions_of(facts: PatchFacts, schedule: PatchSchedule, image: Expr, first:
     tile = [int(extent) for extent in facts.tile(schedule.height, schedule.width)]
     pitch = line_rows(facts, schedule)
 
-    def at_row(row: Expr, body: Callable[[Position], list[Statement]]) -> list[Statement]:
+    def at_row(row: Expr, body: Callable[[Position], list[Statement]], within: Below = below) -> list[Statement]:
         inner = [row // pitch, row % pitch] if pitch else [row]
 
         def inside(positions: list[Expr]) -> list[Statement]:
             number = len(positions)
             if number == len(tile):
-                return below(image, facts.images, "stored_image", lambda image: body(Position(image, tuple(positions))))
+                return within(image, facts.images, "stored_image", lambda image: body(Position(image, tuple(positions))))
             dimension = len(tile) - 1 - number  # the last one first
-            within = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
+            along = inner[dimension - len(tile)] if number < len(inner) else index_const(0)
 
             def placed(offset: Expr) -> list[Statement]:
                 def at(position: Expr) -> list[Statement]:
                     return inside([position, *positions])
 
-                return below(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
+                return within(first[dimension] + offset, facts.outputs[dimension], f"position{dimension}", at)
 
-            return below(within, tile[dimension], f"offset{dimension}", placed)
+            return within(along, tile[dimension], f"offset{dimension}", placed)
 
         return inside([])
 
     return at_row
 
 
-def rows_at(form: PatchForm, positions: Positions) -> Callable[[Expr, RowBody], list[Statement]]:
-    """Emits a body with the values of the axes of m at a row of the product, if it is of the tile and of the result."""
+def rows_at(form: PatchForm, positions: Positions) -> AtRow:
+    """Emits a body with the values of the axes of m at a row of the product."""
 
-    def at_row(row: Expr, body: RowBody) -> list[Statement]:
+    def at_row(row: Expr, body: RowBody, within: Below = below) -> list[Statement]:
         def at(position: Position) -> list[Statement]:
             lets, mapping = named(decode(row_of(form.facts, position.image, position.where), form.product.m))
             return [*lets, *body(mapping)]
 
-        return positions(row, at)
+        return positions(row, at, within)
 
     return at_row
