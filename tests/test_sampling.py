@@ -32,7 +32,7 @@ from tilewright.tuning.sampling import (
     towards_the_best,
     towards_the_first,
 )
-from tilewright.tuning.workloads import Attention, Convolution, Linear, Product, Workload
+from tilewright.tuning.workloads import COMPUTED, Attention, Convolution, Linear, Product, Workload, text_of
 
 
 def drawn(name: str, count: int = 60) -> list[Workload]:
@@ -45,7 +45,7 @@ def convolutions(name: str) -> list[Convolution]:
 
 
 def test_workloads_keep_their_bounds() -> None:
-    assert {*TRAINING, "heavy", "wide", "attention"} == CLASSES.keys()
+    assert {*TRAINING, "heavy", "wide", "attention", "computed"} == CLASSES.keys()
     for name in CLASSES:
         found = drawn(name)
         assert len({bare(workload) for workload in found}) == len(found)
@@ -97,6 +97,28 @@ def test_attention_has_one_or_many_queries_masks_and_shared_keys() -> None:
     assert all(one.queries == one.keys for one in found if one.causal) and min(one.size for one in found) == 16
 
 
+def test_first_factors_are_computed_in_one_class_alone() -> None:
+    found = drawn("computed", 120)
+    convolutions = [one for one in found if isinstance(one, Convolution)]
+    linear = [one for one in found if isinstance(one, Linear)]
+    assert len(convolutions) + len(linear) == 120 and 60 < len(convolutions) < 110
+    assert {one.filter for one in convolutions} == {(1, 1)} and {one.batch == 1 for one in convolutions} == {True, False}
+    for some in (convolutions, linear):
+        assert {one.computed for one in some} == {*COMPUTED} - {"nothing"}
+    others = [one for name in CLASSES if name != "computed" for one in drawn(name, 20)]
+    assert {one.computed for one in others if isinstance(one, Convolution | Linear)} == {"nothing"}
+
+
+def test_draws_are_those_of_data_sets() -> None:
+    """Files of measured layers know them by their text, and the same seed goes on where a file ends."""
+    found = list(itertools.islice(random_workloads(271, ("3x3", "linear", "narrow"), precisions=("fp16", "tf32")), 3))
+    assert list(map(text_of, found)) == [
+        "convolution batch=1 channels=32 outputs=16 size=55x55 filter=3x3 stride=1 dilation=1 groups=1 transposed=0 then=relu precision=fp16",
+        "linear rows=577 channels=288 outputs=272 then=nothing precision=tf32",
+        "convolution batch=1 channels=8 outputs=352 size=108x108 filter=1x1 stride=1 dilation=1 groups=1 transposed=0 then=nothing precision=fp16",
+    ]
+
+
 def test_workloads_are_those_of_their_seed() -> None:
     first, again, other = (list(itertools.islice(random_workloads(seed), 50)) for seed in (5, 5, 6))
     assert first == again and not set(first) & set(other)
@@ -124,6 +146,8 @@ def test_what_follows_does_not_make_a_judged_workload_another(judged: Workload) 
         return
     assert isinstance(judged, Convolution | Product)
     assert bare(replace(judged, swapped=1) if isinstance(judged, Product) else replace(judged, then="relu")) == judged
+    if isinstance(judged, Convolution) and judged.stride == judged.groups == 1:
+        assert bare(replace(judged, computed="norm")) == judged
 
 
 def ranking(sizes: tuple[int, ...]) -> Ranking:

@@ -74,6 +74,18 @@ def test_samples_are_of_tensor_cores(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_samples_of_computed_factors_go_through_registers(precision: str) -> None:
+    """Neither copies nor warpgroups can read what no memory holds."""
+    for one in islice(random_workloads(5, ["computed"], precisions=(precision,)), 6):
+        layer = dataset.layer_of(one)
+        problem = dataset.layer_problem(layer)
+        (part,) = to_sample(layer, problem, H200).parts
+        assert part.schema.name == "tensor cores" and {*part.candidates["stages"].tolist()} == {1} and not part.facts.product.a.plain
+        schedules = sample_of(24, 0, H200)(layer, problem)
+        assert len(set(schedules)) == min(24, len(part.counts)) and schedules == sample_of(24, 0, H200)(layer, problem)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("workload", [LAYER, Linear(100, 64, 80, "residual")], ids=text_of)
 def test_counts_and_features(workload: Convolution | Linear, precision: str) -> None:
     parts = parts_of(precision, workload)
@@ -156,6 +168,9 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     command = ["train", "--collect", str(path), "--target", "h200", "--each", "2", "--layers", "2", "--precisions", "bf16"]
     assert main(command) == 0
     assert all(str(entry.layer["name"]).endswith("precision=bf16") for entry in dataset.read(path))
+    computed = tmp_path / "computed.jsonl.gz"
+    assert main([*command[:2], str(computed), *command[3:], "--classes", "computed"]) == 0
+    assert all("computed=" in str(entry.layer["name"]) and {*entry.schemas} == {"TensorCoreSchedule"} for entry in dataset.read(computed))
     assert main([*command[:-1], "fp8"]) == 2 and "'fp8' is not supported" in capsys.readouterr().err
     dataset.write(path, layers(10))
     assert main(["train", str(path), "--folds", "2", "--trees", "4", "--model", str(models)]) == 0

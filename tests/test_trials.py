@@ -30,6 +30,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
+from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.partition.canonical import canonical
 from tilewright.runtime.verify import errors
 from tilewright.selection.choice import rank
@@ -41,6 +42,7 @@ from tilewright.tuning.trial_worker import drawn, poison
 from tilewright.tuning.trials import FAR, Job, Outcome, Timing, Trials, doubtful
 from tilewright.tuning.tuning import distinct_problems, from_records, tune
 from tilewright.tuning.workers import Worker, WorkerLost
+from tilewright.tuning.workloads import COMPUTED, Convolution, Linear, numerics_of, problem_of, text_of
 
 
 def jobs_of(problem: Problem, count: int) -> list[Job]:
@@ -144,6 +146,44 @@ def test_reference_of_a_softmax_over_channels_that_joined_its_convolution() -> N
     by_size = {tensor.numel(): tensor.double() for tensor in inputs.values()}
     expected = F.conv2d(by_size[8 * 36].reshape(1, 8, 6, 6), by_size[8 * 16].reshape(16, 8, 1, 1), by_size[16].reshape(16)).relu().softmax(1)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+
+
+def computed_by_definition(computed: str, values: list[torch.Tensor]) -> torch.Tensor:
+    """The first factor, of pixels or rows by channels, from the values that it is computed of, in their order."""
+    x, *others = values
+    if computed == "norm":
+        return torch.relu(x * others[0].flatten() + others[1].flatten())
+    if computed == "sum":
+        return x + others[0]
+    if computed == "gate" and not others:
+        first, second = x.chunk(2, -1)
+        return F.silu(first) * second
+    if computed == "gate":
+        return x * others[0]
+    return F.silu(x) if computed == "silu" else F.gelu(x)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+@pytest.mark.parametrize("computed", COMPUTED[1:])
+@pytest.mark.parametrize("workload", [Convolution(2, 32, 24, (5, 4), (1, 1), then="bias"), Linear(21, 32, 24, "bias")], ids=text_of)
+def test_products_that_compute_their_first_factor(workload: Convolution | Linear, computed: str, precision: str, tmp_path: Path) -> None:
+    """The reference is that of the definitions, and kernels on tensor cores are right."""
+    typed = replace(workload, computed=computed, precision=precision)
+    problem = problem_of(typed)
+    server = EmulatedServer(problem, H200)
+    # values are named in the order in which the region reads them: those of the first factor, the weights, the bias
+    *first, weights, bias = (server.problem.inputs[name].double() for name in problem.region.inputs)
+    if isinstance(workload, Convolution):
+        first = [x.movedim(1, -1) if x.dim() == 4 else x for x in first]
+    expected = computed_by_definition(computed, first) @ weights.reshape(24, 32).T + bias.flatten()
+    (output,) = problem.region.outputs
+    found = server.problem.expected[output]
+    # functions for results of 16 bits are no more exact than those need
+    torch.testing.assert_close(found.movedim(1, -1) if found.dim() == 4 else found, expected, rtol=0, atol=2e-4 if precision == "fp16" else 1e-12)
+    ranking = rank(problem, H200, numerics=numerics_of(typed))
+    choice = next(choice for choice in ranking if isinstance(choice.schedule, TensorCoreSchedule))
+    answer = server.trial({"program": server.program(choice.schedule, tmp_path), "mode": "cold"})
+    assert "error" not in answer, answer
 
 
 def test_reference_on_the_host_where_the_device_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.stand_ins import H200
+from tests.stand_ins import H200, deciding
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
-from tilewright.partition import siblings
+from tilewright.partition import prologues, siblings
 from tilewright.selection.choice import rank
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.sampling import CLASSES, random_workloads
 from tilewright.tuning.tuning import distinct_problems
 from tilewright.tuning.workloads import (
+    COMPUTED,
     Attention,
     Convolution,
     Elementwise,
@@ -27,6 +29,7 @@ from tilewright.tuning.workloads import (
     Product,
     Rows,
     Workload,
+    numerics_of,
     problem_of,
     text_of,
     workload_of,
@@ -99,6 +102,44 @@ class Added(nn.Module):
         return torch.relu(x + (y.permute(0, 2, 3, 1) if self.swapped else y))
 
 
+class Computing(nn.Module):
+    """Pointwise layers, the second of which reads what is computed of the first's result, and what else reads that."""
+
+    def __init__(self, workload: Convolution | Linear) -> None:
+        super().__init__()
+        w = workload
+
+        def make(inputs: int, outputs: int, bias: bool = False) -> nn.Module:
+            return nn.Conv2d(inputs, outputs, 1, bias=bias) if isinstance(w, Convolution) else nn.Linear(inputs, outputs, bias)
+
+        self.computed, self.then, self.last = w.computed, w.then, nn.ReLU() if isinstance(w, Convolution) else nn.Identity()
+        stored = 2 * w.channels if w.computed == "gate" and isinstance(w, Linear) else w.channels
+        self.before, self.another = (make(8, stored) for _ in range(2))
+        self.norm = (nn.BatchNorm2d if isinstance(w, Convolution) else nn.BatchNorm1d)(w.channels)
+        self.gate = make(w.channels, w.channels)
+        self.operator = make(w.channels, w.outputs, w.then != "nothing")
+        self.after, self.beside, self.other = (make(n, 8) for n in (w.outputs, w.channels, w.channels))
+        self.both = make(w.channels + 8, 8)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        x = self.last(self.before(x))
+        if self.computed == "norm":
+            return self.both(torch.cat([x, self.finish(torch.relu(self.norm(x)))], 1))
+        if self.computed == "gate" and len(x.shape) == 2:
+            first, second = x.chunk(2, 1)
+            return self.finish(nn.functional.silu(first) * second)
+        if self.computed == "gate":
+            return self.finish(x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True))))
+        if self.computed == "sum":
+            z = self.last(self.another(z))
+            return self.finish(x + z) + self.beside(x) + self.other(z)
+        return self.finish(FUNCTIONS[self.computed](x)) + self.beside(x)
+
+    def finish(self, x: Tensor) -> Tensor:
+        y = self.operator(x)
+        return self.after(FUNCTIONS[self.then](y) if self.then in FUNCTIONS else y)
+
+
 class Attending(nn.Module):
     def __init__(self, workload: Attention) -> None:
         super().__init__()
@@ -160,6 +201,27 @@ def test_a_problem_is_that_of_a_compiled_module(workload: Workload, monkeypatch:
     module, inputs = module_of(workload)
     graph, _ = simplify(read(module.eval(), inputs).graph)
     assert key_of(problem_of(workload)) in {key_of(problem) for problem in distinct_problems(graph, H200, 1)}
+
+
+@pytest.mark.in_turns(5)
+@pytest.mark.parametrize("computed", COMPUTED[1:])
+@pytest.mark.parametrize("workload", [Convolution(2, 32, 24, (9, 7), (1, 1), then="relu"), Linear(50, 64, 96)], ids=text_of)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_computed_factor_is_that_of_a_compiled_module(
+    workload: Convolution | Linear, computed: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prologues, "compared", deciding(True))
+    wanted = replace(workload, computed=computed, precision=precision)
+    x = torch.zeros(2, 8, 9, 7) if isinstance(workload, Convolution) else torch.zeros(50, 8)
+    graph, _ = simplify(read(Computing(wanted).eval(), (x, x.clone())).graph)
+    assert key_of(problem_of(wanted)) in {key_of(problem) for problem in distinct_problems(graph, H200, 1, precision, numerics_of(wanted))}
+
+
+def test_a_factor_that_cannot_be_computed_is_rejected() -> None:
+    with pytest.raises(ValueError, match="stride 1"):
+        Convolution(1, 16, 16, (8, 8), (1, 1), 2, computed="norm")
+    with pytest.raises(ValueError, match="'tanh': one of nothing, norm"):
+        workload_of("linear rows=3 channels=4 outputs=5 computed=tanh")
 
 
 def test_every_class_has_problems_with_candidates_and_a_text() -> None:

@@ -15,12 +15,14 @@
 | `heavy` | 20 to 500 billion operations, which tensor cores compute in 0.05 to 1 ms: batches of 2 to 256, linear layers of 2,048 to 65,536 rows |
 | `wide` | tensors of 120 to 320 million elements: in five, three of filters of 3, one of 1, one first layer, at batch 2 to 256 |
 | `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
+| `computed` | products that compute their first factor, half by scale, shift and ReLU: in four, three 1x1 convolutions, one linear layer |
 | `attention` | heads of 16 to 256 elements, 1 to 4,096 queries, one in eight a single one; one in three causal, one in five with shared keys |
 | `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
 Extents and channels are log-uniform, so that small late layers and large early ones are equally frequent: extents without a prime factor
 above 17 (CNNOpt, PACT 2022, section 4.1), five in six square; 16 to 1,024 channels, mostly multiples of 8, 16 or 32. Convolutions and linear layers
-are followed by what `workloads.FOLLOWS` lists. Work and sizes are within bounds.
+are followed by what `workloads.FOLLOWS` lists; those of `computed` compute their first factor as `workloads.COMPUTED` lists. Work and sizes are
+within bounds.
 """
 
 from __future__ import annotations
@@ -36,7 +38,20 @@ import numpy as np
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.gemm.space import LARGE_FLOPS
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning.workloads import FOLLOWS, FP32, Attention, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
+from tilewright.tuning.workloads import (
+    COMPUTED,
+    FOLLOWS,
+    FP32,
+    Attention,
+    Convolution,
+    Elementwise,
+    GlobalMean,
+    Linear,
+    Pool,
+    Product,
+    Rows,
+    Workload,
+)
 
 LARGEST_PRIME = 17
 LEAST_FLOPS, MOST_FLOPS = 1e6, LARGE_FLOPS
@@ -99,10 +114,11 @@ GPT-2 and vision transformers, and of `bench.attention`."""
 
 
 def bare(workload: Workload) -> Workload:
-    """The workload without what follows it, how its operands are stored, or its precision: those with equal sizes count as one."""
+    """The workload without what follows it or is computed before it, how its operands are stored, or its precision: those with equal sizes count as
+    one."""
     workload = replace(workload, precision=FP32)
     if isinstance(workload, Convolution | Linear):
-        return replace(workload, then="nothing")
+        return replace(workload, then="nothing", computed="nothing")
     return replace(workload, swapped=0) if isinstance(workload, Product) else workload
 
 
@@ -218,6 +234,14 @@ def _narrow(draw: Draw) -> Convolution:
     return Convolution(batch, draw.channels(8, 512), draw.channels(8, 512), draw.size(5, 160), (1, 1), then=draw.follows())
 
 
+def _computed(draw: Draw) -> Convolution | Linear:
+    computed = "norm" if draw.one_in(2) else draw.of(*(name for name in COMPUTED if name not in ("nothing", "norm")))
+    if draw.one_in(4):
+        return Linear(draw.between(16, 4096), draw.channels(64, 4096), draw.channels(64, 4096), draw.follows(), computed=computed)
+    batch = draw.batch(64) if draw.one_in(2) else 1
+    return Convolution(batch, draw.channels(16, 2048), draw.channels(), draw.size(5, 112), (1, 1), then=draw.follows(), computed=computed)
+
+
 def _many(draw: Draw) -> Convolution:
     form = draw.of("depthwise", "depthwise", "depthwise", "groups", "groups", "narrow", "narrow", "first")
     batch, size = draw.batch(256), draw.size(7, 160)
@@ -309,7 +333,7 @@ CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
     "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "wide": _wide, "pool": _pool, "mean": _mean, "rows": _rows,
     "attention": _attention,
-    "elementwise": _elementwise,
+    "elementwise": _elementwise, "computed": _computed,
 })  # fmt: skip
 BOUNDS: Mapping[str, Bounds] = MappingProxyType({
     "heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "many": Bounds(window_work=MOST_MANY_WORK),
@@ -321,7 +345,7 @@ TRAINING = (
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
     "elementwise", "narrow", "many",
 )  # fmt: skip
-"""Classes of training problems, drawn in turn; `heavy`, `wide` and `attention` are drawn by name."""
+"""Classes of training problems, drawn in turn; `heavy`, `wide`, `attention` and `computed` are drawn by name."""
 
 
 def random_workloads(

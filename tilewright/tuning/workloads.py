@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import get_type_hints
@@ -23,19 +24,30 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import DEFAULT_FLOAT, FLOAT32
+from tilewright.ir.expr import loads
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.problem import Problem
+from tilewright.ir.region import Region
 from tilewright.kernels.schema import USUAL, JoinDecision, Numerics
 from tilewright.partition.canonical import canonical
 from tilewright.partition.joining import RowJudge
+from tilewright.partition.layouts import LaidOut, in_graph
+from tilewright.partition.narrow_results import with_narrow_functions
 from tilewright.partition.precision import NARROW, PRECISIONS
+from tilewright.partition.prologues import find_prologues
 from tilewright.partition.regions import lay_out
 
 FOLLOWS = ("nothing", "bias", "relu", "silu", "gelu", "residual")
 """What follows a convolution or a linear layer in its region: nothing, a bias, a bias and that function, or a bias, an addition and ReLU."""
+COMPUTED = ("nothing", "norm", "silu", "gelu", "gate", "sum")
+"""What a convolution or a linear layer computes of its first factor where it reads it: nothing; by channel a scale, a shift and ReLU, as of batch
+normalisation; that function; a product with a gate for each channel, as of squeeze and excitation, or (a linear layer) of a half of each row with
+SiLU of the other; a sum of two tensors."""
 FP32 = "fp32"
 FLAGS = ("transposed", "swapped", "mean", "softmax", "causal")
 """Names of sizes that are 0 or 1."""
+WORDS: Mapping[str, Sequence[str]] = MappingProxyType({"then": FOLLOWS, "computed": COMPUTED, "precision": PRECISIONS})
+"""What the fields may say that are no sizes."""
 NEIGHBOUR = 8
 """Channels of the values from which and to which neighbours lead."""
 IMAGE_CHANNELS = 4
@@ -57,7 +69,14 @@ class _InPrecision:
 
 
 @dataclass(frozen=True)
-class Convolution(_InPrecision):
+class _Computing(_InPrecision):
+    """`computed`: what of `COMPUTED` the operator computes of its first factor, whose values something else reads too, so that they are stored."""
+
+    computed: str = field(default="nothing", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Convolution(_Computing):
     """`size`: extents of the result (transposed: of the input); those of the other side are `stride` times as large. Filters with even extents have
     no padding, as in convolutions of patches. `groups` equal to channels and outputs: depthwise."""
 
@@ -75,6 +94,8 @@ class Convolution(_InPrecision):
     def __post_init__(self) -> None:
         if len(self.filter) != len(self.size) or self.channels % self.groups or self.outputs % self.groups:
             raise ValueError("the filter has as many dimensions as the result, and groups divide channels and outputs")
+        if self.computed != "nothing" and (max(self.stride, self.groups) > 1 or self.transposed or not all(f % 2 for f in self.filter)):
+            raise ValueError("a convolution that computes its first factor has stride 1, one group and odd filters, and is not transposed")
 
     @property
     def flops(self) -> float:
@@ -89,6 +110,7 @@ class Convolution(_InPrecision):
 
     def build(self, g: GraphBuilder) -> Value:
         rank = len(self.size)
+        others: tuple[Value, ...] = ()
         same = {"stride": (self.stride,) * rank, "dilation": (self.dilation,) * rank, "groups": self.groups}
         if self.transposed:
             x = _before(g, self.batch, self.channels, self.size)
@@ -101,15 +123,20 @@ class Convolution(_InPrecision):
             reach = (self.stride if f % 2 else self.dilation * (f - 1) + 1 for f in self.filter)
             x = _before(g, self.batch, self.channels, [(s - 1) * self.stride + r for s, r in zip(self.size, reach, strict=True)])
             pairs = tuple((self.dilation * (f // 2),) * 2 if f % 2 else (0, 0) for f in self.filter)
+            if self.computed == "gate":
+                gate = _neighbour(g, g.op("mean", x, axes=tuple(range(2, 2 + rank)), keepdim=True), self.channels)
+                x = g.pointwise("mul", x, g.pointwise("sigmoid", gate))
+            else:
+                x, others = _computed(g, x, self.computed, partial(_before, g, self.batch, self.channels, x.shape[2:]))
             with g.at("operator", SUBJECT):
                 w = _constant(g, (self.outputs, self.channels // self.groups, *self.filter))
                 y = g.op("convolution", x, w, padding=pairs, **same)
         branch = _before(g, self.batch, self.outputs, y.shape[2:]) if self.then == "residual" else None
-        return _pointwise_convolution(g, _followed(g, y, self.then, 1, branch), NEIGHBOUR)
+        return _read_beside(g, _neighbour(g, _followed(g, y, self.then, 1, branch)), others, self.computed)
 
 
 @dataclass(frozen=True)
-class Linear(_InPrecision):
+class Linear(_Computing):
     """[rows, channels] times constant [outputs, channels], transposed."""
 
     rows: int
@@ -123,16 +150,29 @@ class Linear(_InPrecision):
 
     @property
     def elements(self) -> int:
-        return max(self.rows * self.channels, self.channels * self.outputs, self.rows * self.outputs)
+        return max(self.rows * self._stored, self.channels * self.outputs, self.rows * self.outputs)
+
+    @property
+    def _stored(self) -> int:
+        """Elements of a row of which the first factor is computed."""
+        return 2 * self.channels if self.computed == "gate" else self.channels
 
     def build(self, g: GraphBuilder) -> Value:
-        x = g.op("linear", g.input("x", (self.rows, NEIGHBOUR), DEFAULT_FLOAT), _constant(g, (self.channels, NEIGHBOUR)))
+        x, others = self._first(g), tuple[Value, ...]()
+        if self.computed == "gate":
+            first, second = (g.slice(x, 1, start, start + self.channels) for start in (0, self.channels))
+            x = g.pointwise("mul", g.pointwise("silu", first), second)
+        else:
+            x, others = _computed(g, x, self.computed, partial(self._first, g))
         with g.at("operator", SUBJECT):
             y = g.op("linear", x, _constant(g, (self.outputs, self.channels)))
         branch = None
         if self.then == "residual":
             branch = g.op("linear", g.input("z", (self.rows, NEIGHBOUR), DEFAULT_FLOAT), _constant(g, (self.outputs, NEIGHBOUR)))
-        return g.op("linear", _followed(g, y, self.then, 1, branch), _constant(g, (NEIGHBOUR, self.outputs)))
+        return _read_beside(g, _neighbour(g, _followed(g, y, self.then, 1, branch)), others, self.computed)
+
+    def _first(self, g: GraphBuilder) -> Value:
+        return _neighbour(g, g.input("x", (self.rows, NEIGHBOUR), DEFAULT_FLOAT), self._stored)
 
 
 @dataclass(frozen=True)
@@ -189,7 +229,7 @@ class Pool(_InPrecision):
                 y = g.op("average_pool", x, count_include_pad=True, divisor=None, **same)
             else:
                 y = g.op("max_pool", x, dilation=(1,) * rank, indices=False, **same)
-        return _pointwise_convolution(g, y, NEIGHBOUR)
+        return _neighbour(g, y)
 
 
 @dataclass(frozen=True)
@@ -212,7 +252,7 @@ class GlobalMean(_InPrecision):
         x = _before(g, self.batch, self.channels, self.size)
         with g.at("operator", SUBJECT):
             y = g.op("mean", x, axes=tuple(range(2, 2 + len(self.size))), keepdim=True)
-        return _pointwise_convolution(g, y, NEIGHBOUR)
+        return _neighbour(g, y)
 
 
 @dataclass(frozen=True)
@@ -308,10 +348,11 @@ KINDS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
 
 
 def text_of(workload: Workload) -> str:
-    """The workload's description: its kind, name=value for each of its sizes, and its precision unless that is fp32."""
-    values = [(entry.name, getattr(workload, entry.name)) for entry in fields(workload) if entry.name != "precision"]
-    if workload.precision != FP32:
-        values.append(("precision", workload.precision))
+    """The workload's description: its kind, name=value for each of its sizes, its precision unless that is fp32, and what it computes of its first
+    factor, if anything."""
+    values = [(entry.name, getattr(workload, entry.name)) for entry in sorted(fields(workload), key=lambda entry: bool(entry.kw_only))]
+    usual = {entry.name: entry.default for entry in fields(workload) if entry.kw_only}
+    values = [(name, value) for name, value in values if name not in usual or value != usual[name]]
     return f"{type(workload).__name__.lower()} " + " ".join(f"{name}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in values)
 
 
@@ -331,7 +372,7 @@ def workload_of(text: str) -> Workload:
         if name not in types or name in given:
             raise ValueError(f"{kind} has no size {part[:40]!r}")
         if types[name] is str:
-            known = FOLLOWS if name == "then" else PRECISIONS
+            known = WORDS[name]
             if value not in known:
                 raise ValueError(f"{name} is {value[:40]!r}: one of {', '.join(known)}")
             given[name] = value
@@ -371,17 +412,29 @@ def problem_of(workload: Workload) -> Problem:
     for each phase), the one with the most operations.
 
     Raises:
-        ValueError: if sizes do not fit.
+        ValueError: if sizes do not fit, or the operator cannot compute its first factor.
     """
     graph = graph_of(workload)
     laid_out = lay_out(graph, _InOne(machine("h200"), 1, frozenset()) if isinstance(workload, Attention) else None)
-    own = [region for region in laid_out.regions if any(node.place == SUBJECT for node in region.nodes)]
-    region = max(own, key=lambda one: (one.kind == "contraction", one.flops()))
-    values = laid_out.values
+    computed = isinstance(workload, _Computing) and workload.computed != "nothing"
+    if computed:
+        maps = find_prologues(laid_out.regions, graph.outputs).get(in_graph(_subject(laid_out).outputs[0]), ())
+        if not maps:
+            raise ValueError(f"a kernel of its own computes the first factor of {text_of(workload)}")
+        laid_out = lay_out(graph, unstored=frozenset(region.outputs[0] for region in maps))
     if workload.precision in NARROW:
         stored = NARROW[workload.precision]
-        values = {name: replace(value, dtype=stored) if value.dtype == FLOAT32 else value for name, value in values.items()}
-    return canonical(Problem(region, laid_out.layouts, values, frozenset(graph.constants))).problem
+        # layers that were measured before there were computed factors have all constants in 16 bits, and the exact functions
+        wide = graph.constants.keys() - {load.buffer for load in loads(*_subject(laid_out).steps[0].bodies)} if computed else frozenset()
+        narrow = {name: replace(value, dtype=stored) for name, value in laid_out.values.items() if value.dtype == FLOAT32 and name not in wide}
+        laid_out = replace(laid_out, values={**laid_out.values, **narrow})
+        laid_out = with_narrow_functions(laid_out) if computed else laid_out
+    return canonical(Problem(_subject(laid_out), laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
+
+
+def _subject(laid_out: LaidOut) -> Region:
+    own = [region for region in laid_out.regions if any(node.place == SUBJECT for node in region.nodes)]
+    return max(own, key=lambda one: (one.kind == "contraction", one.flops()))
 
 
 def numerics_of(workload: Workload) -> Numerics:
@@ -398,20 +451,51 @@ def _before(g: GraphBuilder, batch: int, channels: int, size: Sequence[int]) -> 
     """A value of the network: its input, or what a convolution and ReLU compute of another input."""
     if channels <= IMAGE_CHANNELS:
         return g.input("x", (batch, channels, *size), DEFAULT_FLOAT)
-    return g.pointwise("relu", _pointwise_convolution(g, g.input("x", (batch, NEIGHBOUR, *size), DEFAULT_FLOAT), channels))
+    return g.pointwise("relu", _neighbour(g, g.input("x", (batch, NEIGHBOUR, *size), DEFAULT_FLOAT), channels))
 
 
-def _pointwise_convolution(g: GraphBuilder, x: Value, outputs: int) -> Value:
+def _neighbour(g: GraphBuilder, x: Value, outputs: int = NEIGHBOUR) -> Value:
+    """A linear layer of a matrix, or a pointwise convolution."""
     rank = len(x.shape) - 2
+    if not rank:
+        return g.op("linear", x, _constant(g, (outputs, x.shape[1])))
     w = _constant(g, (outputs, x.shape[1], *(1,) * rank))
     return g.op("convolution", x, w, stride=(1,) * rank, padding=((0, 0),) * rank, dilation=(1,) * rank, groups=1)
+
+
+def _by_channel(g: GraphBuilder, x: Value, axis: int) -> Value:
+    """A constant for each channel, of which `axis` is the dimension."""
+    return _constant(g, (x.shape[axis], *(1,) * (len(x.shape) - 1 - axis)))
+
+
+def _computed(g: GraphBuilder, x: Value, computed: str, another: Callable[[], Value]) -> tuple[Value, tuple[Value, ...]]:
+    """What is computed of a value, or of it and `another`, and the values that this reads: each needs another reader, or the region that stores it
+    would compute the map too."""
+    if computed == "nothing":
+        return x, ()
+    if computed == "norm":
+        return g.pointwise("relu", g.pointwise("add", g.pointwise("mul", x, _by_channel(g, x, 1)), _by_channel(g, x, 1))), (x,)
+    if computed == "sum":
+        z = another()
+        return g.pointwise("add", x, z), (x, z)
+    return g.pointwise(computed, x), (x,)
+
+
+def _read_beside(g: GraphBuilder, y: Value, others: Sequence[Value], computed: str) -> Value:
+    """A result, and the other reader of what was computed: as in a dense block the concatenation of both (`norm`), so that it is a slice of a larger
+    buffer, or a neighbour that is added."""
+    if computed == "norm":
+        return _neighbour(g, g.concatenate([*others, y], 1))
+    for x in others:
+        y = g.pointwise("add", y, _neighbour(g, x))
+    return y
 
 
 def _followed(g: GraphBuilder, y: Value, then: str, axis: int, branch: Value | None) -> Value:
     """What follows a result whose channels are at `axis`."""
     if then == "nothing":
         return y
-    y = g.pointwise("add", y, _constant(g, (y.shape[axis], *(1,) * (len(y.shape) - 1 - axis))))
+    y = g.pointwise("add", y, _by_channel(g, y, axis))
     if branch is not None:
         y = g.pointwise("add", y, branch)
     return y if then == "bias" else g.pointwise("relu" if then == "residual" else then, y)
