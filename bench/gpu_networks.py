@@ -12,9 +12,9 @@ Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `ahead` constants are copied before
 that; in `unfetched` none are brought to level 2 ahead; in `reused` branches share memory, so that they run one after another; in `stored` no
-contraction computes a map that it reads (`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` multiplies
-float32 by pairs of TF32 (`precision="fp32-tensor"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch and
-ours the time of kernels by kind (figure 6).
+contraction computes a map that it reads (`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` and `tensor16`
+multiply float32 by pairs of TF32 and of float16 (`precision="fp32-tensor"`, `"fp32-tensor-fp16"`). Rows have the time to prepare a contender
+(figure 7), and two workloads for eager PyTorch and ours the time of kernels by kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
 workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`. With
@@ -179,6 +179,7 @@ CONTENDERS = {
     "none": Contender("none", partial(fused, "none")),
     "chains": Contender("chains", partial(fused, "chains")),
     "tensor": Contender("tensor", partial(ours, precision="fp32-tensor")),
+    "tensor16": Contender("tensor16", partial(ours, precision="fp32-tensor-fp16")),
     "tuned": Contender("tuned", partial(tuned, None)),
     "tuned_apart": Contender("tuned_apart", partial(tuned, "registers")),
     VENDOR: with_libraries(),

@@ -5,7 +5,7 @@
     python -m bench.gpu_tensor_layers --types fp16 --batches 1 --first 2 --only "tensor cores,warpgroups,warpgroup patches" --apart meeting
 
 As in `bench.layer_speed` everything is timed in one process as replays of CUDA graphs over sets of buffers that exceed level 2, interleaved, and the
-median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode, and with the type fp32-tensor compute in float32
+median over rounds counts. cuDNN and Inductor have both layouts, cuDNN in PyTorch's benchmark mode, and with the types of pairs compute in float32
 without TF32. Ours reads the channels-last input with the zeroed
 halo that the previous layer would have stored: the models' choice, and the fastest of the first `--first` candidates of every schema (or of `--only`
 these) in their order, which is that of a compilation, or with `--formulas` that without learned corrections. Kernels of the models' choice begin
@@ -50,9 +50,10 @@ from tilewright.tuning.problems import convolution_problem
 
 TYPES = {
     "fp16": ("f16", torch.float16), "bf16": ("bf16", torch.bfloat16), "tf32": ("f32", torch.float32), "fp32-tensor": ("f32", torch.float32),
+    "fp32-tensor-fp16": ("f32", torch.float32),
 }  # fmt: skip
 """By precision: the type of stored values, in Tilewright and in PyTorch."""
-TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "tf32": 2e-3, "fp32-tensor": 1e-4}
+TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "tf32": 2e-3, "fp32-tensor": 1e-4, "fp32-tensor-fp16": 1e-4}
 """Largest errors relative to the largest result."""
 
 BEST = "ours, best "

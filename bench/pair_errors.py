@@ -1,4 +1,4 @@
-"""Errors of sums of products in float32 as pairs of TF32, whose sums tensor cores truncate, beside those of a chain of float32 multiply-adds.
+"""Errors of sums of products in float32 as pairs of TF32 or of float16, whose sums tensor cores truncate, beside a chain of float32 multiply-adds.
 
     python -m bench.pair_errors --name pair_errors
 
@@ -10,23 +10,25 @@ error is a root mean square over sums of random numbers against float64, in unit
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from bench.cells import Rows, results_of
 from bench.common import write_results
-from tilewright.codegen.intrinsics.mma import SHAPES
 from tilewright.ir.dtypes import nearest_tf32
-from tilewright.kernels.gpu.warpgroup.pairs import moved_after
+from tilewright.ir.region import F16_STEP
+from tilewright.kernels.gpu.warpgroup.pairs import FLOAT16, HIGH, LOW, TF32
+from tilewright.runtime.packing import f16_scale, pair_of_f16
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 UNIT = 2.0**-24
 TOGETHER = 4
 """Products that are added at once."""
-DEPTH = SHAPES["tf32"].depth
+DEPTH = TF32.depth
 LENGTHS = (8, 16, 32, 64, 72, 256, 288, 576, 4608)
 INPUTS: dict[str, Callable[[np.random.Generator, tuple[int, int]], tuple[Array, Array]]] = {
     "normal": lambda random, size: (random.standard_normal(size), random.standard_normal(size)),
@@ -54,23 +56,37 @@ def truncated_product(sums: Array, a: Array, b: Array) -> Array:
 
 
 def of_pairs(a: Array, b: Array, run: int = DEPTH) -> Array:
-    """Sums of products of pairs, moved to float32 after every `run` elements, within which products of high parts come last."""
+    """Sums of products of pairs of TF32, moved to float32 after every `run` elements, within which products of high parts come last."""
     (high_a, low_a), (high_b, low_b) = ((high := nearest_tf32(values), nearest_tf32(values - high)) for values in (a, b))
-    total = np.zeros(len(a), np.float32)
-    for first in range(0, a.shape[1], run):
-        part = np.zeros_like(total)
-        last = min(first + run, a.shape[1])
-        for left, right in ((low_a, high_b), (high_a, low_b), (high_a, high_b)):
-            for begin in range(first, last, DEPTH):
-                here = slice(begin, min(begin + DEPTH, last))
+    return _moved(((low_a, high_b), (high_a, low_b), (high_a, high_b)), run, TF32.depth, 1.0)
+
+
+def of_f16_pairs(a: Array, b: Array) -> Array:
+    """The same of pairs of float16, in units that the weights b have, as warpgroups make the sums."""
+    weights, unit = pair_of_f16(torch.from_numpy(b)).numpy(), float(f16_scale(torch.from_numpy(b)))
+    high = a.astype(np.float16)
+    low = ((a - high) * np.float32(F16_STEP)).astype(np.float16)
+    factors = {HIGH: high, LOW: low}
+    return _moved([(factors[part], weights[tile]) for part, tile in FLOAT16.products], FLOAT16.moved_after(a.shape[1]), FLOAT16.depth, unit)
+
+
+def _moved(products: Sequence[tuple[Array, Array]], run: int, depth: int, unit: float) -> Array:
+    """The sums of the products of all of these factors, made of `run` elements at a time, `depth` of them at once, and added in float32."""
+    (first, _), *_ = products
+    total = np.zeros(len(first), np.float32)
+    for start in range(0, first.shape[1], run):
+        part, end = np.zeros_like(total), min(start + run, first.shape[1])
+        for left, right in products:
+            for begin in range(start, end, depth):
+                here = slice(begin, min(begin + depth, end))
                 part = truncated_product(part, left[:, here], right[:, here])
-        total = total + part
+        total = total + part * np.float32(unit)
     return total
 
 
 def of_warpgroups(a: Array, b: Array) -> Array:
-    """As warpgroups make the sums."""
-    return of_pairs(a, b, moved_after(a.shape[1]))
+    """As warpgroups make the sums of pairs of TF32."""
+    return of_pairs(a, b, TF32.moved_after(a.shape[1]))
 
 
 def of_tf32(a: Array, b: Array) -> Array:
@@ -92,6 +108,7 @@ WAYS: dict[str, Callable[[Array, Array], Array]] = {
     "multiply-adds": of_multiply_adds,
     "pairs": of_pairs,
     "pairs by warpgroups": of_warpgroups,
+    "pairs of float16": of_f16_pairs,
     "pairs, not moved": lambda a, b: of_pairs(a, b, a.shape[1]),
     "tf32": of_tf32,
 }
@@ -99,8 +116,8 @@ WAYS: dict[str, Callable[[Array, Array], Array]] = {
 
 def pair_errors() -> Rows:
     """The table of the documentation."""
-    ways = "chain of float32 multiply-adds", '`"fp32-tensor"`, by warps', "by warpgroups", "sums not moved to float32", '`"tf32"`'
-    rows = [["factors", "products of a sum", *ways]]
+    ours = '`"fp32-tensor"`, by warps', "by warpgroups", '`"fp32-tensor-fp16"`'
+    rows = [["factors", "products of a sum", "chain of float32 multiply-adds", *ours, "sums not moved to float32", '`"tf32"`']]
     for entry in results_of("pair_errors"):
         rows.append([entry["inputs"], f"{entry['products']:,}", *(f"{entry[way]:.2g}" if entry[way] < 100 else f"{entry[way]:,.0f}" for way in WAYS)])
     return rows

@@ -21,7 +21,6 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.region import Program, Storage
 from tilewright.partition.plan import plan_program
-from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.packing import pack, prepared
 
 
@@ -41,7 +40,7 @@ def poisoned(storage: Storage) -> np.ndarray:
 
 def packed(program: Program, storage: Storage) -> np.ndarray:
     assert storage.source is not None
-    constant = prepared(program.graph.constants[storage.source].to(torch_dtype(storage.value.dtype)), storage)
+    constant = prepared(program.graph.constants[storage.source], storage)
     flat = pack(constant, storage.layout)
     return (flat.view(torch.uint16) if flat.dtype is torch.bfloat16 else flat).numpy().astype(numpy_type(storage))
 

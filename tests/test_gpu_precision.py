@@ -29,7 +29,7 @@ from tilewright.partition.precision import precision_of
 from tilewright.selection.choice import choose
 
 H200 = machine("h200")
-ERRORS = {"fp32-tensor": 2.0**-19, "tf32": 2.0**-9, "fp16": 2.0**-8, "bf16": 2.0**-5}
+ERRORS = {"fp32-tensor": 2.0**-19, "fp32-tensor-fp16": 2.0**-19, "tf32": 2.0**-9, "fp16": 2.0**-8, "bf16": 2.0**-5}
 """Largest errors of these small networks against float64, relative to the largest result: a few units of rounding."""
 EACH_PRECISION = pytest.mark.parametrize("precision", ERRORS)
 
@@ -144,7 +144,7 @@ def test_machines_without_them() -> None:
     module, x = nn.Linear(8, 8), torch.zeros(4, 8)
     with pytest.raises(UnsupportedOption, match=r"needs the tensor cores of sm_80.*v100.*fp32"):
         tilewright.compile(module, x, "v100", precision="tf32")
-    for precision in ("fp32-tensor", "tf32", "fp16"):
+    for precision in ("fp32-tensor", "fp32-tensor-fp16", "tf32", "fp16"):
         with pytest.raises(UnsupportedOption, match="is for GPUs, and x86-avx2 is a CPU"):
             tilewright.compile(module, x, "x86-avx2", precision=precision)
     assert tilewright.compile(module, x, "rtx2080", precision="fp16").plan.rows

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, permuted, row_major
-from tilewright.ir.region import Storage
+from tilewright.ir.region import F16_PAIR, F16_SCALE, TF32, TF32_PAIR, Storage
 from tilewright.runtime.packing import nearest_tf32, pack, prepared, unpack, write
 
 
@@ -70,9 +70,33 @@ def test_constants_are_rounded_to_tf32() -> None:
     random = torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,))
     rounded = nearest_tf32(random)
     assert ((rounded - random).abs() <= random.abs() * ulp / 2).all() and (rounded.view(torch.int32) & 0x1FFF == 0).all()
-    storage = Storage(Value("w@x", (2, 500), "f32"), row_major((2, 500)), "w", ((2, 500), (1, 2), 0), tf32=1)
+    storage = Storage(Value("w@x", (2, 500), "f32"), row_major((2, 500)), "w", ((2, 500), (1, 2), 0), numbers=TF32)
     assert torch.equal(prepared(random, storage), rounded.as_strided((2, 500), (1, 2)))
-    high, low = prepared(random, replace(storage, value=Value("w@x", (2, 2, 500), "f32"), layout=row_major((2, 2, 500)), tf32=2))
+    high, low = prepared(random, replace(storage, value=Value("w@x", (2, 2, 500), "f32"), layout=row_major((2, 2, 500)), numbers=TF32_PAIR))
     view = random.as_strided((2, 500), (1, 2))
     assert torch.equal(high, rounded.as_strided((2, 500), (1, 2))) and torch.equal(low, nearest_tf32(view - high))
     assert ((high.double() + low.double() - view.double()).abs() <= view.double().abs() * 2.0**-22).all()
+
+
+@pytest.mark.parametrize("largest", [3e38, 60.0, 1.0, 0.01, 2.0**-126])
+def test_pairs_of_float16(largest: float) -> None:
+    """In a unit that follows from the largest element, of which they keep 2^-39, and of themselves 2^-22; parts are ready for products of two."""
+    torch.manual_seed(0)
+    random = torch.randn(4000) * 2.0 ** torch.randint(-30, 1, (4000,))
+    random *= largest / random.abs().max()
+    storage = Storage(Value("w@x", (3, 2, 2000), "f16"), row_major((3, 2, 2000)), "w", ((2, 2000), (1, 2), 0), numbers=F16_PAIR)
+    raised, high, low = prepared(random, storage)
+    (unit,) = prepared(random, replace(storage, value=Value("w@x@unit", (1,), "f32"), layout=row_major((1,)), numbers=F16_SCALE)).tolist()
+    assert raised.isfinite().all() and torch.equal(raised.double(), high.double() * 2**11) and math.frexp(unit)[0] == 0.5
+    view = random.as_strided((2, 2000), (1, 2)).double()
+    found = (high.double() * 2**11 + low.double()) * unit
+    assert ((found - view).abs() <= view.abs() * 2.0**-22 + view.abs().max() * 2.0**-39).all()
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [math.inf, 1.0], [math.nan, 2.0]])
+def test_pairs_of_float16_that_are_zero_or_not_finite(values: list[float]) -> None:
+    storage = Storage(Value("w@x", (3, 2), "f16"), row_major((3, 2)), "w", numbers=F16_PAIR)
+    _, high, low = prepared(torch.tensor(values), storage)
+    unit = prepared(torch.tensor(values), replace(storage, value=Value("unit", (1,), "f32"), layout=row_major((1,)), numbers=F16_SCALE))
+    found = (high.double() * 2**11 + low.double()) * unit.double()
+    assert 0 < float(unit) < math.inf and found[-1] == values[-1] and (values[0] == 0) == bool(found[0] == 0)

@@ -60,11 +60,11 @@ def test_random_problems_of_all_types() -> None:
     assert [replace(one, precision="fp32") for one in found] == plain and not {bare(one) for one in found} & JUDGED
 
 
-@pytest.mark.parametrize("precision", (*PRECISIONS, "fp32-tensor"))
+@pytest.mark.parametrize("precision", (*PRECISIONS, "fp32-tensor", "fp32-tensor-fp16"))
 def test_samples_are_of_tensor_cores(precision: str) -> None:
     layer = dataset.layer_of(replace(LAYER, precision=precision))
     problem = dataset.layer_problem(layer)
-    names = {"tensor cores", "warpgroups", *([] if precision == "fp32-tensor" else ["warpgroup patches"])}
+    names = {"tensor cores", "warpgroups", *([] if precision.startswith("fp32") else ["warpgroup patches"])}
     assert {part.schema.name for part in to_sample(layer, problem, H200).parts} == names
     records = {part.schema.schedule for part in to_sample(layer, problem, H200).parts}
     assert {type(schedule) for schedule in sample_of(24, 0, H200)(layer, problem)} == records

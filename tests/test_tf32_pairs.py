@@ -1,4 +1,4 @@
-"""Products of float32 as pairs of TF32: errors against float64 in the interpreter, also where tensor cores truncate their sums as real ones do."""
+"""Products of float32 as pairs of TF32 or of float16: errors against float64 in the interpreter, also where tensor cores truncate their sums as real ones do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
-from tilewright.kernels.gpu.counts import PairCounts
+from tilewright.kernels.gpu.counts import HalfPairCounts, PairCounts
 from tilewright.kernels.gpu.tensor_cores import space
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
@@ -45,21 +45,22 @@ from tilewright.runtime.loadable import loadable_kernel
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.trials import Job, Trials
-from tilewright.tuning.workloads import Product, problem_of
+from tilewright.tuning.workloads import Convolution, Product, problem_of
 
 Scheduled: TypeAlias = TensorCoreSchedule | WarpgroupSchedule
 H200, A100 = machine("h200"), machine("a100")
-PAIRS = Numerics(tf32_pairs=True)
+PAIRS, HALF_PAIRS = Numerics(tf32_pairs=True), Numerics(tf32_pairs=True, f16_pairs=True)
+EACH_PAIRS = pytest.mark.parametrize("numerics", [PAIRS, HALF_PAIRS], ids=["tf32", "f16"])
 USUAL_PRODUCT, USUAL_WIDE = mma._mma, wgmma._multiplying
 
 
-def picking(pick: Any, used: list[Any], schema: AnySchema = TENSOR_CORES) -> Chooser:
+def picking(pick: Any, used: list[Any], schema: AnySchema = TENSOR_CORES, numerics: Numerics = PAIRS) -> Chooser:
     """Chooses a given candidate of its schema for each region that has some, or the one of `schema` that `pick` picks of their number."""
     given = None if callable(pick) else pick
     kind = schema.schedule if given is None else type(given)
 
     def chooser(problem: Problem, machine: Machine, threads: int) -> Choice:
-        ranking = rank(problem, machine, threads, PAIRS, learned=False)
+        ranking = rank(problem, machine, threads, numerics, learned=False)
         own = next((number for number, part in enumerate(ranking.parts) if part.schema.schedule is kind), None)
         if own is None:
             return ranking.first()
@@ -108,17 +109,18 @@ def test_any_candidate_is_as_accurate_as_float32(seed: int, target: Machine) -> 
 
 
 @settings(max_examples=draws(12), deadline=None, derandomize=True, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@EACH_PAIRS
 @given(seed=st.integers(0, 2**31), target=st.sampled_from([H200, ONE]))
-def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(seed: int, target: Machine) -> None:
+def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(numerics: Numerics, seed: int, target: Machine) -> None:
     random = Random(seed)
     with torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
         patch.setattr(warpgroup_space, "FEWEST_OF_PAIRS", 1)
         torch.manual_seed(seed)
         module, inputs = drawn_for_warpgroups(random)
         used: list[Scheduled] = []
-        program = planned(module.eval(), inputs, target, picking(lambda count: random.randrange(max(count, 1)), used, WARPGROUP))
+        program = planned(module.eval(), inputs, target, picking(lambda count: random.randrange(max(count, 1)), used, WARPGROUP, numerics))
     assume(used)
-    assert all(schedule.pairs for schedule in used)
+    assert all(schedule.pairs for schedule in used) and (numerics is HALF_PAIRS or all(schedule.pairs == 1 for schedule in used))
     expected = exact(module, inputs)
     error = (results(module, inputs, program).double() - expected).abs().max()
     assert error <= 16 * UNIT * max(1.0, float(expected.abs().max())), used
@@ -140,6 +142,12 @@ def test_any_candidate_of_warpgroups_is_as_accurate_as_float32(seed: int, target
         WarpgroupSchedule(48, 2, 2, split=3, pairs=1),
         WarpgroupSchedule(32, 1, 4, split=2, meeting=1, pairs=1),
         WarpgroupSchedule(64, 1, 3, staged=1, persistent=1, pairs=1),
+        WarpgroupSchedule(16, 1, 2, pairs=2),
+        WarpgroupSchedule(128, 2, 3, pairs=2),
+        WarpgroupSchedule(32, 2, 3, cluster=2, pairs=2),
+        WarpgroupSchedule(48, 2, 2, split=3, pairs=2),
+        WarpgroupSchedule(32, 1, 4, split=2, meeting=1, pairs=2),
+        WarpgroupSchedule(64, 1, 3, staged=1, persistent=1, pairs=2),
     ],
     ids=str,
 )
@@ -179,7 +187,11 @@ def truncating_wide(kind: str, n: int, a: Any, b: Any) -> Any:
 
 
 @pytest.mark.in_turns(2)
-@pytest.mark.parametrize("schedule", [TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1), WarpgroupSchedule(32, 1, 2, pairs=1)], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [TensorCoreSchedule(32, 32, 32, 2, 1, 2, pairs=1), WarpgroupSchedule(32, 1, 2, pairs=1), WarpgroupSchedule(32, 1, 2, pairs=2)],
+    ids=str,
+)
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("products", [space.FEWEST_OF_PAIRS, 520, 2048])
 def test_errors_are_those_of_float32_where_sums_are_truncated(
@@ -211,6 +223,23 @@ def test_range(scale: float) -> None:
     assert found.isnan().all()
 
 
+@pytest.mark.parametrize("scale, accurate", [(2.0**-12, True), (1.0, True), (65_000 / 4, True), (2.0**-24, False)])
+def test_range_of_float16(scale: float, accurate: bool) -> None:
+    """First factors below 65,520 keep 2^-22 of themselves, or 2^-36; weights have a unit of their own."""
+    torch.manual_seed(0)
+    module, x = nn.Linear(128, 32, bias=False).eval(), torch.rand(32, 128) * 4 * scale
+    module.weight.data *= 1e4
+    schedule = WarpgroupSchedule(32, 1, 2, pairs=2)
+    found, expected = results(module, (x,), planned(module, (x,), H200, picking(schedule, []))), exact(module, (x,))
+    error = (found.double() - expected).abs().max()
+    assert (error <= 8 * UNIT * expected.abs().max()) == accurate
+    assert error <= 8 * UNIT * expected.abs().max() + 2.0**-36 * module.weight.abs().sum(1).max()
+    for beyond in (65_520.0, torch.inf):
+        x[0, 0] = beyond
+        found = results(module, (x,), planned(module, (x,), H200, picking(schedule, [])))
+        assert found[0].isnan().all() and found[1:].isfinite().all()
+
+
 def test_candidates_are_those_that_the_caller_allows() -> None:
     problems: list[Problem] = []
 
@@ -226,6 +255,9 @@ def test_candidates_are_those_that_the_caller_allows() -> None:
         assert [set(part.candidates["pairs"].tolist()) for part in own] == ([] if pairs is None else [{pairs}] * 2)
         assert all((type(part.counts) is PairCounts) == bool(pairs) for part in own)
     assert ranking.first().schema in (TENSOR_CORES, WARPGROUP)  # in TF32
+    of_half = {part.schema.name: part for part in rank(problems[0], H200, numerics=HALF_PAIRS).parts}
+    assert set(of_half[WARPGROUP.name].candidates["pairs"]) == {2} and set(of_half[TENSOR_CORES.name].candidates["pairs"]) == {1}
+    assert type(of_half[WARPGROUP.name].counts) is HalfPairCounts
     rejections = rank(problems[1], H200, numerics=PAIRS).rejections
     assert all("a sum of so few products is more accurate on CUDA cores" in rejections[schema.name] for schema in (TENSOR_CORES, WARPGROUP))
 
@@ -233,9 +265,11 @@ def test_candidates_are_those_that_the_caller_allows() -> None:
 def test_what_warpgroups_do_not_split_is_refused() -> None:
     constant, computed = layer_problem("R7", 4, "fp32-tensor"), problem_of(Product(2, 256, 256, 256, swapped=1, precision="fp32-tensor"))
     whole = WarpgroupSchedule(64, 1, 2, pairs=1)
+    narrow = problem_of(Convolution(1, 8, 64, (16, 16), (3, 3), precision="fp32-tensor"))
     for problem, schedule, why in (
         (constant, replace(whole, swapped=1), "split rows of the first factor alone"),
         (computed, whole, "the second of them a constant"),
+        (narrow, replace(whole, pairs=2), "more channels than there are"),
     ):
         form = form_of(WARPGROUP, problem, H200)
         assert not isinstance(form, Unsuitable)
@@ -243,12 +277,15 @@ def test_what_warpgroups_do_not_split_is_refused() -> None:
             WARPGROUP.lower(problem, form, schedule, H200)
     ranking = rank(computed, H200, numerics=PAIRS, learned=False)
     assert all(part.schema is not WARPGROUP for part in ranking.parts)
+    own = next(part for part in rank(narrow, H200, numerics=HALF_PAIRS, learned=False).parts if part.schema is WARPGROUP)
+    assert set(own.candidates["pairs"]) == {1}
 
 
 def test_compiled_code_has_three_products_and_no_spills() -> None:
     module, inputs = nn.Linear(512, 512), (torch.zeros(4096, 512),)
-    for target, product, depth in ((H200, "tw_wgmma_[0-9]+_tf32_held_k128\\(part", 32), (A100, "tw_mma_tf32\\(part", 8)):
-        program = planned(module, inputs, target, partial(choose, numerics=PAIRS))
+    tf32, float16, warps = (f"tw_{name}\\(part" for name in ("wgmma_[0-9]+_tf32_held_k128", "wgmma_[0-9]+_f16_held_k64", "mma_tf32"))
+    for target, numerics, product, depth in ((H200, PAIRS, tf32, 32), (H200, HALF_PAIRS, float16, 16), (A100, PAIRS, warps, 8)):
+        program = planned(module, inputs, target, partial(choose, numerics=numerics))
         (made,) = (lowered for lowered in program.regions if "pairs" in lowered.schedule)
         text = print_cuda(list(made.kernels))
         passed, log = cuda_binary(text, target.architecture)
@@ -258,13 +295,14 @@ def test_compiled_code_has_three_products_and_no_spills() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("schema, precision", [(TENSOR_CORES, "fp32-tensor"), (WARPGROUP, "fp32-tensor"), (WARPGROUP, "fp32-tensor-fp16")])
 @pytest.mark.parametrize("name", ["D6", "R7", "R12"])
-def test_candidates_on_a_gpu(name: str) -> None:
+def test_candidates_on_a_gpu(name: str, schema: AnySchema, precision: str) -> None:
     """The measuring process compares each with float64, with the tolerance of float32, before it times it."""
     here = machine("cuda")
-    problem = layer_problem(name, 2, "fp32-tensor")
-    ranking = ranking_of(problem, here, "fp32-tensor")
-    number = next(number for number, part in enumerate(ranking.parts) if part.schema is TENSOR_CORES)
+    problem = layer_problem(name, 2, precision)
+    ranking = ranking_of(problem, here, precision)
+    number = next(number for number, part in enumerate(ranking.parts) if part.schema is schema)
     positions = Random(name).sample(range(*map(int, ranking.starts[number : number + 2])), 20)
     with Trials(here) as trials:
         outcomes = list(trials.measure([Job(problem, ranking.choice(position).schedule, name) for position in positions]))
@@ -272,7 +310,8 @@ def test_candidates_on_a_gpu(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_errors_on_a_gpu_are_at_most_those_of_its_library() -> None:
+@pytest.mark.parametrize("precision", ["fp32-tensor", "fp32-tensor-fp16"])
+def test_errors_on_a_gpu_are_at_most_those_of_its_library(precision: str) -> None:
     """Root mean squares over a layer of 4,608 products a sum, against float64."""
     torch.manual_seed(0)
     layer, x = nn.Conv2d(512, 512, 3, padding=1).cuda().eval(), torch.randn(8, 512, 14, 14, device="cuda")
@@ -281,7 +320,7 @@ def test_errors_on_a_gpu_are_at_most_those_of_its_library() -> None:
         theirs = layer(x)
         expected = layer.double()(x.double())
     torch.backends.cudnn.allow_tf32 = before
-    with tilewright.compile(layer.float(), (x,), precision="fp32-tensor", winograd=False) as executable:
+    with tilewright.compile(layer.float(), (x,), precision=precision, winograd=False) as executable:
         assert any("pairs" in row.schedule for row in executable.plan.rows)
         ours = executable(x)
     error, usual = ((found.double() - expected).square().mean().sqrt() for found in (ours, theirs))

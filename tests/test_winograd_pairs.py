@@ -1,4 +1,4 @@
-"""Convolutions by transforms of blocks whose products are pairs of TF32: kernels in the interpreter against float64, candidates, and compiled code."""
+"""Convolutions by transforms of blocks whose products are of pairs: kernels in the interpreter against float64, candidates, and compiled code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.pair_errors import UNIT
 from tests.draws import draws
 from tests.test_gpu_half import planned
 from tests.test_gpu_warpgroup import ONE, compiles
-from tests.test_tf32_pairs import H200, PAIRS, exact, picking, results
+from tests.test_tf32_pairs import H200, HALF_PAIRS, PAIRS, exact, picking, results
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.gpu.counts import PairCounts
+from tilewright.kernels.gpu.counts import HalfPairCounts, PairCounts
 from tilewright.kernels.gpu.winograd_pairs.schema import WINOGRAD_PAIRS
 from tilewright.kernels.gpu.winograd_pairs.space import PairedWinogradSchedule
 from tilewright.kernels.schema import Numerics, Options, form_of
@@ -41,6 +41,9 @@ ERROR = 64 * UNIT
         PairedWinogradSchedule(4, 64, 2, 64, 1, 3, staged=1, persistent=1),
         PairedWinogradSchedule(2, 256, 2, 32, 1, 2, cluster=2),
         PairedWinogradSchedule(4, 64, 1, 32, 1, 2, split=2),
+        PairedWinogradSchedule(2, 64, 1, 16, 1, 2, pairs=2),
+        PairedWinogradSchedule(4, 64, 1, 64, 2, 3, cluster=2, persistent=1, pairs=2),
+        PairedWinogradSchedule(4, 64, 1, 32, 1, 2, split=2, pairs=2),
     ],
     ids=str,
 )
@@ -68,7 +71,8 @@ def test_any_candidate_is_as_accurate_as_in_float32(seed: int) -> None:
         module = nn.Sequential(nn.Conv2d(8, channels, 1), layer, nn.SiLU()).eval()
         inputs = (torch.randn(random.choice((1, 3)), 8, random.randint(7, 13), random.randint(7, 13)),)
     used: list[PairedWinogradSchedule] = []
-    program = planned(module, inputs, random.choice((H200, ONE)), picking(lambda count: random.randrange(max(count, 1)), used, WINOGRAD_PAIRS))
+    pick = picking(lambda count: random.randrange(max(count, 1)), used, WINOGRAD_PAIRS, random.choice((PAIRS, HALF_PAIRS)))
+    program = planned(module, inputs, random.choice((H200, ONE)), pick)
     expected = exact(module, inputs)
     error = (results(module, inputs, program).double() - expected).abs().max()
     assert error <= 4 * ERROR * max(1.0, float(expected.abs().max())), used
@@ -88,17 +92,21 @@ def test_candidates() -> None:
     assert isinstance(part.counts, PairCounts)
     bound = WINOGRAD_PAIRS.bound(part.facts, part.candidates, part.counts, H200, 1.0)
     assert (bound.seconds <= part.estimate.seconds).all() and (part.estimate.seconds > 0).all()
+    half = next(part for part in rank(problem, H200, numerics=HALF_PAIRS, learned=False).parts if part.schema is WINOGRAD_PAIRS)
+    assert type(half.counts) is HalfPairCounts and set(half.candidates["pairs"]) == {2} and half.estimate.seconds.min() < part.estimate.seconds.min()
+    assert (WINOGRAD_PAIRS.bound(half.facts, half.candidates, half.counts, H200, 1.0).seconds <= half.estimate.seconds).all()
     a100 = rank(problem, machine("a100"), numerics=PAIRS, learned=False)
     assert all(part.schema is not WINOGRAD_PAIRS for part in a100.parts)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("numerics", [PAIRS, HALF_PAIRS], ids=["tf32", "f16"])
 @pytest.mark.parametrize("name", ["D6", "R12"])
-def test_candidates_on_a_gpu(name: str) -> None:
+def test_candidates_on_a_gpu(name: str, numerics: Numerics) -> None:
     """The measuring process compares each with float64, with the tolerance of float32, before it times it."""
     here = machine("cuda")
     problem = layer_problem(name, 2, "fp32-tensor")
-    part = next(part for part in rank(problem, here, numerics=PAIRS, learned=False).parts if part.schema is WINOGRAD_PAIRS)
+    part = next(part for part in rank(problem, here, numerics=numerics, learned=False).parts if part.schema is WINOGRAD_PAIRS)
     positions = Random(name).sample(range(length(part.candidates)), 12)
     with Trials(here) as trials:
         jobs = [Job(problem, part.schema.schedule_of(row(part.candidates, position), here), name) for position in positions]

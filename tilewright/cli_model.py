@@ -31,7 +31,7 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224, 1x128:int64 or 2:int64=5,7; repeat"
     )
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code")
-    on_gpu = "fp32 (default), fp32-tensor, tf32, fp16 or bf16 on a GPU"
+    on_gpu = "fp32 (default), fp32-tensor, fp32-tensor-fp16, tf32, fp16 or bf16 on a GPU"
     parser.add_argument("--precision", default="fp32", metavar="P", help=f"{on_gpu}; fp32, or bf16 on a CPU with AVX512-BF16")
     parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first (default 0)")
     parser.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
@@ -162,7 +162,7 @@ def _drawn_inputs(executable: Executable, seed: int) -> tuple[tuple[Any, ...], d
     import torch
 
     from tilewright.models import random_tensor
-    from tilewright.runtime.buffers import torch_dtype
+    from tilewright.runtime.packing import torch_dtype
     from tilewright.runtime.signature import unflatten
 
     generator = torch.Generator().manual_seed(seed)

@@ -27,8 +27,8 @@ from tests.fuzz.planning import results_are_right
 from tests.sample_artifacts import MANIFEST, WEIGHTS, files, manifest_of, signed
 from tilewright.errors import TilewrightError
 from tilewright.runtime import artifact
-from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.packing import torch_dtype
 
 NAMES = ("convolutions", "recurrent", "embedded", "stateful", "joined", "returned")
 LOAD_ONLY = "load-only"

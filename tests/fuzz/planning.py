@@ -24,8 +24,8 @@ from tilewright.hardware import machine
 from tilewright.ir.graph import Graph
 from tilewright.models import random_tensor
 from tilewright.partition.plan import plan_program
-from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.packing import torch_dtype
 from tilewright.runtime.signature import unflatten
 
 COMPILED = 24

@@ -112,20 +112,28 @@ class Call:
         return tuple(zip(self.arguments, self.shifts or (0,) * len(self.arguments), strict=True))
 
 
+AS_THEY_ARE, TF32, TF32_PAIR, F16_PAIR, F16_SCALE = ("", "tf32", "tf32 pair", "f16 pair", "f16 scale")
+NUMBERS = MappingProxyType({AS_THEY_ARE: 0, TF32: 0, TF32_PAIR: 2, F16_PAIR: 3, F16_SCALE: 0})
+"""As which numbers float32 elements of a constant can be stored, and how many for each, which lie in as many constants one behind the other, along a
+new first dimension (0: one without it): as they are; as the nearest TF32 number; also as the nearest to the rest; as numbers of float16, of which the
+constant's `f16 scale`, a single float32, is the unit (`runtime.packing`)."""
+F16_STEP = 2.0**11
+"""The low part of a pair of float16 is stored times this: it is at most a half of the last bit of the high part, which has 11 bits."""
+
+
 @dataclass(frozen=True)
 class Storage:
     """A buffer that a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant. `view`
     is (sizes, strides, offset), as for torch.as_strided, if only a part or another view of the constant is stored. `matrix` (a tuple of rows) is
     applied over as many leading dimensions of that view as make up its columns; with it Winograd's filters are transformed at compile time.
-    `tf32`: as how many TF32 numbers a float32 element is stored: 1 as the nearest; 2 also as the nearest to the rest, in another such constant behind
-    the first, along a new first dimension; 0 as it is."""
+    `numbers`: as which numbers float32 elements are stored (`NUMBERS`)."""
 
     value: Value
     layout: Layout
     source: str | None = None
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     matrix: tuple[tuple[float, ...], ...] | None = None
-    tf32: int = 0
+    numbers: str = AS_THEY_ARE
 
 
 WITHIN = REGISTERS, TILE = ("registers", "tile")

@@ -33,18 +33,21 @@ class Numerics:
     libraries' Fourier transforms, whose block is an image.
     vendor: sums may be computed by library kernels, in the order and with the algorithms that the library chooses.
     tf32: float32 factors of sums of products may be rounded to TF32, with 10 bits of mantissa, for tensor cores (on a GPU).
-    tf32_pairs: they may be split into two such numbers, and sums of three products then be as accurate as in float32."""
+    tf32_pairs: they may be split into two such numbers, and sums of three products then be as accurate as in float32.
+    f16_pairs: of these, first factors may be below 65,520 and be split into two numbers of float16."""
 
     atomics: bool = False
     winograd: bool = True
     vendor: bool = False
     tf32: bool = False
     tf32_pairs: bool = False
+    f16_pairs: bool = False
 
     def at(self, precision: str) -> Numerics:
         """The same, with what a precision (`partition.precision.PRECISIONS`) allows of float32 factors: where one of 16 bits keeps them, TF32 is at
         least as accurate."""
-        return replace(self, tf32=precision in ("tf32", "fp16", "bf16"), tf32_pairs=precision == "fp32-tensor")
+        f16_pairs = precision == "fp32-tensor-fp16"
+        return replace(self, tf32=precision in ("tf32", "fp16", "bf16"), tf32_pairs=f16_pairs or precision == "fp32-tensor", f16_pairs=f16_pairs)
 
 
 USUAL = Numerics()

@@ -1,7 +1,7 @@
 """Float32 values that products may read as TF32 are rounded to the nearest TF32 where they are stored.
 
 `wgmma` cuts float32 factors off, towards zero, so that every product is 0.035 % too small in the mean: the errors of successive layers add up instead
-of averaging out. Constant factors are rounded when they are packed (`Storage.tf32`); other factors are in memory that the copy engine reads, so
+of averaging out. Constant factors are rounded when they are packed (`Storage.numbers`); other factors are in memory that the copy engine reads, so
 that the region which stores them rounds them. All its readers see the rounded value, as if it were of a type of 19 bits: if each product rounded for
 itself, a residual connection would add what the product did not read.
 

@@ -101,7 +101,7 @@ def _multiplied_in_bfloat16(tiles: bool) -> ElementTypes:
 
 
 AS_COMPUTED = Precision(_as_computed)
-PRECISIONS = ("fp32", "fp32-tensor", "tf32", "fp16", "bf16")
+PRECISIONS = ("fp32", "fp32-tensor", "fp32-tensor-fp16", "tf32", "fp16", "bf16")
 NARROW = MappingProxyType({"fp16": "f16", "bf16": "bf16"})
 """The types in which values are stored, by precision."""
 FP32 = 'use precision="fp32"'
@@ -130,7 +130,7 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
     if machine is None or precision == "fp32":
         return
     if machine.is_gpu:
-        if precision in ("fp32-tensor", "tf32") and not machine.has("sm_80"):
+        if precision not in NARROW and not machine.has("sm_80"):
             lacks = f"needs the tensor cores of sm_80 or newer, and {machine.name} is {machine.architecture}"
             raise UnsupportedOption(f"precision {precision!r} {lacks}", FP32)
         return

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from tilewright.errors import InvalidInput
 from tilewright.frontend.tensor_memory import address_of, is_nowhere
-from tilewright.runtime.buffers import torch_dtype
+from tilewright.runtime.packing import torch_dtype
 from tilewright.runtime.signature import Signature, described
 
 

@@ -45,7 +45,7 @@ from tilewright.runtime.soundness import check
 from tilewright.toolchain.elf import check_cubin, check_shared_object
 
 FORMAT = "tilewright executable"
-FORMAT_VERSION = 29
+FORMAT_VERSION = 30
 """The only version that can be read. Versions 1 and 2 do not say what memory kernels access, so nothing in them can be checked; version 3 has other
 names for kinds of regions; version 4 does not say which machine features a kernel requires, so that permission for them could not be requested;
 version 6 has no bounds, version 7 no calls of libraries, version 9 not what a choice was made from, version 19 not which partitions were compared,

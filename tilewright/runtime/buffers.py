@@ -12,18 +12,11 @@ import torch
 
 from tilewright.errors import IndexOutOfRange
 from tilewright.frontend.tensor_memory import same_bits
-from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.runtime.accesses import Extent
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
 from tilewright.runtime.output_pool import LEAST_BYTES, OutputPool
-from tilewright.runtime.packing import pack, prepared, unpack
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The `torch.dtype` of an element type's name."""
-    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[name].torch)
-    return dtype
+from tilewright.runtime.packing import pack, prepared, torch_dtype, unpack
 
 
 class SharedConstants:
@@ -53,10 +46,10 @@ class SharedConstants:
             constant = program.graph.constants[source]
             # a program keeps its constants, so that no other tensor has the address while what is packed lives; an empty one has no address
             place = (constant.data_ptr(), constant.shape, constant.dtype) if constant.numel() else source
-            key = (place, storage.view, storage.matrix, storage.tf32, storage.layout, storage.value.dtype, device)
+            key = (place, storage.view, storage.matrix, storage.numbers, storage.layout, storage.value.dtype, device)
             made = self._packed.get(key)
             if made is None:
-                made = pack(prepared(constant.to(torch_dtype(storage.value.dtype)), storage), storage.layout).to(device)
+                made = pack(prepared(constant, storage), storage.layout).to(device)
                 self._packed[key] = made
             result[name] = made
         return result

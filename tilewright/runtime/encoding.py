@@ -22,7 +22,7 @@ from tilewright.ir.intrinsic import SWIZZLES
 from tilewright.ir.kernel import GridOfTrips
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import OPERATORS, Attention, Convolution, LibraryCall, Operator, Pooling, Product, Recurrent, Softmax, View
-from tilewright.ir.region import KINDS, WITHIN, Call, IndexCheck, MergeDecision, Storage
+from tilewright.ir.region import KINDS, NUMBERS, WITHIN, Call, IndexCheck, MergeDecision, Storage
 from tilewright.ir.space import Candidate, Comparison, SpaceCounts
 from tilewright.ir.stage import LEVELS, Edge, Flow, Stage
 from tilewright.ir.tensor_map import MOST_PIXELS, MOST_STEP, TensorMap
@@ -162,18 +162,18 @@ def _encode_storage(storage: Storage) -> dict[str, Any]:
         "source": storage.source,
         "view": None if storage.view is None else [list(storage.view[0]), list(storage.view[1]), storage.view[2]],
         "matrix": None if storage.matrix is None else [list(row) for row in storage.matrix],
-        "tf32": storage.tf32,
+        "numbers": storage.numbers,
     }
 
 
 def _decode_storage(data: Field) -> Storage:
-    data.only("value", "shape", "order", "halo", "around", "source", "view", "matrix", "tf32")
+    data.only("value", "shape", "order", "halo", "around", "source", "view", "matrix", "numbers")
     layout = Layout(_decode_shape(data["shape"]), *(_decode_pairs(data[pairs]) for pairs in ("order", "halo", "around")))
     if len(layout.halo) != len(layout.shape) or prod(max(extent, 1) for extent in layout.extents) > MOST_ELEMENTS:
         raise data.wrong("a layout within the limits")
     source = data["source"].optional()
     view, matrix = _decode_view(data["view"].optional()), _decode_matrix(data["matrix"].optional())
-    return Storage(_decode_value(data["value"]), layout, None if source is None else source.name(), view, matrix, data["tf32"].integer(0, 2))
+    return Storage(_decode_value(data["value"]), layout, None if source is None else source.name(), view, matrix, data["numbers"].choice(*NUMBERS))
 
 
 def _decode_pairs(data: Field) -> tuple[tuple[int, int], ...]:

@@ -23,12 +23,13 @@ from tilewright.hardware import Machine, is_present
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.runtime.admission import Admission
-from tilewright.runtime.buffers import Buffers, SharedConstants, allocation, torch_dtype
+from tilewright.runtime.buffers import Buffers, SharedConstants, allocation
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.examination import profiled, verified
 from tilewright.runtime.library import BoundCall, bound_calls
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
+from tilewright.runtime.packing import torch_dtype
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.profile import Profile
 from tilewright.runtime.results import Results

@@ -31,7 +31,7 @@ from tilewright.errors import KernelFailed
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.region import Call
 from tilewright.runtime.accesses import EDGES_UP_TO, accesses, dependencies
-from tilewright.runtime.buffers import Buffers, SharedConstants, torch_dtype
+from tilewright.runtime.buffers import Buffers, SharedConstants
 from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.cpu import Compiled
 from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
@@ -39,6 +39,7 @@ from tilewright.runtime.gpu_kernels import GpuLibrary, ParameterBlock, node_para
 from tilewright.runtime.library import BoundCall, bound_calls
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
+from tilewright.runtime.packing import torch_dtype
 from tilewright.runtime.prefetching import PrefetchNode, are_short, prefetches
 
 STAGED_FROM = 16

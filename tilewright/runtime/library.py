@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import torch
 
 from tilewright.ir.library import Attention, Convolution, LibraryCall, Pooling, Product, Recurrent, Softmax, View
-from tilewright.runtime.buffers import Buffers, torch_dtype
+from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.packing import torch_dtype
 
 Run: TypeAlias = Callable[..., object]
 """Computes (inputs, outs), each a tensor: stores the operator's results for the inputs in outs."""

@@ -8,35 +8,67 @@ import torch
 
 from tilewright.ir import dtypes
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Storage
+from tilewright.ir.region import F16_PAIR, F16_SCALE, F16_STEP, NUMBERS, TF32, TF32_PAIR, Storage
+
+F16_EXPONENT = 4
+"""Of two, for the largest high part of a constant."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The `torch.dtype` of an element type's name."""
+    dtype: torch.dtype = getattr(torch, dtypes.ELEMENT_TYPES[name].torch)
+    return dtype
 
 
 def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """The contents of a packed copy of a constant: the part given by `view`, multiplied by `matrix` in float64 and rounded once, as numbers of
-    `tf32`.
+    """The contents of a packed copy of a constant: the part given by `view`, multiplied by `matrix` in float64 and rounded once, as `numbers`; in the
+    type of the value, or where that depends on the numbers in float32 until these are made.
 
     Raises:
         ValueError: if the number of elements of that part does not match the matrix and the value.
     """
+    constant = constant.to(torch.float32 if storage.numbers else torch_dtype(storage.value.dtype))
     if storage.view is not None:
         constant = constant.contiguous().as_strided(*storage.view)
     if storage.matrix is not None:
-        shape = storage.value.shape[1:] if storage.tf32 > 1 else storage.value.shape
         matrix = torch.tensor(storage.matrix, dtype=torch.float64)
         columns = matrix.shape[1]
-        if constant.numel() * matrix.shape[0] != prod(shape) * columns:
-            raise ValueError(f"a constant of shape {tuple(constant.shape)} mapped by {tuple(matrix.shape)} as shape {shape}")
         mapped = matrix @ constant.detach().cpu().double().reshape(columns, -1)
-        constant = mapped.reshape(shape).to(constant.dtype)
-    if not storage.tf32:
-        return constant
-    high = nearest_tf32(constant)
-    return high if storage.tf32 == 1 else torch.stack([high, nearest_tf32(constant.detach().cpu() - high)])
+        if storage.numbers != F16_SCALE:
+            shape = storage.value.shape[1:] if NUMBERS[storage.numbers] else storage.value.shape
+            if mapped.numel() != prod(shape):
+                raise ValueError(f"a constant of shape {tuple(constant.shape)} mapped by {tuple(matrix.shape)} as shape {shape}")
+            mapped = mapped.reshape(shape)
+        constant = mapped.to(constant.dtype)
+    return _AS[storage.numbers](constant.detach()) if storage.numbers else constant
 
 
 def nearest_tf32(values: torch.Tensor) -> torch.Tensor:
     """Float32 values rounded to TF32 (`ir.dtypes.nearest_tf32`), in CPU memory."""
     return torch.from_numpy(dtypes.nearest_tf32(values.detach().cpu().contiguous().numpy()))
+
+
+def _pair_of_tf32(values: torch.Tensor) -> torch.Tensor:
+    high = nearest_tf32(values)
+    return torch.stack([high, nearest_tf32(values.cpu() - high)])
+
+
+def pair_of_f16(values: torch.Tensor) -> torch.Tensor:
+    """In units of `f16_scale` times 2^11: the high parts times 2^11, as they are, and the low parts times 2^11. The largest of the values has 2^3 to
+    2^4 such units, so that 2^11 times as many are within the range of float16."""
+    whole = values.double().cpu() / (f16_scale(values).double() * F16_STEP)
+    high = whole.half()
+    return torch.stack([(high.double() * F16_STEP).half(), high, ((whole - high.double()) * F16_STEP).half()])
+
+
+def f16_scale(values: torch.Tensor) -> torch.Tensor:
+    """The unit of products with the values as an `f16 pair`, a power of two: [1]."""
+    finite = values.double().cpu().abs().nan_to_num(0.0, 0.0, 0.0)
+    _, exponent = torch.frexp(finite.max() if finite.numel() else torch.zeros((), dtype=torch.float64))
+    return torch.ldexp(torch.tensor([1 / F16_STEP], dtype=torch.float64), exponent - F16_EXPONENT).float()
+
+
+_AS = {TF32: nearest_tf32, TF32_PAIR: _pair_of_tf32, F16_PAIR: pair_of_f16, F16_SCALE: f16_scale}
 
 
 def _factors(layout: Layout) -> list[list[int]]:

@@ -33,7 +33,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import RANGE_BYTES
 from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
-from tilewright.ir.region import Call, Storage
+from tilewright.ir.region import F16_PAIR, F16_SCALE, NUMBERS, Call, Storage
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import assign_places
 from tilewright.runtime.signature import InputLeaf, OutputLeaf, Signature
@@ -204,15 +204,18 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
         raise ValueError(f"{name} is stored as {value}, and the graph says {known}")
     source = program.constant_source(name)
     if source is None:
-        if storage.view is not None or storage.matrix is not None or storage.tf32:
+        if storage.view is not None or storage.matrix is not None or storage.numbers:
             raise ValueError(f"{name} is a part of a constant, and does not say which")
         return
-    if storage.tf32 and value.dtype != FLOAT32:
-        raise ValueError(f"{name} is rounded to TF32, and is no float32 constant")
-    if storage.tf32 > 1 and value.shape[:1] != (storage.tf32,):
-        raise ValueError(f"{name} has no first dimension of {storage.tf32} for the parts of its elements")
     if source not in program.graph.constants:
         raise ValueError(f"{name} is made from the constant {source}, which is not there")
+    parts = NUMBERS[storage.numbers]
+    if storage.numbers and value.dtype != ("f16" if storage.numbers == F16_PAIR else FLOAT32):
+        raise ValueError(f"{name} is {storage.numbers} of {value.dtype}")
+    if parts and value.shape[:1] != (parts,):
+        raise ValueError(f"{name} has no first dimension of {parts} for the parts of its elements")
+    if storage.numbers == F16_SCALE and value.shape != (1,):
+        raise ValueError(f"{name} is the unit of a constant, and not a single number")
     elements, available = prod(program.graph.values[source].shape), prod(program.graph.values[source].shape)
     if storage.view is not None:
         sizes, strides, offset = storage.view
@@ -221,12 +224,14 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
         elements = prod(sizes)
         if elements and offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) >= available:
             raise ValueError(f"{name} is a view beyond the constant {source}")
+    made, result = elements, prod(value.shape) // max(parts, 1)
     if storage.matrix is not None:
         rows, columns = len(storage.matrix), len(storage.matrix[0])
-        if elements % columns or elements // columns * rows * max(storage.tf32, 1) != prod(value.shape):
+        if elements % columns:
             raise ValueError(f"{name} is not what its matrix makes of the constant {source}")
-    elif elements * max(storage.tf32, 1) != prod(value.shape):
-        raise ValueError(f"{name} has {prod(value.shape)} elements, and is made from {elements} of the constant {source}")
+        made = elements // columns * rows
+    if storage.numbers != F16_SCALE and made != result:
+        raise ValueError(f"{name} has {result} elements, and is made from {elements} of the constant {source}")
 
 
 def _check_factors(name: str, layout: Layout) -> None:

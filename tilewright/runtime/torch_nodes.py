@@ -17,9 +17,9 @@ from tilewright.graph.operator_arguments import checked_call
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.graph import Graph, Node
-from tilewright.runtime.buffers import Buffers, torch_dtype
+from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
-from tilewright.runtime.packing import unpack, write
+from tilewright.runtime.packing import torch_dtype, unpack, write
 from tilewright.system.autocast import autocast, autocast_types
 
 

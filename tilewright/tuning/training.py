@@ -17,7 +17,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.kernels.schema import Options, form_of
-from tilewright.selection.learned.gpu import ATTENTION_SUFFIX, HEAVY_SUFFIX, PAIRS_SUFFIX, STREAMS_SUFFIX, TENSOR_SUFFIX, described
+from tilewright.selection.learned.gpu import ATTENTION_SUFFIX, HALF_PAIRS_SUFFIX, HEAVY_SUFFIX, PAIRS_SUFFIX, STREAMS_SUFFIX, TENSOR_SUFFIX, described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.selection.ranking import Part, estimated
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
@@ -35,10 +35,20 @@ TENSOR = Recipe("gradient_boosting", "tensor", "combined", 3.0, options=BOOSTED)
 """How models of products on tensor cores are trained."""
 PAIRED = replace(TENSOR, record="pairs")
 """How models of products of pairs of TF32 numbers are trained."""
+HALF_PAIRED = replace(TENSOR, record="half pairs")
+"""How models of products of pairs of float16 numbers are trained."""
 ATTENTIVE = Recipe("gradient_boosting", "attention", "correction", 3.0, options=BOOSTED)
 """How models of attention on tensor cores are trained."""
 RECIPES = MappingProxyType(
-    {"": RECIPE, HEAVY_SUFFIX: HEAVY, STREAMS_SUFFIX: STREAMED, TENSOR_SUFFIX: TENSOR, PAIRS_SUFFIX: PAIRED, ATTENTION_SUFFIX: ATTENTIVE}
+    {
+        "": RECIPE,
+        HEAVY_SUFFIX: HEAVY,
+        STREAMS_SUFFIX: STREAMED,
+        TENSOR_SUFFIX: TENSOR,
+        PAIRS_SUFFIX: PAIRED,
+        HALF_PAIRS_SUFFIX: HALF_PAIRED,
+        ATTENTION_SUFFIX: ATTENTIVE,
+    }
 )
 """The models of a machine, by what follows its name."""
 TOPS = (1, 10, 30)

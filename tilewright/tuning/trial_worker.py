@@ -38,7 +38,6 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.library import LibraryCall
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Storage
-from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.captured import captured, handle_of
 from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.encoding import decode_kernel
@@ -47,7 +46,7 @@ from tilewright.runtime.gpu_kernels import ParameterBlock, node_params, paramete
 from tilewright.runtime.library import prepared as prepared_call
 from tilewright.runtime.library import viewed
 from tilewright.runtime.loadable import LoadableKernel
-from tilewright.runtime.packing import prepared, unpack, write
+from tilewright.runtime.packing import prepared, torch_dtype, unpack, write
 from tilewright.runtime.verify import AS_TF32, TOLERANCES, errors, narrow_tolerance
 from tilewright.tuning import serialisation
 from tilewright.tuning.trial_reference import reference_results
@@ -170,9 +169,9 @@ class DeviceProblem:
             dtype = entry.value.dtype
             if entry.source is None:
                 return self._blank(dtype, entry.layout, 1)
-            key = (entry.source, entry.view, entry.matrix, entry.tf32, entry.layout, dtype)
+            key = (entry.source, entry.view, entry.matrix, entry.numbers, entry.layout, dtype)
             if key not in self._rows:
-                self._rows[key] = self._copies(prepared(self.inputs[entry.source].to(torch_dtype(dtype)), entry), entry.layout, self.sets)
+                self._rows[key] = self._copies(prepared(self.inputs[entry.source], entry), entry.layout, self.sets)
             return self._rows[key]
         if name in self.bases:  # a part of another value
             return self.rows(self.region.memory_of(name), program)[:, self.bases[name] : self.bases[name] + self.layouts[name].size]

@@ -63,7 +63,7 @@ SUBJECT = "subject"
 @dataclass(frozen=True)
 class _InPrecision:
     """`precision`: that of a compilation. In those of 16 bits everything is stored in such a type; tf32 only allows schedules to round factors,
-    and fp32-tensor to split them."""
+    and fp32-tensor and fp32-tensor-fp16 to split them."""
 
     precision: str = field(default=FP32, kw_only=True)
 

@@ -5,6 +5,7 @@
     stmatrix(type, target, source)  the same from registers to shared memory
     round_to_tf32(target, value)    the nearest number with 10 bits of mantissa; ties away from zero
     pair_of_tf32(high, low, value)  two such numbers whose sum is the value, but for its last bits
+    round_to_f16(target, values)    two float32 rounded to a register of two float16
 
 The elements of a matrix that a lane holds are its fragment (`Fragment`; PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... mma.m16n8k16"), in a
 register buffer: one element per register for float32 and TF32, two for 16-bit floats (a buffer of 2 lanes).
@@ -129,6 +130,12 @@ def pair_of_tf32(high: Place, low: Place, value: Expr) -> list[Statement]:
     float32. Both registers are of float32, and `high` may hold the value."""
     rest = Load(low.buffer, (low.offset,), FLOAT32) - Load(high.buffer, (high.offset,), FLOAT32)
     return [Store(low.buffer, low.offset, value), Invoke(_PART, (high, value)), Invoke(_PART, (low, rest))]
+
+
+def round_to_f16(target: Place, values: Place) -> Invoke:
+    """target[2] = values[2] rounded to float16. `values`: a register buffer of 2 lanes. The compiler does not move it, as it does a conversion by a
+    `Store`: behind the fence of a `wgmma` that reads the target it serialises the products."""
+    return Invoke(_ROUND_TWO, (target, values))
 
 
 def rounds_to_tf32(kernel: Kernel) -> bool:
@@ -271,6 +278,32 @@ _ROUND = Intrinsic(
 
 
 _PART = replace(_ROUND, name="part of a pair of tf32")
+
+
+def _as_f16(values: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float16)
+
+
+_ROUND_TWO = Intrinsic(
+    "round two to f16",
+    "thread",
+    (Operand("target", "fragment", "write", "f16", (2,)), Operand("values", "fragment", "read", FLOAT32, (2,))),
+    _as_f16,
+    {
+        "CUDA": Text(
+            "tw_round_two_to_f16({target}, {values});",
+            "tw_round_two_to_f16",
+            f"""{_QUALIFIER} void tw_round_two_to_f16(ushort2 *target, const float2 *values) {{
+    unsigned word;
+    asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values->y), "f"(values->x));
+    *target = make_ushort2(word & 0xffff, word >> 16);
+}}""",
+        ),
+    },
+    "cvt.rn.f16x2",
+    ("sm_80",),
+)
 
 
 def exact(held: Array, kind: str) -> Array:

@@ -102,6 +102,10 @@ class PairCounts(TensorCounts):
     """Of products of pairs of TF32 numbers, each of which is three."""
 
 
+class HalfPairCounts(TensorCounts):
+    """The same of pairs of float16 numbers."""
+
+
 class AttentionCounts(TensorCounts):
     """Of attention on tensor cores: a step is a tile of keys, for both products and the softmax between them."""
 

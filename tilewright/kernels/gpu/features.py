@@ -23,7 +23,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
-from tilewright.kernels.gpu.counts import AttentionCounts, LaunchCounts, PairCounts, TensorCounts, TileCounts, ceil_div
+from tilewright.kernels.gpu.counts import AttentionCounts, HalfPairCounts, LaunchCounts, PairCounts, TensorCounts, TileCounts, ceil_div
 from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
 from tilewright.kernels.gpu.gemm.space import LARGE_FLOPS
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
@@ -128,6 +128,7 @@ RECORDS: Mapping[str, Record] = MappingProxyType(
         "streams": Record(STREAMS, LaunchCounts),
         "tensor": Record(TENSOR, TensorCounts),
         "pairs": Record(TENSOR, PairCounts),
+        "half pairs": Record(TENSOR, HalfPairCounts),
         "attention": Record(ATTENTION, AttentionCounts),
     }
 )

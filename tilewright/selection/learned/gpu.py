@@ -30,11 +30,13 @@ TENSOR_SUFFIX = "-tensor"
 """Appended to a machine's name: the model of its schemas for tensor cores."""
 PAIRS_SUFFIX = "-pairs"
 """Appended to a machine's name: the model of its products of pairs of TF32 numbers."""
+HALF_PAIRS_SUFFIX = "-half-pairs"
+"""Appended to a machine's name: the model of its products of pairs of float16 numbers."""
 ATTENTION_SUFFIX = "-attention"
 """Appended to a machine's name: the model of its attention on tensor cores."""
 HEAVY_SUFFIX = "-heavy"
 """Appended to a machine's name: the model of its other tiled schemas for problems of many operations."""
-SUFFIXES = ("", HEAVY_SUFFIX, STREAMS_SUFFIX, TENSOR_SUFFIX, PAIRS_SUFFIX, ATTENTION_SUFFIX)
+SUFFIXES = ("", HEAVY_SUFFIX, STREAMS_SUFFIX, TENSOR_SUFFIX, PAIRS_SUFFIX, HALF_PAIRS_SUFFIX, ATTENTION_SUFFIX)
 """In order: of two models that cover a schema, the later one's times count."""
 KEPT = 8192
 """Candidates that the learned model evaluates: the best by the analytical models."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.intrinsics.wgmma import DEPTHS, M
+from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.hardware.tensor_cores import PEAKS
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.intrinsic import LANES
 from tilewright.kernels.columns import Columns, ceil_divided
-from tilewright.kernels.gpu.counts import PairCounts, TensorCounts
+from tilewright.kernels.gpu.counts import HalfPairCounts, PairCounts, TensorCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import Work, blocks_each, split_seconds
 from tilewright.kernels.gpu.tensor_cores.estimate import FRAGMENT_ROWS, store_cycles
@@ -20,8 +21,9 @@ from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.space import (
     block_of,
     blocks_of,
+    kind_of,
     meeting_of,
-    parts_of,
+    pairs_of,
     registers_of,
     sent_of,
     shared_bytes_of,
@@ -29,6 +31,7 @@ from tilewright.kernels.gpu.warpgroup.space import (
     stages_of,
     steps_each,
     threads_of,
+    weights_of,
 )
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
@@ -43,7 +46,7 @@ def warpgroup_counts(facts: WarpgroupFacts, candidates: Columns, machine: Machin
     bm, bn = block_of(candidates)
     stages = stages_of(candidates, steps)
     shared_bytes = shared_bytes_of(facts, candidates)
-    blocks, copied = blocks_of(facts, candidates), (bm + bn * parts_of(candidates) / candidates["cluster"]) * facts.row_bytes
+    blocks, copied = blocks_of(facts, candidates), (bm + bn * weights_of(candidates) / candidates["cluster"]) * facts.row_bytes
     return pipelined_counts(facts, candidates, bm, bn, blocks, steps, stages, copied, shared_bytes, machine)
 
 
@@ -72,9 +75,11 @@ def pipelined_counts(
     stored = product.bytes_written / (product.batch * product.m * product.n)
     depth = facts.row_bytes // facts.element_bytes
     sums = bm * bn / (warps * WARP)
-    each = 2 * parts_of(candidates) - 1  # of pairs, the product of the low parts is left out
-    kind = PairCounts if np.any(parts_of(candidates) > 1) else TensorCounts
-    return kind(
+    kind, paired = kind_of(facts, candidates), pairs_of(candidates)
+    each = 1 + 2 * paired  # the product of the low parts is left out
+    weight_bytes = facts.row_bytes * size_of(STORED[kind]) / facts.element_bytes
+    made = TensorCounts if not paired.any() else PairCounts if kind == facts.kind else HalfPairCounts
+    return made(
         flops=product.flops * one,
         read_bytes=read,
         result_bytes=one * product.bytes_written,
@@ -89,8 +94,8 @@ def pipelined_counts(
         shared_bytes=shared_bytes * one,
         resident=resident_blocks(machine, threads, registers, shared_bytes) * one,
         accumulators=sums,
-        step_multiply_adds=depth / DEPTHS[facts.kind] * each * one,
-        step_shared_loads=(M + columns * each) * facts.row_bytes / GROUP_WARPS / machine.shared_bytes_per_cycle,
+        step_multiply_adds=depth / DEPTHS[kind] * each * one,
+        step_shared_loads=(M * facts.row_bytes + columns * each * weight_bytes) / GROUP_WARPS / machine.shared_bytes_per_cycle,
         step_cached_loads=0 * one,
         step_fill=2 * one,
         step_sectors=copied / SECTOR_BYTES,
@@ -159,7 +164,7 @@ def pipelined_estimate(
 
     Worked example: 128 x 256 and 64 channels in float16 on an h200: products 2 * 128 * 256 * 64 flop / (990 Tflop/s / 132) = 0.56 us at the peak."""
     product = facts.product
-    tensor, read, copied = step_seconds(facts.kind, counts, machine)
+    tensor, read, copied = step_seconds(kind_of(facts, candidates), counts, machine)
     fitted = gpu_calibration(machine).warpgroups
     memory_latency = machine.memory_latency_cycles / machine.clock_hz
     latency = fitted.copy_latencies * memory_latency

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 from tilewright.codegen.access import storage_order
 from tilewright.codegen.common import reduce_and_final
-from tilewright.codegen.intrinsics.wgmma import STORED
+from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Var, substitute
 from tilewright.ir.expr import index_const as at
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Storage, Unsuitable
+from tilewright.ir.region import F16_PAIR, Storage, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
@@ -56,6 +56,11 @@ class WarpgroupFacts:
         return next((part for part in ROW_BYTES if count <= part), ROW_BYTES[-1])
 
     @property
+    def splits_to_f16(self) -> bool:
+        """Whether a step has channels enough for a product of float16."""
+        return self.row_bytes // self.element_bytes >= DEPTHS["f16"]
+
+    @property
     def steps(self) -> int:
         """Steps of the reduction: parts of the channels at each tap."""
         return self.taps * -(-self.channels * self.element_bytes // self.row_bytes)
@@ -71,16 +76,15 @@ class WarpgroupForm:
     b: Rows
     storage: dict[str, Storage]
 
-    @property
-    def in_pairs(self) -> WarpgroupForm:
-        """The product of float32 whose weights are stored as pairs of TF32 numbers. Raises Unsuitable if it has no packed float32 weights."""
-        if self.facts.kind != "tf32" or not self.facts.constant:
-            raise Unsuitable("only float32 factors are pairs of TF32, the second of them a constant")
-        return self.with_pairs({name: in_pairs(one) for name, one in self.storage.items()})
-
-    def with_pairs(self, storage: dict[str, Storage]) -> WarpgroupForm:
-        """The product whose second factor is stored so, as pairs of TF32 numbers."""
-        return replace(self, b=replace(self.b, parts=2), storage=storage, product=replace(self.product, storage=storage))
+    def in_pairs(self, numbers: str) -> WarpgroupForm:
+        """The product of float32 whose weights are stored as pairs of such numbers. Raises Unsuitable if it has no packed float32 weights, or a step
+        multiplies too few channels."""
+        if self.facts.kind != "tf32" or not self.storage:
+            raise Unsuitable("only float32 factors are pairs, the second of them a constant")
+        if numbers == F16_PAIR and not self.facts.splits_to_f16:
+            raise Unsuitable("a product of float16 multiplies more channels than there are")
+        b, storage = in_pairs(self.b, self.storage[self.b.buffer], numbers)
+        return replace(self, b=b, storage=storage, product=replace(self.product, storage=storage))
 
 
 def warpgroup_form(problem: Problem, machine: Machine) -> Form[WarpgroupFacts, WarpgroupForm]:

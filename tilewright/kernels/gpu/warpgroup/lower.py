@@ -21,9 +21,10 @@ from tilewright.codegen.intrinsics import mbarrier, wgmma
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.codegen.intrinsics.launching import wait_for_earlier_kernels
 from tilewright.codegen.intrinsics.tensor_copy import copy_box
-from tilewright.codegen.intrinsics.wgmma import DEPTHS, STORED, M, Tile
+from tilewright.codegen.intrinsics.wgmma import DEPTHS, M, Tile
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Const, Expr, Var, compare, index_const
+from tilewright.ir.dtypes import FLOAT32, size_of
+from tilewright.ir.expr import Const, Expr, Load, Var, compare, index_const
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
@@ -33,11 +34,11 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.split import in_one_or_two
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
-from tilewright.kernels.gpu.warpgroup.pairs import pair_products, run_of
+from tilewright.kernels.gpu.warpgroup.pairs import PAIRS, UNIT
 from tilewright.kernels.gpu.warpgroup.results import ending
 from tilewright.kernels.gpu.warpgroup.sent import matrix_boxes, sending, sent_map
 from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, WarpgroupSchedule, blocks_to_ask_for, in_whole_clusters
-from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows
+from tilewright.kernels.gpu.warpgroup.tensors import Pixels, Rows, unit_of
 
 F = TypeVar("F", bound=Any)
 S = TypeVar("S", bound=Any)
@@ -61,6 +62,13 @@ class Side:
     def elements(self) -> int:
         """Of a tile, with all parts of its elements."""
         return self.tensor.parts * self.blocks * prod(self.map.box)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * size_of(self.tensor.dtype)
+
+    def buffer(self, stages: int) -> Buffer:
+        return Buffer(self.tiles, self.tensor.dtype, stages * self.elements, "shared", alignment=ALIGNMENT)
 
     def place(self, stage: Expr) -> Place:
         return Place(self.tiles, stage * self.elements)
@@ -88,13 +96,11 @@ def lower_warpgroup(problem: Problem, form: WarpgroupForm, schedule: WarpgroupSc
         raise Unsuitable("the copy engine stores results of persistent blocks, which are not staged")
     if schedule.pairs and schedule.swapped:
         raise Unsuitable("warpgroups split rows of the first factor alone")
-    form = form.in_pairs if schedule.pairs else form
 
-    def form_of(part: Problem) -> WarpgroupForm:
-        found = warpgroup_form(part, machine).parts
-        return found.in_pairs if schedule.pairs else found
+    def in_pairs(form: WarpgroupForm) -> WarpgroupForm:
+        return form.in_pairs(PAIRS[schedule.pairs].numbers) if schedule.pairs else form
 
-    return lower_as(problem, form, schedule, machine, form_of)
+    return lower_as(problem, in_pairs(form), schedule, machine, lambda part: in_pairs(warpgroup_form(part, machine).parts))
 
 
 def lower_as(
@@ -157,8 +163,9 @@ def lowered(
 def sides(form: WarpgroupForm, schedule: WarpgroupSchedule, first: Sequence[Expr] = (index_const(0), index_const(0))) -> list[Side]:
     """A and B, whose first rows in the block are `first`."""
     tensors, rows, blocks = (form.a, form.b), (schedule.block_m, schedule.block_n), (1, schedule.cluster)
+    wide = form.facts.row_bytes // form.facts.element_bytes
     return [
-        Side(tensor, tensor.map(f"map_{name}", count // each, form.facts.row_bytes), start, f"{name}_tile", count, each)
+        Side(tensor, tensor.map(f"map_{name}", count // each, wide * size_of(tensor.dtype)), start, f"{name}_tile", count, each)
         for name, tensor, count, start, each in zip("ab", tensors, rows, first, blocks, strict=True)
     ]
 
@@ -166,7 +173,7 @@ def sides(form: WarpgroupForm, schedule: WarpgroupSchedule, first: Sequence[Expr
 def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[Block, Launch]:
     """The body of the kernel, of up to `most` blocks. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, product, columns = form.facts, form.product, schedule.columns
-    dtype, depth, wide = STORED[facts.kind], DEPTHS[facts.kind], facts.row_bytes // facts.element_bytes
+    depth, wide = DEPTHS[facts.kind], facts.row_bytes // facts.element_bytes
     size = schedule.block_m, schedule.block_n, wide
     frame = block_frame(product, size, schedule.threads, schedule.split, bool(schedule.meeting), facts.steps, schedule.cluster, most, equal=False)
     left, right = reversed(sides(form, schedule, frame.first)) if schedule.swapped else sides(form, schedule, frame.first)
@@ -182,7 +189,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
 
     produce = block(
         mbarrier.wait(empty, (phase + 1) % 2, "thread"),
-        mbarrier.expect(full, (left.elements + right.elements) * facts.element_bytes),
+        mbarrier.expect(full, left.bytes + right.bytes),
         *(side.copied(stage, batch, number // parts, number % parts * wide, frame.among, full) for side in (left, right)),
     )
     multiply = wgmma.multiply(
@@ -208,13 +215,16 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
     zeros: list[Statement] = []
     last_freed: list[Statement] = [last] if turns.most > 1 else []
     summed: list[Statement] = [wgmma.await_sums(columns, sums)]
+    once: list[Statement] = []
     if schedule.pairs:  # every product has been awaited
-        at = Var("at", columns // 2)
+        pairs, at = PAIRS[schedule.pairs], Var("at", columns // 2)
         zeros = [For(at, index_const(columns // 2), Store("acc", at, Const(0.0, product.dtype)), "unroll")]
         rows, weights = Place(left.tiles, left.place(stage).offset + group * (M * wide)), right.place(stage)
+        run, unit = pairs.run_of(schedule, product.facts.r), unit_of(form.b.buffer)
+        once = [Let(UNIT, Load(unit, (index_const(0),), FLOAT32))] if unit in product.storage else []
         consume = block(
             mbarrier.wait(full, phase % 2, "warpgroup"),
-            pair_products(columns, rows, weights, schedule.block_n * wide, wide, run_of(schedule, product.facts.r), thread),
+            pairs.multiplied(columns, rows, weights, schedule.block_n * wide, wide, run, thread, UNIT if once else None),
             mbarrier.group_barrier(group + 1),  # all threads have read their rows
             If(one_a_warp, arrivals_in(empty, schedule.cluster)),
         )
@@ -230,7 +240,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         stored = ending(frame.result, schedule, frame.part, group, thread)
     common, placed = (frame.statements, ()) if stored.end else ((), frame.statements)
     body = block(
-        [Allocate(Buffer(side.tiles, dtype, stages * side.elements, "shared", alignment=ALIGNMENT)) for side in (left, right)],
+        [Allocate(side.buffer(stages)) for side in (left, right)],
         Allocate(mbarrier.barriers("full", stages)),
         Allocate(mbarrier.barriers("empty", stages)),
         stored.beginning,
@@ -243,6 +253,7 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
             compare("eq", group, schedule.consumers),
             If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
             block(
+                once,
                 turns.each(
                     placed,
                     Allocate(Buffer("acc", product.dtype, columns // 2, "register")),

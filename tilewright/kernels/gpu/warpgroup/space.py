@@ -40,8 +40,8 @@ class WarpgroupSchedule:
     of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
     adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
     blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent` (0 or 1): in persistent blocks, sums
-    go through shared memory as results of 16 bits, which the copy engine stores. `pairs` (0 or 1): float32 factors are pairs of TF32 numbers
-    (`pairs.py`)."""
+    go through shared memory as results of 16 bits, which the copy engine stores. `pairs`: float32 factors are pairs of TF32 numbers (1), or of
+    numbers of float16 (2; `pairs.py`)."""
 
     columns: int
     consumers: int
@@ -102,8 +102,9 @@ class Consuming(Protocol):
 
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
-    taken = ("meeting", "swapped", "staged", "sent", "persistent", "pairs")
-    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + "".join(f" {name}" * getattr(schedule, name, 0) for name in taken)
+    taken = ("meeting", "swapped", "staged", "sent", "persistent")
+    marks = "".join(f" {name}" * getattr(schedule, name) for name in taken) + ("", " pairs", " pairs of float16")[getattr(schedule, "pairs", 0)]
+    return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + marks
 
 
 TILE_AXES = {
@@ -130,7 +131,7 @@ def warpgroup_space(facts: WarpgroupFacts, machine: Machine, numerics: Numerics)
     tiles, product, ways = product_of(TILE_AXES), facts.product, ways_of(facts)
     if pairs:
         tiles = take(tiles, tiles["swapped"] == 0)
-    tiles[PAIRS] = np.full(length(tiles), int(pairs))
+    tiles[PAIRS] = np.full(length(tiles), pairs * (2 if numerics.f16_pairs and facts.splits_to_f16 else 1))
     bm, bn = block_of(tiles)
     least_m, least_n = (np.where(tiles["swapped"] == side, M, 16) for side in (0, 1))
     tiles, rejected = reject(
@@ -179,10 +180,20 @@ def meeting_of(candidates: Columns) -> np.ndarray:
     return _taken(candidates, MEETING)
 
 
-def parts_of(candidates: Columns) -> np.ndarray | int:
-    """TF32 numbers of an element of the second factor, and sums that a thread has of each result."""
-    parts: np.ndarray | int = 1 + candidates[PAIRS] if PAIRS in candidates else 1
-    return parts
+def pairs_of(candidates: Columns) -> np.ndarray:
+    """Whether factors are pairs: a thread has two sums of each result then, one of them of a run, and there are three products."""
+    return _taken(candidates, PAIRS)
+
+
+def weights_of(candidates: Columns) -> np.ndarray | float:
+    """Bytes of an element of the second factor, over those of one of the first: two of TF32, or three of float16, if they are pairs."""
+    weights: np.ndarray | float = np.array([1.0, 2.0, 1.5])[candidates[PAIRS]] if PAIRS in candidates else 1.0
+    return weights
+
+
+def kind_of(facts: WarpgroupFacts, candidates: Columns) -> str:
+    """The type of the products (a key of `wgmma.DEPTHS`): one for all candidates of a space."""
+    return "f16" if PAIRS in candidates and np.any(candidates[PAIRS] == 2) else facts.kind
 
 
 def sent_of(candidates: Columns) -> np.ndarray:
@@ -209,9 +220,9 @@ def block_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
 def shared_bytes_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: tiles, two barriers a stage, and sums or results on their way."""
     bm, bn = block_of(candidates)
-    rows = bm + bn * parts_of(candidates)
+    rows = bm + bn * weights_of(candidates)
     stages = stages_of(candidates, steps_each(facts, candidates))
-    needed: np.ndarray = stages * (rows * facts.row_bytes + 2 * BARRIER_BYTES) + ALIGNMENT
+    needed: np.ndarray = stages * ((rows * facts.row_bytes).astype(np.int64) + 2 * BARRIER_BYTES) + ALIGNMENT
     needed = needed + staged_bytes_of(candidates) + parts_bytes_of(candidates, *block_of(candidates)) + sent_bytes_of(candidates)
     return needed
 
@@ -275,7 +286,7 @@ def stages_of(candidates: Columns, steps: np.ndarray) -> np.ndarray:
 
 def registers_of(candidates: Columns) -> np.ndarray:
     """Estimated 32-bit registers per thread."""
-    registers: np.ndarray = candidates["columns"] // 2 * parts_of(candidates) + OTHER_REGISTERS
+    registers: np.ndarray = candidates["columns"] // 2 * (1 + pairs_of(candidates)) + OTHER_REGISTERS
     return registers
 
 

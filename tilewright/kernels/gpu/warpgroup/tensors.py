@@ -15,7 +15,7 @@ from tilewright.ir.expr import TRUE, Apply, Expr, Load, Var, constants, index_co
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Storage, Unsuitable
+from tilewright.ir.region import AS_THEY_ARE, F16_PAIR, F16_SCALE, NUMBERS, TF32, Storage, Unsuitable
 from tilewright.ir.tensor_map import MOST_FILTER, PIECE_BYTES, TensorMap
 
 
@@ -229,14 +229,30 @@ def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Seq
     channels, taps, count = -(-extents[-1] // lanes) * lanes, prod(axis.extent or 1 for axis in like.taps), prod(axis.extent or 1 for axis in rows)
     whole = (prod(axis.extent or 1 for axis in batch), count, taps, extents[-1])
     tensor = Rows(name, value.dtype, whole, (count * taps * channels, taps * channels, channels, 1), 0)
-    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, tf32=int(value.dtype == FLOAT32))}
+    numbers = TF32 if value.dtype == FLOAT32 else AS_THEY_ARE
+    return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, numbers=numbers)}
 
 
-def in_pairs(storage: Storage) -> Storage:
-    """A packed float32 constant, each element as a pair of TF32 numbers: the low parts are behind the high ones."""
-    shape = (2, *storage.value.shape)
-    layout = Layout(shape, ((0, 0), *((dim + 1, factor) for dim, factor in storage.layout.order)))
-    return replace(storage, value=replace(storage.value, shape=shape), layout=layout, tf32=2)
+def in_pairs(tensor: Rows, storage: Storage, numbers: str) -> tuple[Rows, dict[str, Storage]]:
+    """A packed float32 constant whose elements are pairs of TF32 or of float16, their parts one behind the other; of float16 also the unit."""
+    dtype, parts = "f16" if numbers == F16_PAIR else FLOAT32, NUMBERS[numbers]
+    value = Value(tensor.buffer, (parts, *storage.value.shape), dtype)
+    outer = [(dim + 1, 0) for dim, factor in storage.layout.order if not factor]
+    last, lanes = outer[-1][0], PIECE_BYTES // size_of(dtype)
+    layout = Layout(value.shape, ((0, 0), *outer, *([(last, lanes)] if value.shape[last] % lanes else [])))
+    _, rows, taps, channels = tensor.extents
+    pitch = -(-channels // lanes) * lanes
+    made = replace(tensor, dtype=dtype, strides=(rows * taps * pitch, taps * pitch, pitch, 1), parts=parts)
+    packed = {tensor.buffer: replace(storage, value=value, layout=layout, numbers=numbers)}
+    if numbers == F16_PAIR:
+        unit = unit_of(tensor.buffer)
+        packed[unit] = replace(storage, value=Value(unit, (1,), FLOAT32), layout=row_major((1,)), numbers=F16_SCALE)
+    return made, packed
+
+
+def unit_of(weights: str) -> str:
+    """The buffer with the unit of products with weights that are pairs of float16."""
+    return f"{weights}@unit"
 
 
 def _terms(index: Expr) -> dict[Var | None, int]:

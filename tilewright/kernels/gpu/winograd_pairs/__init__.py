@@ -1,1 +1,1 @@
-"""Convolutions by transforms of blocks, whose products are of pairs of TF32 numbers."""
+"""Convolutions by transforms of blocks, whose products are of pairs of narrower numbers."""

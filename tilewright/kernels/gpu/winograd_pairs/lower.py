@@ -11,7 +11,7 @@ from tilewright.ir.region import Lowered
 from tilewright.kernels.block_transforms import transforms_of
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_as
-from tilewright.kernels.gpu.warpgroup.tensors import in_pairs
+from tilewright.kernels.gpu.warpgroup.pairs import PAIRS
 from tilewright.kernels.gpu.winograd.lower import between_transforms, filters_storage, product_problem, winograd_facts
 from tilewright.kernels.gpu.winograd_pairs.space import PairedWinogradFacts, PairedWinogradSchedule
 from tilewright.kernels.schema import Form
@@ -36,10 +36,10 @@ def lower_paired_winograd(problem: Problem, form: WinogradForm, schedule: Paired
     """Three kernels (four if the product is split), workspaces for the points and their sums, and the filters transformed and packed."""
     product = product_problem(problem.region.name, form, schedule.transform, along_inputs)
     _, filters = product.region.inputs
-    packed = in_pairs(filters_storage(filters, form, schedule.transform, along_inputs))
+    packed = filters_storage(filters, form, schedule.transform, along_inputs)
 
     def paired(part: Problem) -> WarpgroupForm:
-        return warpgroup_form(part, machine).parts.with_pairs({filters: packed})
+        return replace(warpgroup_form(part, machine).parts, storage={filters: packed}).in_pairs(PAIRS[schedule.pairs].numbers)
 
-    multiplied = lower_as(product, paired(product), schedule.product, machine, paired)
-    return between_transforms(problem, form, schedule, product, multiplied, packed)
+    made = paired(product)
+    return between_transforms(problem, form, schedule, product, lower_as(product, made, schedule.product, machine, paired), made.storage[filters])

@@ -1,4 +1,4 @@
-"""The schema of convolutions by transforms of blocks whose products are of pairs of TF32 numbers, in three kernels."""
+"""The schema of convolutions by transforms of blocks whose products are of pairs of narrower numbers, in three kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TensorCounts, TileCounts
 from tilewright.kernels.gpu.warpgroup.estimate import pipelined_bound, warpgroup_counts, warpgroup_estimate
+from tilewright.kernels.gpu.warpgroup.space import kind_of
 from tilewright.kernels.gpu.winograd.bound import bound_with_transforms
 from tilewright.kernels.gpu.winograd.counts import counts_with_transforms
 from tilewright.kernels.gpu.winograd.estimate import estimate_with_transforms
@@ -35,7 +36,7 @@ def bound(facts: PairedWinogradFacts, candidates: Columns, counts: TileCounts, m
 
     def multiplied(number: int, part: Columns, known: TileCounts) -> Estimate:
         assert isinstance(known, TensorCounts)
-        return pipelined_bound(facts.products[number].kind, known, machine, share)
+        return pipelined_bound(kind_of(facts.products[number], of_product(part)), known, machine, share)
 
     return bound_with_transforms(facts.base, candidates, counts, machine, multiplied)
 

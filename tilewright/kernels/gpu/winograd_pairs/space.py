@@ -1,4 +1,4 @@
-"""Schedules of convolutions by transforms of blocks, whose batched product warpgroups compute of pairs of TF32 numbers.
+"""Schedules of convolutions by transforms of blocks, whose batched product warpgroups compute of pairs.
 
 The transforms are those of the schema `winograd`; the product is a candidate of `warpgroups`, a batch with an entry for each point of the tiles.
 """
@@ -17,7 +17,7 @@ from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, warpgroup_
 from tilewright.kernels.gpu.winograd.space import TRANSFORM_AXES, Products, WinogradFacts, space_with_transforms
 from tilewright.kernels.schema import Numerics
 
-PRODUCT_AXES = ("columns", "consumers", "stages", "split", "cluster", "staged", "persistent")
+PRODUCT_AXES = ("columns", "consumers", "stages", "split", "cluster", "staged", "persistent", "pairs")
 AXES = (*TRANSFORM_COLUMNS, *TRANSFORM_AXES, *PRODUCT_AXES)
 
 
@@ -47,6 +47,7 @@ class PairedWinogradSchedule:
     cluster: int = 1
     staged: int = 0
     persistent: int = 0
+    pairs: int = field(default=1, metadata={"omitted": 1})
     filter_y: int = field(default=3, metadata={"omitted": 3})
     filter_x: int = field(default=3, metadata={"omitted": 3})
     fourier: int = field(default=0, metadata={"omitted": 0})
@@ -57,7 +58,7 @@ class PairedWinogradSchedule:
 
     @property
     def product(self) -> WarpgroupSchedule:
-        return WarpgroupSchedule(**{name: getattr(self, name) for name in PRODUCT_AXES}, pairs=1)
+        return WarpgroupSchedule(**{name: getattr(self, name) for name in PRODUCT_AXES})
 
     def __str__(self) -> str:
         return f"{self.transform} transforms threads={self.transform_threads} transform_vector={self.transform_vector}, {self.product}"
@@ -65,8 +66,7 @@ class PairedWinogradSchedule:
 
 def of_product(candidates: Columns) -> dict[str, np.ndarray]:
     """The columns of the product's `WarpgroupSchedule`."""
-    zeros, ones = np.zeros(length(candidates), np.int64), np.ones(length(candidates), np.int64)
-    return {name: candidates[name] for name in PRODUCT_AXES} | {"swapped": zeros, "pairs": ones}
+    return {name: candidates[name] for name in PRODUCT_AXES} | {"swapped": np.zeros(length(candidates), np.int64)}
 
 
 def paired_winograd_space(facts: PairedWinogradFacts, machine: Machine, numerics: Numerics) -> tuple[dict[str, np.ndarray], dict[str, int]]:
