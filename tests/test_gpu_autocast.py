@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from unittest.mock import patch
 
 import pytest
@@ -13,14 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilewright
 from tests.test_gpu_half import check, planned
 from tests.test_half_modules import EACH_TYPE
 from tilewright.frontend.gpu_autocast import FLOAT32, LOWERED, WIDEST
-from tilewright.frontend.torch_export import functional
+from tilewright.frontend.symbolic import SymbolicProgram
+from tilewright.frontend.torch_export import exported, functional
 from tilewright.frontend.torch_import import import_module
 from tilewright.hardware import machine
+from tilewright.ir.graph import Graph
 
 
 @contextmanager
@@ -74,13 +78,17 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", tor
 INPUTS = torch.randn(6, 8), torch.randn(2, 3, 8, 8)
 
 
-def types_on_a_gpu(dtype: torch.dtype) -> list[torch.dtype]:
+def types_on_a_gpu(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.dtype]:
     """PyTorch's own, of tensors without memory."""
-    module = Operators(dtype).eval()
     held = module.state_dict()
     with torch.no_grad(), a_gpu(), FakeTensorMode(), torch.device("cuda"):
         state = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in held.items()}
-        return [value.dtype for value in torch.func.functional_call(module, state, tuple(torch.empty(x.shape) for x in INPUTS))]
+        return [value.dtype for value in torch.func.functional_call(module, state, tuple(torch.empty(x.shape) for x in inputs))]
+
+
+def types_of(graph: Graph, results: int) -> list[str]:
+    """Of a model's results, without the states that follow them."""
+    return [graph.values[name].dtype for name in graph.outputs[:results]]
 
 
 def test_lists_have_all_operators_that_pytorch_casts() -> None:
@@ -93,9 +101,9 @@ def test_lists_have_all_operators_that_pytorch_casts() -> None:
 @EACH_TYPE
 def test_types_are_those_of_a_gpu(dtype: torch.dtype) -> None:
     """In a program that was exported where there is a GPU, and in a module that is exported here."""
-    expected = types_on_a_gpu(dtype)
-    assert {torch.float32, dtype, torch.bfloat16} <= set(expected)
     module = Operators(dtype).eval()
+    expected = types_on_a_gpu(module, INPUTS)
+    assert {torch.float32, dtype, torch.bfloat16} <= set(expected)
     with a_gpu():
         program = torch.export.export(module, INPUTS)
     (outputs,) = [node.args[0] for node in functional(program, on_gpu=True).graph.nodes if node.op == "output"]
@@ -125,6 +133,96 @@ def test_what_libraries_compute_has_the_type_of_the_region(layer: str, dtype: to
     assert [graph.values[name].dtype for name in graph.outputs] == [NAMES[dtype]]
 
 
+class Asking(nn.Module):
+    """Python code that asks for types, within regions and after them, and a state."""
+
+    seen: torch.Tensor
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cuda", self.dtype):
+            y = self.first(x)
+            wide = y.float()
+            after = y * 2, wide + 1
+            made = torch.zeros(x.shape[0], dtype=y.dtype), torch.full_like(y, 2), y.new_ones(3), torch.arange(4, dtype=y.dtype)
+            branch = y + 1 if y.dtype == self.dtype else y.double()
+            back = (y + 1).to(x.dtype), self.norm(y).type_as(y), x.to(y), y.to(self.norm(y).dtype)
+            promoted = torch.promote_types(y.dtype, torch.bfloat16)
+            with torch.autocast("cuda", enabled=False):
+                apart = self.last(wide), self.last(y.to(self.last.weight.dtype)), y * 1
+                with torch.autocast("cuda", torch.bfloat16):
+                    within = self.last(y)
+                    within = within + torch.ones_like(within)
+            asked = x.to(torch.float64 if torch.is_autocast_enabled("cuda") else torch.float32)
+        self.seen.add_(y.to(self.seen.dtype).mean(0))
+        outside = torch.cat([y, torch.ones(1, 8, dtype=y.dtype)]), y.to(promoted) * 3
+        return *after, *made, branch, *back, *apart, within, asked, *outside
+
+
+ASKED = (torch.randn(6, 8),)
+
+
+@EACH_TYPE
+def test_python_code_sees_the_types_of_a_gpu(dtype: torch.dtype) -> None:
+    module = Asking(dtype).eval()
+    expected = [NAMES[asked] for asked in types_on_a_gpu(module, ASKED)]
+    assert not module.seen.any()
+    assert types_of(import_module(module, ASKED, on_gpu=True).graph, len(expected)) == expected
+
+
+@EACH_TYPE
+def test_python_code_sees_the_types_of_a_region_around_it(dtype: torch.dtype) -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.first(x)
+            return y.float(), y + 1, torch.zeros(2, dtype=y.dtype)
+
+    with a_gpu(), torch.autocast("cuda", dtype):
+        graph = import_module(Plain(), ASKED, on_gpu=True).graph
+    assert types_of(graph, 3) == ["f32", NAMES[dtype], NAMES[dtype]]
+
+
+@EACH_TYPE
+def test_free_sizes(dtype: torch.dtype) -> None:
+    module = Asking(dtype).eval()
+    expected = [NAMES[asked] for asked in types_on_a_gpu(module, ASKED)]
+    program = SymbolicProgram(exported(module, ASKED, free={0: {0: torch.export.Dim.DYNAMIC}}, on_gpu=True), on_gpu=True)
+    for rows in (6, 9):
+        graph = program.bind(program.key((torch.randn(rows, 8),))).graph
+        assert types_of(graph, len(expected)) == expected
+        assert graph.values[graph.outputs[0]].shape == (rows, 8)
+
+
+@EACH_TYPE
+def test_other_threads_trace_as_before(dtype: torch.dtype) -> None:
+    """PyTorch's tracer, which is one for all threads, casts on the one that exports alone."""
+    found: list[torch.dtype] = []
+
+    def trace() -> None:
+        with a_gpu(), torch.autocast("cuda", dtype):
+            traced = make_fx(torch.mm, tracing_mode="fake", pre_dispatch=True)(torch.randn(2, 2), torch.randn(2, 2))
+        found.extend(node.meta["val"].dtype for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default)
+
+    class Tracing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread = Thread(target=trace)
+            thread.start()
+            thread.join()
+            return x + 1
+
+    import_module(Tracing(), ASKED, on_gpu=True)
+    assert found == [torch.float32]
+
+
 class Regions(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -145,6 +243,34 @@ class Casts(Regions):
         first, last = ((layer.weight.to(to), layer.bias.to(to)) for layer in (self.first, self.last))
         y = F.softmax(self.norm(F.linear(x.to(to), *first).to(x.dtype)), -1)
         return F.linear(y.to(to), *last), y
+
+
+class Choosing(Regions):
+    """Computes with a number chosen by a type, and widens a value of which it reads more afterwards."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cuda", self.dtype):
+            y = self.first(x)
+            wide = y.float()
+            factor = torch.full((64,), 3.0 if y.dtype == self.dtype else 5.0, dtype=y.dtype)
+            return self.last(y * factor), self.norm(wide)
+
+
+class Chosen(Regions):
+    """The same with the casts in the model; of float64 there are none."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        to = self.dtype if x.dtype == torch.float32 else x.dtype
+        first, last = ((layer.weight.to(to), layer.bias.to(to)) for layer in (self.first, self.last))
+        y = F.linear(x.to(to), *first)
+        return F.linear(y * 3, *last), self.norm(y.to(x.dtype))
+
+
+@EACH_TYPE
+def test_results_of_code_that_asks_for_types(dtype: torch.dtype) -> None:
+    module, explicit, inputs = Choosing(dtype).eval(), Chosen(dtype).eval(), (torch.randn(6, 32),)
+    explicit.load_state_dict(module.state_dict())
+    check(explicit, inputs, planned(module, inputs, machine("h200")))
 
 
 @pytest.mark.in_turns(1)

@@ -190,6 +190,33 @@ def test_autocast_keeps_its_types(dtype: torch.dtype) -> None:
         assert_as_good_as_eager(module, inputs, torch.compile(module, backend="tilewright")(*inputs))
 
 
+@EACH_TYPE
+def test_casts_in_a_captured_autocast_region(dtype: torch.dtype) -> None:
+    """What Dynamo found in the region has its types, also where the graph widens a value and reads it again."""
+
+    class Widened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(32, 64), nn.LayerNorm(64)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with torch.autocast("cpu", dtype=dtype):
+                y = self.first(x)
+                wide = y.float()
+                with torch.autocast("cpu", enabled=False):
+                    normed = self.norm(wide.to(self.norm.weight.dtype))  # in float64 too
+                return y + 1, normed, (y * 2).to(x.dtype), torch.full_like(y, 3) * y
+
+    module, inputs = Widened().eval(), (torch.randn(64, 32),)
+    torch._dynamo.reset()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", NotCompiled)
+        found = torch.compile(module, backend="tilewright", options={"wait": True})(*inputs)
+        assert [value.dtype for value in found] == [value.dtype for value in module(*inputs)]
+        assert_as_good_as_eager(module, inputs, found)
+    assert not torch.is_autocast_enabled("cpu")
+
+
 class Scaled(nn.Module):
     """Parameters of its own and of modules; a normalisation, whose result autocast leaves in float32, before a product."""
 

@@ -46,7 +46,7 @@ DYNAMIC = torch.export.Dim.DYNAMIC
 _DETACH = torch.ops.aten.detach_.default
 """The one operator that PyTorch counts among those that change a tensor's shape in place and that changes nothing of it."""
 _INDEXING = (operator.getitem, operator.setitem)
-_REGION = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+_ENTER, _EXIT = _REGION = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 _STATES = ("torch._functorch", "torch._C._functorch", "torch.autograd")
 """How the modules of functions begin that change PyTorch's state."""
 
@@ -91,10 +91,37 @@ class CapturedModule(torch.nn.Module):
         given.update({i: given[tensor].shape[dim] for i, (tensor, dim) in self.derived.items()})
         arguments = [given.get(i) for i, _ in enumerate(self.placeholders())]
         with torch.fx.traceback.preserve_node_meta():  # places in the user's model
-            return torch.fx.Interpreter(self.graph_module).run(*arguments)
+            return _Interpreter(self.graph_module).run(*arguments)
 
     def placeholders(self) -> list[torch.fx.Node]:
         return [node for node in self.graph_module.graph.nodes if node.op == "placeholder"]
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Runs a captured graph within its autocast regions. PyTorch would record them in a trace, but not enter them: tensors would have other types
+    there."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.regions: list[torch.autocast] = []
+
+    def run(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return super().run(*arguments, **keywords)
+        finally:
+            while self.regions:
+                self._leave()
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is _EXIT:
+            return self._leave()
+        if target is not _ENTER:
+            return super().call_function(target, args, kwargs)
+        self.regions.append(torch.autocast(*args))
+        return self.regions[-1].__enter__()
+
+    def _leave(self) -> None:
+        self.regions.pop().__exit__(None, None, None)
 
 
 def captured_program(module: CapturedModule, inputs: Sequence[Any], free: Mapping[int, Any]) -> ExportedProgram | None:

@@ -1,4 +1,5 @@
-"""Autocast of a GPU, applied to programs of tensors on a CPU, which PyTorch's own leaves as they are.
+"""Autocast of a GPU, applied to tensors on a CPU, which PyTorch's own leaves as they are: while a module is traced, so that its Python code sees the
+types, and while a program that was traced elsewhere is decomposed.
 
 Operators and types are those of PyTorch for "cuda" (`ATen/autocast_mode.h`), with the operators that call them, since a program names only those.
 Operators that are in no list take what they are given.
@@ -64,22 +65,30 @@ class GpuAutocast(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._assert_tensor_metadata.default:
             return None
-        operands = args, kwargs or {}
-        dtype = self._type(function.name().removeprefix("aten::"), operands) if isinstance(function, torch._ops.OpOverload) else None
-        args, keywords = operands if dtype is None else pytree.tree_map(lambda leaf: leaf.to(dtype) if _is_cast(leaf) else leaf, operands)
+        args, keywords = as_cast(function, args, kwargs or {}, self.dtype)
         return function(*args, **keywords)
 
-    def _type(self, name: str, operands: tuple[Any, Mapping[str, Any]]) -> torch.dtype | None:
-        """The type to which an operator's operands are cast; None: they stay."""
-        if self.dtype is None:
-            return None
-        if name in LOWERED:
-            return self.dtype
-        if name in FLOAT32:
-            return torch.float32 if operands[1].get("dtype") is None else None
-        if name in WIDEST:
-            return reduce(torch.promote_types, (leaf.dtype for leaf in pytree.tree_leaves(operands) if _is_cast(leaf)), self.dtype)
-        return None
+
+def as_cast(function: Any, args: tuple[Any, ...], keywords: dict[str, Any], region: torch.dtype | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The operands of a function, cast if it is an operator of ATen that a GPU casts for in a region of this type; None: outside of regions."""
+    if region is None or not isinstance(function, torch._ops.OpOverload):
+        return args, keywords
+    dtype = _type(function.name().removeprefix("aten::"), args, keywords, region)
+    if dtype is None:
+        return args, keywords
+    cast: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(lambda leaf: leaf.to(dtype) if _is_cast(leaf) else leaf, (args, keywords))
+    return cast
+
+
+def _type(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any], region: torch.dtype) -> torch.dtype | None:
+    """The type to which an operator's operands are cast; None: they stay."""
+    if name in LOWERED:
+        return region
+    if name in FLOAT32:
+        return torch.float32 if keywords.get("dtype") is None else None
+    if name in WIDEST:
+        return reduce(torch.promote_types, (leaf.dtype for leaf in pytree.tree_leaves((args, keywords)) if _is_cast(leaf)), region)
+    return None
 
 
 def _is_cast(operand: Any) -> bool:

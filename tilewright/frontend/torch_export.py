@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._higher_order_ops.wrap import WrapWithAutocast
 from torch.export import ExportedProgram
+from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -27,7 +28,7 @@ from tilewright.frontend.captured import CapturedModule, captured_program
 from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.functional import TRACED, check_writes, is_readable, trains
 from tilewright.frontend.functional_forms import with_aliases, with_functions
-from tilewright.frontend.gpu_autocast import GpuAutocast
+from tilewright.frontend.gpu_autocast import GpuAutocast, as_cast
 from tilewright.frontend.handlers import Handler
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import reading, said
@@ -140,7 +141,7 @@ def _values_without_metadata() -> AbstractContextManager[None]:
     def replacement_of(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         return lambda value: None if threading.get_ident() == here else original(value)
 
-    return _replaced(torch.fx.experimental.proxy_tensor, "_extract_tensor_metadata", replacement_of)
+    return _replaced(proxy_tensor, "_extract_tensor_metadata", replacement_of)
 
 
 class _DataIsTraced(TorchFunctionMode):
@@ -183,15 +184,25 @@ def _autocast_as_region(module: torch.nn.Module, types: Mapping[str, torch.dtype
 
 @contextmanager
 def _autocast_of_a_gpu() -> Iterator[None]:
-    """While exporting, records regions of autocast("cuda") as they are where there is a GPU. Without one, PyTorch records that they are off. On this
-    thread only."""
+    """While exporting, makes regions of autocast("cuda") what they are where there is a GPU, and records them and their casts, so that the module's
+    Python code sees their types. Without a GPU, PyTorch records that they are off. On this thread only."""
     here = threading.get_ident()
 
     def answers(answer: bool) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
         return lambda original: lambda *arguments: answer if threading.get_ident() == here else original(*arguments)
 
+    def casting(record: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tracer: Any, function: Any, above_autograd: bool, args: Any, keywords: Any) -> Any:
+            if above_autograd and torch.is_autocast_enabled("cuda") and threading.get_ident() == here:
+                with tracer:  # which is off while it records
+                    args, keywords = as_cast(function, args, keywords, torch.get_autocast_dtype("cuda"))
+            return record(tracer, function, above_autograd, args, keywords)
+
+        return call
+
     missing = _replaced(torch.cuda.amp.common, "amp_definitely_not_available", answers(False))
-    with missing, _replaced(torch.cuda, "is_bf16_supported", answers(True)):
+    supported, recorded = _replaced(torch.cuda, "is_bf16_supported", answers(True)), _replaced(proxy_tensor, "proxy_call", casting)
+    with missing, supported, recorded:
         yield
 
 
