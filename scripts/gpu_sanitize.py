@@ -4,8 +4,8 @@
     python scripts/gpu_sanitize.py --tools memcheck --networks lenet5
 
 Kernels are compiled beforehand, outside the checker. Each network is called twice under it, on fresh inputs, and its results are compared with
-PyTorch in float64 on the CPU, which shows that the checked kernels ran. Writes bench/results/compute_sanitizer_DEVICE.json, and exits with 1 if
-anything was found or a network was wrong.
+PyTorch in float64 on the CPU, which shows that the checked kernels ran. `tests/test_gpu_sanitize.py` says for which schedules each network is here.
+Writes bench/results/compute_sanitizer_DEVICE.json, and exits with 1 if anything was found or a network was wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,7 +40,19 @@ TOOLS = {
 }
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 
+ERRORS = {"fp32": 1e-3, "fp32-tensor": 1e-4, "tf32": 5e-3}
+"""The largest error of float32 results, relative and of the largest result, by precision."""
+HALF_ERROR = 2e-2
+
 Built = tuple[nn.Module, Callable[[], tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """How to build a module and draw its inputs, and the precision in which it is compiled."""
+
+    build: Callable[[], Built]
+    precision: str = "fp32"
 
 
 class Tagger(nn.Module):
@@ -89,9 +102,49 @@ def convolutions() -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), last)
 
 
-def halved(module: nn.Module, *shape: int) -> Built:
-    """The module in float16."""
-    return module.half(), lambda: (torch.randn(shape).half(),)
+class Beside(nn.Module):
+    """Layers, each of an input of its own."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
+
+
+def paired_products() -> Built:
+    """Pairs of TF32 by warpgroups: sums of one block, staged, of parts added by a second kernel, and of parts that meet."""
+    layers = nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(2048, 128), nn.Linear(512, 512)
+    return drawn(Beside(*layers), (1024, 256), (2048, 256), (128, 2048), (512, 512))
+
+
+def paired_convolutions() -> Built:
+    """Pairs of TF32 between Winograd's transforms, also with clusters and in loops over tiles, and in an implicit product."""
+    layers = convolution(128, 128), convolution(128, 128), convolution(128, 128), convolution(64, 64)
+    return drawn(Beside(*layers), (4, 128, 14, 14), (8, 128, 14, 14), (16, 128, 14, 14), (8, 64, 28, 28))
+
+
+def meeting(dtype: torch.dtype = torch.float32) -> Built:
+    """Parts of sums that meet in a cluster: of products by warpgroups, over patches, and by `mma.sync`."""
+    rows = (128, 1024)
+    if dtype == torch.float32:
+        return drawn(Beside(nn.Linear(1024, 256), convolution(256, 64), nn.Linear(1024, 64)), rows, (2, 256, 14, 14), rows)
+    layers = convolution(256, 128), convolution(512, 256), nn.Linear(1024, 128)
+    return drawn(Beside(*layers), (1, 256, 14, 14), (1, 512, 14, 14), rows, dtype=dtype)
+
+
+def convolution(channels: int, filters: int) -> nn.Module:
+    return nn.Conv2d(channels, filters, 3, padding=1)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(128, 2, 256, batch_first=True)
+
+
+def drawn(module: nn.Module, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Built:
+    """The module in this type, of normal inputs."""
+    return module.to(dtype), lambda: tuple(torch.randn(shape).to(dtype) for shape in shapes)
 
 
 def from_zoo(name: str) -> Built:
@@ -99,28 +152,40 @@ def from_zoo(name: str) -> Built:
     return module, lambda: zoo.NETWORKS[name].example_inputs(1)
 
 
-NETWORKS: dict[str, Callable[[], Built]] = {
-    "lenet5": lambda: from_zoo("lenet5"),
-    "resnet18": lambda: from_zoo("resnet18"),
-    "defonet": lambda: from_zoo("defonet"),
-    "inverted": lambda: (inverted(), lambda: (torch.randn(1, 8, 23, 23),)),
-    "tagger": lambda: (Tagger(), lambda: (torch.randint(0, 100, (9, 2)),)),
-    "transformer": lambda: (nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda: (torch.randn(2, 33, 64),)),
-    "half convolutions": lambda: halved(convolutions(), 3, 16, 30, 30),
-    "half attention": lambda: halved(nn.TransformerEncoderLayer(128, 2, 256, batch_first=True), 4, 512, 128),
-    "half recurrent": lambda: halved(Recurrent(), 6, 20, 32),
-    "sums": lambda: (Sums(), lambda: (torch.randn(3, 20000), torch.randn(6000, 20))),
+NETWORKS: dict[str, Network] = {
+    "lenet5": Network(lambda: from_zoo("lenet5")),
+    "resnet18": Network(lambda: from_zoo("resnet18")),
+    "defonet": Network(lambda: from_zoo("defonet")),
+    "inverted": Network(lambda: drawn(inverted(), (1, 8, 23, 23))),
+    "tagger": Network(lambda: (Tagger(), lambda: (torch.randint(0, 100, (9, 2)),))),
+    "transformer": Network(lambda: drawn(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), (2, 33, 64))),
+    "half convolutions": Network(lambda: drawn(convolutions(), (3, 16, 30, 30), dtype=torch.float16)),
+    "half attention": Network(lambda: drawn(encoder(), (4, 512, 128), dtype=torch.float16)),
+    "half recurrent": Network(lambda: drawn(Recurrent(), (6, 20, 32), dtype=torch.float16)),
+    "half meeting": Network(lambda: meeting(torch.float16)),
+    "bf16 convolutions": Network(lambda: drawn(convolutions(), (3, 16, 30, 30), dtype=torch.bfloat16)),
+    "bf16 attention": Network(lambda: drawn(encoder(), (4, 512, 128), dtype=torch.bfloat16)),
+    "bf16 recurrent": Network(lambda: drawn(Recurrent(), (6, 20, 32), dtype=torch.bfloat16)),
+    "bf16 meeting": Network(lambda: meeting(torch.bfloat16)),
+    "tf32 convolutions": Network(lambda: drawn(convolutions(), (3, 16, 30, 30)), "tf32"),
+    "tf32 attention": Network(lambda: drawn(encoder(), (4, 512, 128)), "tf32"),
+    "tf32 recurrent": Network(lambda: drawn(Recurrent(), (6, 20, 32)), "tf32"),
+    "tf32 meeting": Network(meeting, "tf32"),
+    "paired products": Network(paired_products, "fp32-tensor"),
+    "paired convolutions": Network(paired_convolutions, "fp32-tensor"),
+    "sums": Network(lambda: drawn(Sums(), (3, 20000), (6000, 20))),
 }
 TESTS = {"atomic sums": "tests/test_deterministic.py", "sent results": "tests/test_sent_results.py"}
 """GPU tests that compare with float64 themselves."""
 
 
-def compiled(name: str) -> tuple[Executable, nn.Module, Callable[[], tuple[Tensor, ...]]]:
+def compiled(name: str, target: str = "cuda") -> tuple[Executable, nn.Module, Callable[[], tuple[Tensor, ...]]]:
     torch.manual_seed(7)
-    module, inputs = NETWORKS[name]()
+    network = NETWORKS[name]
+    module, inputs = network.build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return tilewright.compile(module.eval(), inputs(), target="cuda", unsupported="error"), module, inputs
+        return tilewright.compile(module.eval(), inputs(), target, precision=network.precision, unsupported="error"), module, inputs
 
 
 def check(name: str) -> None:
@@ -134,11 +199,16 @@ def check(name: str) -> None:
         torch.cuda.synchronize()
         with torch.no_grad():
             expected = exact(*(x.double() if x.is_floating_point() else x for x in given))
-        for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
-            scale = max(1.0, float(theirs.abs().max()))
-            error = 1e-3 if ours.dtype == torch.float32 else 2e-2
-            torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=error, atol=error * scale)
+        compare(found, expected, NETWORKS[name].precision)
     print(f"{name} is right")
+
+
+def compare(found: object, expected: object, precision: str) -> None:
+    """Raises AssertionError if results are further from float64's than the precision allows."""
+    for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
+        scale = max(1.0, float(theirs.abs().max()))
+        error = ERRORS[precision] if ours.dtype == torch.float32 else HALF_ERROR
+        torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=error, atol=error * scale)
 
 
 def under(tool: str, name: str, seconds: float) -> dict[str, object]:
@@ -161,7 +231,7 @@ def under(tool: str, name: str, seconds: float) -> dict[str, object]:
         "network": name, "tool": tool, "errors": errors, "right": right,
         "seconds": round(time.perf_counter() - start, 1), "output": "" if errors == 0 else text[:2000] + failure[-1000:],
     }  # fmt: skip
-    print(f"{tool:10} {name:14} errors {errors}, right {result['right']}, {result['seconds']} s\n{result['output']}".rstrip(), flush=True)
+    print(f"{tool:10} {name:19} errors {errors}, right {result['right']}, {result['seconds']} s\n{result['output']}".rstrip(), flush=True)
     return result
 
 
