@@ -155,9 +155,9 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     )
     if schedule.cluster:
         root += meeting(result, mine, part, schedule.split)
-        root += store_shares(result, part, schedule.split, thread, schedule.threads)
+        root += store_shares(result, part, schedule.split, thread, schedule.threads).behind
     else:
-        root += store_sums(result, mine, bool(schedule.atomics and schedule.split > 1))
+        root += store_sums(result, mine, bool(schedule.atomics and schedule.split > 1)).behind
     return block(root), launch
 
 

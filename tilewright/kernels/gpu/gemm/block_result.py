@@ -3,19 +3,37 @@ theirs, and from which adjacent threads store adjacent vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import Below, Nearest, below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
-from tilewright.ir.expr import TRUE, Expr, Load, Var, as_lanes, index_const, logical_and, replace_loads, substitute
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, If, Let, Statement, Store
+from tilewright.ir.expr import (
+    TRUE,
+    Apply,
+    Expr,
+    Load,
+    Var,
+    as_lanes,
+    binary,
+    index_const,
+    logical_and,
+    replace_loads,
+    rewrite,
+    substitute,
+    variables,
+)
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, If, Let, Statement, Store, expressions, statements
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
 PARTS = "parts"
+EARLY = False
+"""Whether products on tensor cores read what their results need of other values before the sums are there. No GPU has measured it yet."""
+MOST_EARLY = 32
+"""Registers of a thread for that."""
 
 RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 
@@ -109,18 +127,99 @@ class ThreadSums:
         return next(lanes for lanes in (4, 2, 1) if lanes <= min(most, self.width) and self.columns % lanes == 0)
 
 
-def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> list[Statement]:
-    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead."""
+@dataclass(frozen=True)
+class Stores:
+    """How a thread stores its results: what it does with its sums, and what it may do before the products, so that it does not wait for what it reads
+    of other values (bias, residual) when it has the sums. `registers`: for what is read before."""
+
+    behind: list[Statement]
+    registers: list[Statement] = field(default_factory=list)
+    before: list[Statement] = field(default_factory=list)
+
+
+def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, early: bool = False) -> Stores:
+    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead. `early`: what is read of
+    other values is read before the products, if there are registers for it."""
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
+    registers, before = list[Statement](), list[Statement]()
+    if early and EARLY:
+        registers, before, element = _read_early(result, element, lanes, i, j, sums.row(i), sums.column(j * lanes))
     element = replace_loads(element, {result.form.step.name: sums.held(i, j * lanes, result.form.dtype, lanes)})
 
     def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
         inner = block(result.store(element, offset, sums.column(j * lanes), mapping, atomic))
         return [For(j, index_const(sums.columns // lanes), inner, "unroll")]
 
-    return [For(i, index_const(sums.rows), block(result.at_row(sums.row(i), row)), "unroll")]
+    return Stores([For(i, index_const(sums.rows), block(result.at_row(sums.row(i), row)), "unroll")], registers, before)
+
+
+def _read_early(
+    result: BlockResult, element: Expr, lanes: int, i: Var, j: Var, row: Expr, column: Expr
+) -> tuple[list[Statement], list[Statement], Expr]:
+    """Registers, statements that read to them what elements load of other values, at rows and columns of the tile that follow from i and j, and the
+    element with what was read; none, and the element as it is, where that takes too many. Outside of the result, the nearest row or column is
+    read."""
+    form = result.form
+    sizes = i.extent or 1, j.extent or 1
+    table: dict[Expr, Load] = {}
+    loaded: list[tuple[Load, str, Expr]] = []
+    buffers: list[Statement] = []
+    registers = 0
+    for load in _always_loaded(element):
+        if load.buffer not in form.layouts:
+            continue
+        at = [where for where, axes in ((row, form.m), (column, form.n)) if not variables(load).isdisjoint(axes)]
+        place: Expr = index_const(0)
+        count = 1
+        for one, size in zip((i, j), sizes, strict=True):
+            if any(one in variables(where) for where in at):
+                place, count = place * size + one, count * size
+        name = f"early{len(loaded)}"
+        registers += count * load.lanes
+        buffers.append(Allocate(Buffer(name, load.dtype, count * load.lanes, "register", load.lanes)))
+        loaded.append((load, name, place * load.lanes))
+        table[load] = Load(name, (place * load.lanes,), load.dtype, load.lanes)
+    if not loaded or registers > MOST_EARLY:
+        return [], [], element
+    rows, columns = Nearest(), Nearest(lanes)
+
+    def in_row(mapping: Mapping[Var, Expr]) -> list[Statement]:
+        def at(n: Var) -> list[Statement]:
+            lets, more = named(decode(n, form.n))
+            shared, values = bind_shared([substitute(load, {**mapping, **more}) for load, _, _ in loaded])
+            stores = [Store(name, place, value) for (_, name, place), value in zip(loaded, values, strict=True)]
+            return [*lets, *shared, *stores]
+
+        inner = block(_needed(columns.below(result.first_n + column, form.facts.n, "n", at)))
+        return [For(j, index_const(sizes[1]), inner, "unroll")]
+
+    each = For(i, index_const(sizes[0]), block(_needed(result.at_row(row, in_row, rows.below))), "unroll")
+    return buffers, [each], rewrite(element, lambda node: table.get(node, node))
+
+
+def _needed(body: Sequence[Statement]) -> list[Statement]:
+    """The statements without names that none of them uses."""
+    kept: list[Statement] = []
+    for one in reversed(body):
+        used = variables(*(expr for later in kept for inner in statements(later) for expr in expressions(inner)))
+        if not isinstance(one, Let) or one.variable in used:
+            kept.insert(0, one)
+    return kept
+
+
+def _always_loaded(element: Expr) -> list[Load]:
+    """The loads that are evaluated whatever conditions in the element are."""
+    found: dict[Load, None] = {}
+    waiting = [element]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Load):
+            found[node] = None
+        elif isinstance(node, Apply):
+            waiting += node.args[:1] if node.operation in ("select", "and") else node.args
+    return list(found)
 
 
 def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> list[Statement]:
@@ -142,13 +241,19 @@ def put_sums(result: BlockResult, sums: ThreadSums, part: Expr) -> Statement:
     return For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll")
 
 
-def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
-    """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it."""
+def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int, early: bool = False) -> Stores:
+    """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it.
+    `early` as for `store_sums`."""
     size = result.rows * result.pitch
     lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.facts.store_vector and result.columns % lanes == 0)
     share = result.rows * result.columns // (split * lanes)
     element, offset = result.parts(lanes)
     turn = Var("turn", -(-share // threads))
+    registers, before = list[Statement](), list[Statement]()
+    if early and EARLY:
+        at = binary("min", turn * threads + thread, index_const(share - 1))
+        first = (part * share + at) * lanes
+        registers, before, element = _read_early(result, element, lanes, turn, Var("j", 1), first // result.columns, first % result.columns)
 
     def vector(at: Var) -> list[Statement]:
         number = Var("number", result.rows * result.columns)
@@ -167,4 +272,4 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
 
     body = block(below(turn * threads + thread, share, "at", vector))
     # no block may exit while others read its sums
-    return [For(turn, index_const(turn.extent or 1), body, "unroll"), *([cluster_barrier()] if split > 1 else [])]
+    return Stores([For(turn, index_const(turn.extent or 1), body, "unroll"), *([cluster_barrier()] if split > 1 else [])], registers, before)

@@ -115,9 +115,9 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root += _whole_rows(form, schedule, bind, first, (a, b), thread, thread_m, thread_n)
     elif schedule.cluster:
         root += meeting(frame.result, sums, frame.part, schedule.split)
-        root += store_shares(frame.result, frame.part, schedule.split, thread, schedule.threads)
+        root += store_shares(frame.result, frame.part, schedule.split, thread, schedule.threads).behind
     else:
-        root += store_sums(frame.result, sums, bool(schedule.atomics and schedule.split > 1))
+        root += store_sums(frame.result, sums, bool(schedule.atomics and schedule.split > 1)).behind
     return block(root), frame.launch
 
 

@@ -251,11 +251,15 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         block_barrier() if schedule.cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
+            block(
+                If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
+                stored.before if stored.end else [],
+            ),
             block(
                 once,
                 turns.each(
                     placed,
+                    stored.before,
                     Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                     zeros,
                     For(step, frame.steps, consume),

@@ -22,12 +22,14 @@ STAGED = "staged"
 @dataclass(frozen=True)
 class Ending:
     """What becomes of the sums `acc` of warpgroups: statements at the beginning of the kernel, those of the warpgroups behind the products of each
-    tile and behind all tiles, and those of all threads at the end."""
+    tile and behind all tiles, and those of all threads at the end. `before`: of the warpgroups before the products of each tile, and of the warp
+    that copies, if it takes part in the end, behind its copies."""
 
     beginning: tuple[Statement, ...] = ()
     products: tuple[Statement, ...] = ()
     after: tuple[Statement, ...] = ()
     end: tuple[Statement, ...] = ()
+    before: tuple[Statement, ...] = ()
 
 
 def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, thread: Var) -> Ending:
@@ -36,11 +38,13 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
     if schedule.meeting:
         padded = replace(result, padding=STAGED_PADDING[schedule.swapped])
         put = put_sums(padded, thread_sums(schedule.columns, schedule.swapped, group, thread), part)
-        shares = store_shares(padded, part, schedule.split, thread, schedule.threads)
-        return Ending((parts_of(padded, schedule.split),), (put,), end=(cluster_barrier(), *shares))
+        shares = store_shares(padded, part, schedule.split, thread, schedule.threads, early=True)
+        beginning = parts_of(padded, schedule.split), *shares.registers
+        return Ending(beginning, (put,), end=(cluster_barrier(), *shares.behind), before=tuple(shares.before))
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
-    return Ending(products=tuple(store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread))))
+    stores = store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread), early=True)
+    return Ending(products=tuple(stores.behind), before=(*stores.registers, *stores.before))
 
 
 def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:

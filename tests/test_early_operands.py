@@ -1,0 +1,76 @@
+"""Operands of results that are read before the products (`block_result.EARLY`): kernels in the interpreter, and where they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.test_gpu_half import check, planned
+from tests.test_gpu_tensor_cores import with_schedule as with_tensor_cores
+from tests.test_gpu_warpgroup import H200, ONE, Block, compiles, with_schedule
+from tilewright.ir.expr import Load, walk
+from tilewright.ir.kernel import Invoke, Kernel, expressions, statements
+from tilewright.kernels.gpu.gemm import block_result
+from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
+from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
+from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
+from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
+
+SCHEDULES = (
+    WarpgroupSchedule(16, 1, 2),
+    WarpgroupSchedule(16, 1, 3, 1),
+    WarpgroupSchedule(16, 1, 2, 1, persistent=1),
+    WarpgroupSchedule(16, 2, 2, 1, cluster=2),
+    WarpgroupSchedule(16, 1, 2, split=2, meeting=1),
+    WarpgroupSchedule(32, 1, 2, 1, split=2, meeting=1),
+    PatchSchedule(32, 1, 2, 2, 2, 9, swapped=1),
+    PatchSchedule(32, 1, 3, 1, 5, 9),
+    PatchSchedule(32, 2, 3, 1, 5, 9, split=2, meeting=1),
+    TensorCoreSchedule(32, 32, 16, 2, 2, 2),
+    TensorCoreSchedule(32, 32, 16, 2, 2, 2, staged=1),
+    TensorCoreSchedule(32, 32, 16, 2, 2, 2, 2, 1),
+)
+
+
+def reads_behind_products(kernel: Kernel) -> set[str]:
+    """The parameters that are read behind the last product."""
+    ordered = list(statements(kernel.body))
+    products = [at for at, one in enumerate(ordered) if isinstance(one, Invoke) and one.intrinsic.key.startswith(("mma.", "wgmma.m"))]
+    parameters = {parameter.name for parameter in kernel.parameters}
+    behind = (node for one in ordered[products[-1] :] for node in walk(*expressions(one)) if isinstance(node, Load)) if products else ()
+    return {node.buffer for node in behind} & parameters
+
+
+@pytest.mark.in_turns(2)
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_schedules(schedule: Any, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns end within tiles; a residual is a part of a larger value."""
+    monkeypatch.setattr(block_result, "EARLY", early)
+    torch.manual_seed(0)
+    channels = 32 if isinstance(schedule, TensorCoreSchedule) and schedule.cluster else 40  # clusters divide the steps evenly
+    module, inputs = Block(channels).half().eval(), (torch.randn(2, channels, 7, 9).half(),)
+    used: list[Any] = []
+    schema = WARPGROUP_PATCH if isinstance(schedule, PatchSchedule) else WARPGROUP
+    chooser = with_tensor_cores(schedule, used) if isinstance(schedule, TensorCoreSchedule) else with_schedule(schedule, used, schema=schema)
+    program = planned(module, inputs, ONE if getattr(schedule, "persistent", 0) else H200, chooser)
+    taken = set(map(str, used))
+    kernels = [kernel for lowered in program.regions if lowered.schedule in taken for kernel in lowered.kernels]
+    assert kernels and all(bool(reads_behind_products(kernel)) != early for kernel in kernels)
+    check(module, inputs, program)
+    compiles(program)
+
+
+def test_what_takes_too_many_registers_is_read_when_the_sums_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_result, "EARLY", True)
+    layers = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 256, 1), nn.ReLU()
+    module, inputs = nn.Sequential(*layers).half().eval(), (torch.zeros(2, 8, 9, 9).half(),)
+    for columns, behind in ((64, False), (256, True)):
+        used: list[Any] = []
+        program = planned(module, inputs, H200, with_schedule(WarpgroupSchedule(columns, 1, 2), used))
+        kernel = next(kernel for lowered in program.regions if lowered.schedule == str(used[-1]) for kernel in lowered.kernels)
+        assert bool(reads_behind_products(kernel)) == behind
