@@ -78,7 +78,7 @@ def test_constants_are_rounded_to_tf32() -> None:
     assert ((high.double() + low.double() - view.double()).abs() <= view.double().abs() * 2.0**-22).all()
 
 
-@pytest.mark.parametrize("largest", [3e38, 60.0, 1.0, 0.01, 2.0**-126])
+@pytest.mark.parametrize("largest", [3e38, 60.0, 1.0, 0.01, 2.0**-126, 2.0**-136, 2.0**-149])
 def test_pairs_of_float16(largest: float) -> None:
     """In a unit that follows from the largest element, of which they keep 2^-39, and of themselves 2^-22; parts are ready for products of two."""
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_pairs_of_float16(largest: float) -> None:
     storage = Storage(Value("w@x", (3, 2, 2000), "f16"), row_major((3, 2, 2000)), "w", ((2, 2000), (1, 2), 0), numbers=F16_PAIR)
     raised, high, low = prepared(random, storage)
     (unit,) = prepared(random, replace(storage, value=Value("w@x@unit", (1,), "f32"), layout=row_major((1,)), numbers=F16_SCALE)).tolist()
-    assert raised.isfinite().all() and torch.equal(raised.double(), high.double() * 2**11) and math.frexp(unit)[0] == 0.5
+    assert unit > 0 and raised.isfinite().all() and torch.equal(raised.double(), high.double() * 2**11) and math.frexp(unit)[0] == 0.5
     view = random.as_strided((2, 2000), (1, 2)).double()
     found = (high.double() * 2**11 + low.double()) * unit
     assert ((found - view).abs() <= view.abs() * 2.0**-22 + view.abs().max() * 2.0**-39).all()

@@ -12,6 +12,8 @@ from tilewright.ir.region import F16_PAIR, F16_SCALE, F16_STEP, NUMBERS, TF32, T
 
 F16_EXPONENT = 4
 """Of two, for the largest high part of a constant."""
+LEAST_FLOAT32 = 2.0**-149
+"""The smallest unit: of constants all below 2^-134, which have fewer of them."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -65,7 +67,8 @@ def f16_scale(values: torch.Tensor) -> torch.Tensor:
     """The unit of products with the values as an `f16 pair`, a power of two: [1]."""
     finite = values.double().cpu().abs().nan_to_num(0.0, 0.0, 0.0)
     _, exponent = torch.frexp(finite.max() if finite.numel() else torch.zeros((), dtype=torch.float64))
-    return torch.ldexp(torch.tensor([1 / F16_STEP], dtype=torch.float64), exponent - F16_EXPONENT).float()
+    unit = torch.ldexp(torch.tensor([1 / F16_STEP], dtype=torch.float64), exponent - F16_EXPONENT)
+    return unit.clamp(min=LEAST_FLOAT32).float()
 
 
 _AS = {TF32: nearest_tf32, TF32_PAIR: _pair_of_tf32, F16_PAIR: pair_of_f16, F16_SCALE: f16_scale}
