@@ -42,6 +42,7 @@ from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 from tilewright.kernels.schema import AnySchema, Numerics, form_of
 from tilewright.partition.context import Chooser
 from tilewright.runtime.loadable import loadable_kernel
+from tilewright.runtime.verify import TOLERANCES, narrow_tolerance, stored_types
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning.trials import Job, Trials
@@ -292,6 +293,19 @@ def test_compiled_code_has_three_products_and_no_spills() -> None:
         assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
         assert "warning" not in log and "serialized" not in log
         assert len(re.findall(product, text)) == 3 * depth // 8 * len(re.findall(r"float part\[\d+\];", text))
+
+
+@pytest.mark.parametrize("precision", ["fp32-tensor", "fp32-tensor-fp16"])
+def test_results_are_verified_as_float32(precision: str) -> None:
+    """Weights as pairs of float16 are as exact as float32; other values of 16 bits are not."""
+    x = torch.zeros(4096, 512)
+    with tilewright.compile(nn.Linear(512, 512), x, "h200", precision=precision) as executable:
+        assert any("pairs" in row.schedule for row in executable.plan.rows)
+        storage = executable.image.program.storage.values()
+    assert any(one.value.dtype == "f16" for one in storage) == precision.endswith("fp16")
+    assert narrow_tolerance(stored_types(storage)) == 0
+    with tilewright.compile(nn.Linear(512, 512).half(), x.half(), "h200") as executable:
+        assert narrow_tolerance(stored_types(executable.image.program.storage.values())) == TOLERANCES["f16"]
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ import torch
 
 from tilewright.runtime.profile import Profile, Span, profile_of
 from tilewright.runtime.slices import completions
-from tilewright.runtime.verify import AS_TF32, Verification, compare, narrow_tolerance, reference_values
+from tilewright.runtime.verify import AS_TF32, Verification, compare, narrow_tolerance, reference_values, stored_types
 from tilewright.system.counters import Counters
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def verified(executable: Executable, engine: Engine, leaves: Sequence[Any], tole
     read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
     names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
     if tolerance is None:
-        types = {storage.value.dtype for storage in program.storage.values()}
+        types = stored_types(program.storage.values())
         rounded = {AS_TF32} if any(kernel.tf32 for kernel in program.kernels.values()) else set()
         tolerance = narrow_tolerance(types | rounded) or None
     expected = reference_values(program.graph, inputs, frozenset(names))

@@ -24,6 +24,7 @@ from tilewright.graph.tensor_reference import Unsupported
 from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, NARROW_FLOATS
 from tilewright.ir.expr import Apply, walk
 from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.region import Storage
 
 TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, t in ELEMENT_TYPES.items() if t.tolerance})
 """Largest error that passes, as a fraction of the value's largest magnitude; integers and booleans must be equal."""
@@ -31,6 +32,11 @@ TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, 
 
 AS_TF32 = "f16"
 """The type with as many bits of mantissa as TF32, whose tolerance results of products of TF32 have."""
+
+
+def stored_types(storage: Iterable[Storage]) -> set[str]:
+    """The types of what is stored, but for constants as pairs of numbers, which together are as exact as float32."""
+    return {one.value.dtype for one in storage if not one.numbers}
 
 
 def narrow_tolerance(types: Iterable[str]) -> float:

@@ -35,7 +35,7 @@ from tilewright.runtime.driver import system_driver
 from tilewright.runtime.examination import WholeCalls
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.loadable import LoadableProgram
-from tilewright.runtime.verify import AS_TF32, TOLERANCES, VerifiedValue, compare, narrow_tolerance, reference_values
+from tilewright.runtime.verify import AS_TF32, TOLERANCES, VerifiedValue, compare, narrow_tolerance, reference_values, stored_types
 from tilewright.tuning import serialisation
 from tilewright.tuning.trial_worker import CACHE_SIZES, drawn
 from tilewright.tuning.workers import Fatal, Message, serve
@@ -121,7 +121,7 @@ class Server:
     def checked(self, executable: Executable, message: Message) -> list[VerifiedValue]:
         """A call's results with their relative errors and tolerances."""
         program = executable.image.program
-        types = {storage.value.dtype for storage in program.storage.values()} | ({AS_TF32} if message["tf32"] else set())
+        types = stored_types(program.storage.values()) | ({AS_TF32} if message["tf32"] else set())
         several = math.sqrt(longest_path(program))
         results = WholeCalls(executable, self.inputs(executable, message["seed"])).results()
         found = []
