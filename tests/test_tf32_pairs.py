@@ -1,4 +1,4 @@
-"""Products of float32 as pairs of TF32 or of float16: errors against float64 in the interpreter, also where tensor cores truncate their sums as real ones do."""
+"""Products of float32 as pairs of TF32 or of float16: errors against float64 in the interpreter, also where sums are truncated as tensor cores do."""
 
 from __future__ import annotations
 
