@@ -143,7 +143,7 @@ def compile(
             are rounded to 16 bits, sums and everything else are float32; inputs and outputs keep their types. On GPUs (sm_80) also "tf32": the
             factors of contractions are rounded to 10 bits of mantissa where that is faster; "fp32-tensor": they may be split into pairs of such
             numbers, so that sums have errors like those in float32; and "fp32-tensor-fp16": the same of pairs of float16, whose first factors are
-            below 65,520 (others give NaN), also between transforms, where they are larger than the inputs.
+            below 65,520 (others give NaN).
         records: the file of measurements (default: the user's); measurements take precedence over the models, and trials are added to the file.
         deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, if that is faster: two calls may then
         differ in the last bits. The choice of kernels is deterministic either way.
