@@ -145,7 +145,7 @@ def execute(case: Case, lowered: Lowered) -> torch.Tensor:
         if item.source is None:
             memory[name] = blank(item.layout, item.value.dtype)
         else:
-            memory[name] = stored(prepared(torch.from_numpy(case.inputs[item.source]), item).numpy(), item.layout, item.value.dtype)
+            memory[name] = stored(prepared(torch.from_numpy(case.inputs[item.source]), item).float().numpy(), item.layout, item.value.dtype)
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
     for call in lowered.calls:
         report = run(kernels[call.kernel], [memory[name] for name in call.arguments])

@@ -78,6 +78,28 @@ def test_any_candidate_is_as_accurate_as_in_float32(seed: int) -> None:
     assert error <= 4 * ERROR * max(1.0, float(expected.abs().max())), used
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        PairedWinogradSchedule(2, 64, 1, 16, 1, 2, pairs=2),
+        PairedWinogradSchedule(4, 64, 1, 16, 1, 2, pairs=2),
+        PairedWinogradSchedule(12, 64, 1, 16, 1, 2, filter_y=5, filter_x=5, fourier=1, pairs=2),
+    ],
+    ids=str,
+)
+def test_pairs_of_float16_have_the_range_of_the_input(schedule: PairedWinogradSchedule) -> None:
+    """Points are larger than elements of the input: of all that are equal and in any signs."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(8, 72, 1, bias=False), nn.Conv2d(72, 16, schedule.filter_x, padding=1)).eval()
+    module[0].weight.data = torch.eye(72, 8)[:, :, None, None]
+    for x in (torch.ones(1, 8, 13, 12), torch.rand(1, 8, 13, 12).round() * 2 - 1):
+        inputs, used = (x * 65_000,), list[PairedWinogradSchedule]()
+        program = planned(module, inputs, H200, picking(schedule, used, numerics=HALF_PAIRS))
+        assert used == [schedule]
+        expected = exact(module, inputs)
+        assert (results(module, inputs, program).double() - expected).abs().max() <= 4 * ERROR * expected.abs().max()
+
+
 def test_candidates() -> None:
     problem = layer_problem("R9", 64, "fp32-tensor")
     form = form_of(WINOGRAD_PAIRS, problem, H200)

@@ -106,6 +106,11 @@ class Fourier:
     def filter_matrix(self) -> Matrix:
         return filter_matrix(self.length, self.filter_size)
 
+    @property
+    def growth(self) -> float:
+        """Times the largest element of a tile of the input, which its points do not exceed: sums of real and imaginary parts."""
+        return 2**0.5 * self.length**2
+
     def input_passes(self, values: Values, load: LoadElement, store: StorePoint) -> tuple[Pass, ...]:
         """The points of a tile of the input: a piece of the first pass is a row, one of the second a frequency of the rows."""
         n, half = self.length, self.half

@@ -144,6 +144,11 @@ class Winograd:
         return filter_matrix(*self.sides)
 
     @property
+    def growth(self) -> float:
+        """Times the largest element of a tile of the input, which its points do not exceed."""
+        return prod(max(sum(map(abs, row)) for row in side.inputs) for side in self.sides)
+
+    @property
     def sides(self) -> tuple[Transforms, Transforms]:
         """The transform of rows, and that of columns."""
         rows, columns = (transforms(size, taps) for size, taps in zip(self.tile, self.filter_shape, strict=True))

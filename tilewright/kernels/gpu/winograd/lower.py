@@ -17,7 +17,7 @@ from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import ZERO, Expr, Load, Var, as_lanes, coefficient, index_const
+from tilewright.ir.expr import ZERO, Const, Expr, Load, Var, as_lanes, coefficient, index_const
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
@@ -97,9 +97,10 @@ def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSched
 
 
 def between_transforms(
-    problem: Problem, form: WinogradForm, schedule: Transforming, product: Problem, multiplied: Lowered, packed: Storage
+    problem: Problem, form: WinogradForm, schedule: Transforming, product: Problem, multiplied: Lowered, packed: Storage, raised: int = 0
 ) -> Lowered:
-    """The transform of the input, the lowered product, whose filters are `packed`, and the transform of its sums."""
+    """The transform of the input, the lowered product, whose filters are `packed`, and the transform of its sums. Points are stored divided by
+    2^`raised`, and their sums multiplied by it again."""
     tiles = form.tiles(schedule.transform.tile)
     points, filters, sums = *product.region.inputs, product.region.outputs[0]
     storage = {name: Storage(product.values[name], product.layouts[name]) for name in (points, sums)}
@@ -111,8 +112,8 @@ def between_transforms(
         made, arguments = assemble(f"winograd_{name}", body, stored, (written,), header=f"{header}: the {name}s", launch=launch)
         return made, Call(made.name, arguments)
 
-    first, first_call = kernel("input", *_transform_inputs(form, tiles, schedule, stored.layouts, points), points)
-    last, last_call = kernel("output", *_transform_outputs(form, tiles, schedule, stored.layouts, sums), form.output)
+    first, first_call = kernel("input", *_transform_inputs(form, tiles, schedule, stored.layouts, points, raised), points)
+    last, last_call = kernel("output", *_transform_outputs(form, tiles, schedule, stored.layouts, sums, raised), form.output)
     return Lowered(
         problem.region,
         str(schedule),
@@ -176,10 +177,15 @@ def _scratch(dtype: str, at: Callable[[Expr], Expr]) -> tuple[Callable[[Expr], E
     return lambda place: Load(SCRATCH, (at(place),), dtype), lambda place, value: Store(SCRATCH, at(place), value)
 
 
+def _times(value: Expr, exponent: int) -> Expr:
+    """2^exponent value."""
+    return value * as_lanes(Const(2.0**exponent, value.dtype), value.lanes) if exponent else value
+
+
 def _transform_inputs(
-    form: WinogradForm, tiles: Sequence[Var], schedule: Transforming, layouts: Mapping[str, Layout], points: str
+    form: WinogradForm, tiles: Sequence[Var], schedule: Transforming, layouts: Mapping[str, Layout], points: str, raised: int
 ) -> tuple[Statement, Launch]:
-    """V = B^T d."""
+    """V = 2^-raised B^T d."""
     tile, lanes = schedule.transform.tile, min(schedule.transform_vector, input_vector(form, layouts))
     layout = layouts[form.source.buffer]
     plane = layouts[points].strides[0]
@@ -188,15 +194,15 @@ def _transform_inputs(
         def load(i: Expr, j: Expr) -> Expr:
             return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, tile, i, j)),), form.dtype, lanes)
 
-        return schedule.transform.input_passes(values, load, lambda point, value: Store(points, first + point * plane, value))
+        return schedule.transform.input_passes(values, load, lambda point, value: Store(points, first + point * plane, _times(value, -raised)))
 
     return _each_tile(tiles, form.c, lanes, schedule, form.dtype, passes)
 
 
 def _transform_outputs(
-    form: WinogradForm, tiles: Sequence[Var], schedule: Transforming, layouts: Mapping[str, Layout], sums: str
+    form: WinogradForm, tiles: Sequence[Var], schedule: Transforming, layouts: Mapping[str, Layout], sums: str, raised: int
 ) -> tuple[Statement, Launch]:
-    """Y = A^T M, then the epilogue and store of each element inside the image."""
+    """Y = A^T 2^raised M, then the epilogue and store of each element inside the image."""
     tile, lanes = schedule.transform.tile, min(schedule.transform_vector, store_vector(form, layouts))
     plane = layouts[sums].strides[0]
 
@@ -204,7 +210,10 @@ def _transform_outputs(
         def store(row: Expr, rows: Sequence[Sequence[Expr]]) -> list[Statement]:
             return store_tile(form, tiles, layouts, where, tile, row, rows, lanes)
 
-        return schedule.transform.output_passes(values, lambda point: Load(sums, (first + point * plane,), form.dtype, lanes), store)
+        def load(point: Expr) -> Expr:
+            return _times(Load(sums, (first + point * plane,), form.dtype, lanes), raised)
+
+        return schedule.transform.output_passes(values, load, store)
 
     return _each_tile(tiles, form.k, lanes, schedule, form.dtype, passes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil, log2
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.layout import Layout
@@ -11,7 +12,7 @@ from tilewright.ir.region import Lowered
 from tilewright.kernels.block_transforms import transforms_of
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupForm, warpgroup_form
 from tilewright.kernels.gpu.warpgroup.lower import lower_as
-from tilewright.kernels.gpu.warpgroup.pairs import PAIRS
+from tilewright.kernels.gpu.warpgroup.pairs import FLOAT16, PAIRS
 from tilewright.kernels.gpu.winograd.lower import between_transforms, filters_storage, product_problem, winograd_facts
 from tilewright.kernels.gpu.winograd_pairs.space import PairedWinogradFacts, PairedWinogradSchedule
 from tilewright.kernels.schema import Form
@@ -42,4 +43,7 @@ def lower_paired_winograd(problem: Problem, form: WinogradForm, schedule: Paired
         return replace(warpgroup_form(part, machine).parts, storage={filters: packed}).in_pairs(PAIRS[schedule.pairs].numbers)
 
     made = paired(product)
-    return between_transforms(problem, form, schedule, product, lower_as(product, made, schedule.product, machine, paired), made.storage[filters])
+    multiplied = lower_as(product, made, schedule.product, machine, paired)
+    # points have the range of the input then
+    raised = ceil(log2(schedule.transform.growth)) if PAIRS[schedule.pairs] is FLOAT16 else 0
+    return between_transforms(problem, form, schedule, product, multiplied, made.storage[filters], raised)
