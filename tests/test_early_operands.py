@@ -45,12 +45,11 @@ def reads_behind_products(kernel: Kernel) -> set[str]:
     return {node.buffer for node in behind} & parameters
 
 
-@pytest.mark.in_turns(2)
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_schedules(schedule: Any, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules(schedule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and columns end within tiles; a residual is a part of a larger value."""
-    monkeypatch.setattr(block_result, "EARLY", early)
+    monkeypatch.setattr(block_result, "EARLY", True)
     torch.manual_seed(0)
     channels = 32 if isinstance(schedule, TensorCoreSchedule) and schedule.cluster else 40  # clusters divide the steps evenly
     module, inputs = Block(channels).half().eval(), (torch.randn(2, channels, 7, 9).half(),)
@@ -60,7 +59,7 @@ def test_schedules(schedule: Any, early: bool, monkeypatch: pytest.MonkeyPatch) 
     program = planned(module, inputs, ONE if getattr(schedule, "persistent", 0) else H200, chooser)
     taken = set(map(str, used))
     kernels = [kernel for lowered in program.regions if lowered.schedule in taken for kernel in lowered.kernels]
-    assert kernels and all(bool(reads_behind_products(kernel)) != early for kernel in kernels)
+    assert kernels and not any(reads_behind_products(kernel) for kernel in kernels)
     check(module, inputs, program)
     compiles(program)
 
