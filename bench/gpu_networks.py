@@ -11,7 +11,7 @@ device memory; the events around the call exclude that.
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `ahead` constants are copied before
-that; in `foreseen` products on tensor cores read biases and residuals before they have the sums; in `unfetched` no constants are brought to level 2
+that; in `foreseen` products read biases and residuals before they have the sums; in `unfetched` no constants are brought to level 2
 ahead; in `reused` branches share memory, so that they run one after another; in `stored` no contraction computes a map that it reads
 (`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` and `tensor16` multiply float32 by pairs of TF32 and of
 float16 (`precision="fp32-tensor"`, `"fp32-tensor-fp16"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch
@@ -145,7 +145,7 @@ def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32"
 
 
 def foreseen(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
-    """As `ours`, but products on tensor cores read the operands of their results before the sums are there."""
+    """As `ours`, but products read the operands of their results before they have the sums."""
     with mock.patch.object(block_result, "EARLY", True):
         return ours(module, inputs, precision=precision)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,14 +12,18 @@ from torch import nn
 from tests.test_gpu_half import check, planned
 from tests.test_gpu_tensor_cores import with_schedule as with_tensor_cores
 from tests.test_gpu_warpgroup import H200, ONE, Block, compiles, with_schedule
+from tilewright.codegen.cuda import print_cuda
 from tilewright.ir.expr import Load, walk
 from tilewright.ir.kernel import Invoke, Kernel, expressions, statements
+from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm import block_result
+from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
+from tilewright.kernels.schema import AnySchema
 
 SCHEDULES = (
     WarpgroupSchedule(16, 1, 2),
@@ -62,6 +67,34 @@ def test_schedules(schedule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels and not any(reads_behind_products(kernel) for kernel in kernels)
     check(module, inputs, program)
     compiles(program)
+
+
+@pytest.mark.parametrize("schema", [GEMM, DIRECT])
+def test_products_on_cuda_cores(schema: AnySchema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32: small tiles, of which threads have registers enough, with clusters and without."""
+    monkeypatch.setattr(block_result, "EARLY", True)
+    torch.manual_seed(0)
+    module, inputs = Block(16).eval(), (torch.randn(2, 16, 7, 9),)
+    early = 0
+    for number in range(6):
+        used: list[Any] = []
+        program = planned(module, inputs, H200, with_schedule(Random(number).randrange, used, schema=schema))
+        check(module, inputs, program)
+        compiles(program)
+        early += sum("early0" in print_cuda([kernel]) for lowered in program.regions for kernel in lowered.kernels)
+    assert early
+
+
+def test_sums_alone_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the sum is that of the result then, which is not read."""
+    monkeypatch.setattr(block_result, "EARLY", True)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(8, 16, 1), nn.Conv2d(16, 40, 3, bias=False)).half().eval()
+    used: list[Any] = []
+    inputs = (torch.randn(2, 8, 7, 9).half(),)
+    for schedule in (WarpgroupSchedule(16, 1, 2), TensorCoreSchedule(32, 32, 16, 2, 2, 2)):
+        chooser = with_tensor_cores(schedule, used) if isinstance(schedule, TensorCoreSchedule) else with_schedule(schedule, used)
+        check(module, inputs, planned(module, inputs, H200, chooser))
 
 
 def test_what_takes_too_many_registers_is_read_when_the_sums_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

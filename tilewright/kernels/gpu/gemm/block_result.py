@@ -31,9 +31,9 @@ from tilewright.kernels.gpu.gemm.form import ProductForm
 
 PARTS = "parts"
 EARLY = False
-"""Whether products on tensor cores read what their results need of other values before the sums are there. No GPU has measured it yet."""
-MOST_EARLY = 32
-"""Registers of a thread for that."""
+"""Whether threads read what their results need of other values before they have the sums. No GPU has measured it yet."""
+MOST_EARLY, FEW_EARLY = 32, 8
+"""Registers of a thread for that: of products on tensor cores, and on CUDA cores, whose threads have more sums and fragments."""
 
 RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 
@@ -137,15 +137,15 @@ class Stores:
     before: list[Statement] = field(default_factory=list)
 
 
-def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, early: bool = False) -> Stores:
-    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead. `early`: what is read of
-    other values is read before the products, if there are registers for it."""
+def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, early: int = 0) -> Stores:
+    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead. `early`: registers for what
+    is read of other values, if that is read before the products and takes no more."""
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
     registers, before = list[Statement](), list[Statement]()
     if early and EARLY:
-        registers, before, element = _read_early(result, element, lanes, i, j, sums.row(i), sums.column(j * lanes))
+        registers, before, element = _read_early(result, element, lanes, early, i, j, sums.row(i), sums.column(j * lanes))
     element = replace_loads(element, {result.form.step.name: sums.held(i, j * lanes, result.form.dtype, lanes)})
 
     def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
@@ -156,11 +156,11 @@ def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, earl
 
 
 def _read_early(
-    result: BlockResult, element: Expr, lanes: int, i: Var, j: Var, row: Expr, column: Expr
+    result: BlockResult, element: Expr, lanes: int, most: int, i: Var, j: Var, row: Expr, column: Expr
 ) -> tuple[list[Statement], list[Statement], Expr]:
     """Registers, statements that read to them what elements load of other values, at rows and columns of the tile that follow from i and j, and the
-    element with what was read; none, and the element as it is, where that takes too many. Outside of the result, the nearest row or column is
-    read."""
+    element with what was read; none, and the element as it is, where that takes more than `most`. Outside of the result, the nearest row or column
+    is read."""
     form = result.form
     sizes = i.extent or 1, j.extent or 1
     table: dict[Expr, Load] = {}
@@ -168,7 +168,7 @@ def _read_early(
     buffers: list[Statement] = []
     registers = 0
     for load in _always_loaded(element):
-        if load.buffer not in form.layouts:
+        if load.buffer not in form.layouts or load.buffer == form.step.name:  # the sum, which may be all that is stored
             continue
         at = [where for where, axes in ((row, form.m), (column, form.n)) if not variables(load).isdisjoint(axes)]
         place: Expr = index_const(0)
@@ -181,7 +181,7 @@ def _read_early(
         buffers.append(Allocate(Buffer(name, load.dtype, count * load.lanes, "register", load.lanes)))
         loaded.append((load, name, place * load.lanes))
         table[load] = Load(name, (place * load.lanes,), load.dtype, load.lanes)
-    if not loaded or registers > MOST_EARLY:
+    if not loaded or registers > most:
         return [], [], element
     rows, columns = Nearest(), Nearest(lanes)
 
@@ -241,7 +241,7 @@ def put_sums(result: BlockResult, sums: ThreadSums, part: Expr) -> Statement:
     return For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll")
 
 
-def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int, early: bool = False) -> Stores:
+def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int, early: int = 0) -> Stores:
     """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it.
     `early` as for `store_sums`."""
     size = result.rows * result.pitch
@@ -253,7 +253,7 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
     if early and EARLY:
         at = binary("min", turn * threads + thread, index_const(share - 1))
         first = (part * share + at) * lanes
-        registers, before, element = _read_early(result, element, lanes, turn, Var("j", 1), first // result.columns, first % result.columns)
+        registers, before, element = _read_early(result, element, lanes, early, turn, Var("j", 1), first // result.columns, first % result.columns)
 
     def vector(at: Var) -> list[Statement]:
         number = Var("number", result.rows * result.columns)

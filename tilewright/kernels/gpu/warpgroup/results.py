@@ -12,7 +12,7 @@ from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.ir.expr import Expr, Load, Var, index_const, replace_loads
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
-from tilewright.kernels.gpu.gemm.block_result import BlockResult, ThreadSums, parts_of, put_sums, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.block_result import MOST_EARLY, BlockResult, ThreadSums, parts_of, put_sums, store_shares, store_sums
 from tilewright.kernels.gpu.warpgroup.space import STAGED_PADDING, Consuming, staged_columns
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
@@ -38,12 +38,12 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
     if schedule.meeting:
         padded = replace(result, padding=STAGED_PADDING[schedule.swapped])
         put = put_sums(padded, thread_sums(schedule.columns, schedule.swapped, group, thread), part)
-        shares = store_shares(padded, part, schedule.split, thread, schedule.threads, early=True)
+        shares = store_shares(padded, part, schedule.split, thread, schedule.threads, early=MOST_EARLY)
         beginning = parts_of(padded, schedule.split), *shares.registers
         return Ending(beginning, (put,), end=(cluster_barrier(), *shares.behind), before=tuple(shares.before))
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
-    stores = store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread), early=True)
+    stores = store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread), early=MOST_EARLY)
     return Ending(products=tuple(stores.behind), before=(*stores.registers, *stores.before))
 
 
