@@ -22,7 +22,7 @@ import tilewright
 
 SHOWN = re.compile(r"\b(LD[GSL.]|ST|RED|ATOM|UTMA|UBLKCP|[HIDB]G?MMA|BAR|UCGABAR|\w*DEPBAR|SYNCS|ACQBULK|BRA|EXIT)")
 """Instructions of SASS that are shown."""
-INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\w+ +)?[A-Z][A-Z0-9_.]*)")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\w+ +)?[A-Z][A-Za-z0-9_.]*)")
 
 
 def ordered(sass: str) -> Iterator[tuple[str, int]]:
