@@ -1,4 +1,4 @@
-"""Operands of results that are read before the products (`block_result.EARLY`): kernels in the interpreter, and where they read."""
+"""Operands of results that are read before the products (`block_result.EARLY`), or ahead of guards: kernels in the interpreter, and where they read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import nn
 
 from tests.test_gpu_half import check, planned
 from tests.test_gpu_tensor_cores import with_schedule as with_tensor_cores
-from tests.test_gpu_warpgroup import H200, ONE, Block, compiles, with_schedule
+from tests.test_gpu_warpgroup import H200, ONE, Block, compiles, program_of, with_schedule
+from tests.test_half_modules import EACH_TYPE
 from tilewright.codegen.cuda import print_cuda
 from tilewright.ir.expr import Load, walk
-from tilewright.ir.kernel import Invoke, Kernel, expressions, statements
+from tilewright.ir.kernel import Allocate, If, Invoke, Kernel, Store, expressions, statements
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm import block_result
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
+from tilewright.kernels.gpu.warpgroup.results import STAGED
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
@@ -106,3 +108,24 @@ def test_what_takes_too_many_registers_is_read_when_the_sums_are_there(monkeypat
         program = planned(module, inputs, H200, with_schedule(WarpgroupSchedule(columns, 1, 2), used))
         kernel = next(kernel for lowered in program.regions if lowered.schedule == str(used[-1]) for kernel in lowered.kernels)
         assert bool(reads_behind_products(kernel)) == behind
+
+
+@pytest.mark.in_turns(1)
+@pytest.mark.parametrize("persistent", [0, 1])
+@EACH_TYPE
+def test_operands_of_staged_results_are_read_ahead_of_guards(persistent: int, dtype: torch.dtype) -> None:
+    """Rows and columns end within a tile: nothing but the store is behind a branch."""
+    torch.manual_seed(0)
+    module, inputs = Block(40).to(dtype).eval(), (torch.randn(2, 40, 7, 9).to(dtype),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3, staged=1, persistent=persistent), used, target=ONE if persistent else H200)
+    staged = 0
+    for kernel in (kernel for lowered in program.regions for kernel in lowered.kernels):
+        inside = list(statements(kernel.body))
+        if not any(isinstance(one, Allocate) and one.buffer.name == STAGED for one in inside):
+            continue
+        staged += 1
+        guarded = [id(one.then) for one in inside if isinstance(one, If)]
+        assert all(id(one) in guarded for one in inside if isinstance(one, Store) and one.buffer in {buffer.name for buffer in kernel.parameters})
+    assert staged == len(used) > 1
+    check(module, inputs, program)

@@ -329,6 +329,13 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
     return None if expr.dtype == INDEX and axis in variables(expr) else done[id(expr)]
 
 
+def always_evaluated(node: Expr) -> Sequence[Expr]:
+    """The children that are evaluated whenever the node is: of a select and of an `and` the first alone."""
+    if isinstance(node, Apply):
+        return node.args[:1] if node.operation in ("select", "and") else node.args
+    return node.index if isinstance(node, Load) else ()
+
+
 def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], list[Expr]]:
     """Names each sub-expression that is used more than once and always evaluated, so that shared parts are neither printed nor computed twice.
 
@@ -341,14 +348,8 @@ def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], li
         uses[node] = count + 1
         if count:
             return
-        if isinstance(node, Apply) and node.operation in ("select", "and"):
-            visit(node.args[0])
-        elif isinstance(node, Apply):
-            for arg in node.args:
-                visit(arg)
-        elif isinstance(node, Load):
-            for part in node.index:
-                visit(part)
+        for part in always_evaluated(node):
+            visit(part)
         order.append(node)
 
     for root in roots:

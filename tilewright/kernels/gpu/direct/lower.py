@@ -157,7 +157,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         stores = store_shares(result, part, schedule.split, thread, schedule.threads, FEW_EARLY)
         loop += meeting(result, mine, part, schedule.split)
     else:
-        stores = store_sums(result, mine, bool(schedule.atomics and schedule.split > 1), FEW_EARLY)
+        stores = store_sums(result, mine, FEW_EARLY, bool(schedule.atomics and schedule.split > 1))
     return block(root, stores.registers, stores.before, loop, stores.behind), launch
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from tilewright.codegen.access import bind_shared
+from tilewright.codegen.access import always_evaluated, bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import Below, Nearest, below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.ir.expr import (
     TRUE,
-    Apply,
     Expr,
     Load,
     Var,
@@ -137,15 +136,13 @@ class Stores:
     before: list[Statement] = field(default_factory=list)
 
 
-def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, early: int = 0) -> Stores:
+def store_sums(result: BlockResult, sums: ThreadSums, early: int, atomic: bool = False) -> Stores:
     """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead. `early`: registers for what
     is read of other values, if that is read before the products and takes no more."""
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
-    registers, before = list[Statement](), list[Statement]()
-    if early and EARLY:
-        registers, before, element = _read_early(result, element, lanes, early, i, j, sums.row(i), sums.column(j * lanes))
+    registers, before, element = _read_early(result, element, lanes, early, i, j, sums.row(i), sums.column(j * lanes))
     element = replace_loads(element, {result.form.step.name: sums.held(i, j * lanes, result.form.dtype, lanes)})
 
     def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
@@ -161,6 +158,8 @@ def _read_early(
     """Registers, statements that read to them what elements load of other values, at rows and columns of the tile that follow from i and j, and the
     element with what was read; none, and the element as it is, where that takes more than `most`. Outside of the result, the nearest row or column
     is read."""
+    if not EARLY:
+        return [], [], element
     form = result.form
     sizes = i.extent or 1, j.extent or 1
     table: dict[Expr, Load] = {}
@@ -217,8 +216,8 @@ def _always_loaded(element: Expr) -> list[Load]:
         node = waiting.pop()
         if isinstance(node, Load):
             found[node] = None
-        elif isinstance(node, Apply):
-            waiting += node.args[:1] if node.operation in ("select", "and") else node.args
+        else:
+            waiting += always_evaluated(node)
     return list(found)
 
 
@@ -241,7 +240,7 @@ def put_sums(result: BlockResult, sums: ThreadSums, part: Expr) -> Statement:
     return For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll")
 
 
-def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int, early: int = 0) -> Stores:
+def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int, early: int) -> Stores:
     """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it.
     `early` as for `store_sums`."""
     size = result.rows * result.pitch
@@ -249,11 +248,9 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
     share = result.rows * result.columns // (split * lanes)
     element, offset = result.parts(lanes)
     turn = Var("turn", -(-share // threads))
-    registers, before = list[Statement](), list[Statement]()
-    if early and EARLY:
-        at = binary("min", turn * threads + thread, index_const(share - 1))
-        first = (part * share + at) * lanes
-        registers, before, element = _read_early(result, element, lanes, early, turn, Var("j", 1), first // result.columns, first % result.columns)
+    nearest = binary("min", turn * threads + thread, index_const(share - 1))
+    first = (part * share + nearest) * lanes
+    registers, before, element = _read_early(result, element, lanes, early, turn, Var("j", 1), first // result.columns, first % result.columns)
 
     def vector(at: Var) -> list[Statement]:
         number = Var("number", result.rows * result.columns)

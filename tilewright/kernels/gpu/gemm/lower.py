@@ -117,7 +117,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         stores = store_shares(frame.result, frame.part, schedule.split, thread, schedule.threads, FEW_EARLY)
         loop += meeting(frame.result, sums, frame.part, schedule.split)
     else:
-        stores = store_sums(frame.result, sums, bool(schedule.atomics and schedule.split > 1), FEW_EARLY)
+        stores = store_sums(frame.result, sums, FEW_EARLY, bool(schedule.atomics and schedule.split > 1))
     return block(root, stores.registers, stores.before, loop, stores.behind), frame.launch
 
 

@@ -198,11 +198,11 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
     inner = lambda where, step: _step(mine, pair, facts, schedule.block_k, where)  # noqa: E731
     loop += staged_steps(staged, schedule.stages, frame.steps, frame.steps_each, inner)
     if not (schedule.cluster or schedule.staged):
-        stores = store_sums(frame.result, mine.sums, early=MOST_EARLY)
+        stores = store_sums(frame.result, mine.sums, MOST_EARLY)
         return block(root, stores.registers, stores.before, loop, stores.behind), frame.launch
     # the loop is a scope of its own, so that the sums have the places of the tiles, which other warps may still read
     result, split = replace(frame.result, padding=PARTS_PADDING), schedule.split if schedule.cluster else 1
-    stores = store_shares(result, frame.part, split, frame.thread, schedule.threads, early=MOST_EARLY)
+    stores = store_shares(result, frame.part, split, frame.thread, schedule.threads, MOST_EARLY)
     after = block(block_barrier(), meeting(result, mine.sums, frame.part, split), stores.behind)
     return Block((*block(root, stores.registers, stores.before).statements, block(loop), *after.statements)), frame.launch
 

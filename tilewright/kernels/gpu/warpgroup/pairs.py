@@ -39,12 +39,13 @@ UNIT = Var("unit", None, FLOAT32)
 class Pairs:
     """How float32 factors are pairs. kind: the type of the products (a key of `wgmma.DEPTHS`). numbers: how weights are stored. products: the part of
     the first factor and the tile of weights of each product, smallest first. least: elements of a run, and products of a sum from which on runs are
-    as long (`bench.pair_errors`)."""
+    as long (`bench.pair_errors`). split: loads a number of fragments of both parts of rows, from an element of the reduction on."""
 
     kind: str
     numbers: str
     products: tuple[tuple[str, int], ...]
     least: Mapping[int, int]
+    split: Callable[[Pairs, Place, int, int, int, Expr], list[Statement]]
 
     @property
     def depth(self) -> int:
@@ -99,20 +100,14 @@ class Pairs:
             sums: Expr = Load(PART, (at,), FLOAT32)
             moved = Store("acc", at, Load("acc", (at,), FLOAT32) + (sums if unit is None else sums * unit))
             move = For(at, index_const(columns // 2), moved, "unroll")
-            split = _SPLIT[self.kind](rows, begin, count, wide, thread)
+            split = self.split(self, rows, begin, count, wide, thread)
             statements += [*split, wgmma.fence(), *products, wgmma.commit(), wgmma.await_sums(columns, part), move]
         return statements
 
 
-TF32 = Pairs("tf32", TF32_PAIR, ((LOW, 0), (HIGH, 1), (HIGH, 0)), MappingProxyType({LONG_RUN: 288, SHORT_RUN: 72, DEPTHS["tf32"]: 0}))
-FLOAT16 = Pairs("f16", F16_PAIR, ((LOW, 1), (HIGH, 2), (HIGH, 0)), MappingProxyType({LONG_RUN: 288, SHORT_RUN: 0}))
-PAIRS = MappingProxyType({1: TF32, 2: FLOAT16})
-"""By `WarpgroupSchedule.pairs`."""
-
-
-def _split_to_tf32(rows: Place, begin: int, pieces: int, wide: int, thread: Expr) -> list[Statement]:
+def _split_to_tf32(pairs: Pairs, rows: Place, begin: int, pieces: int, wide: int, thread: Expr) -> list[Statement]:
     """Loads the rows' elements from `begin` on as fragments of pairs."""
-    fragment, depth = TF32.fragment, TF32.depth
+    fragment, depth = pairs.fragment, pairs.depth
     statements: list[Statement] = []
     for number in range(pieces * fragment):
         column = begin + number // fragment * depth + thread % 4 + number % fragment // 2 * 4
@@ -121,10 +116,10 @@ def _split_to_tf32(rows: Place, begin: int, pieces: int, wide: int, thread: Expr
     return statements
 
 
-def _split_to_float16(rows: Place, begin: int, pieces: int, wide: int, thread: Expr) -> list[Statement]:
+def _split_to_float16(pairs: Pairs, rows: Place, begin: int, pieces: int, wide: int, thread: Expr) -> list[Statement]:
     """The same, of pairs of adjacent elements. The rest of a value less its high part is exact in float32, and is zero, or 2^-11 of the value at
     most, so that 2^11 of it has the range of the value."""
-    fragment, depth, lanes = FLOAT16.fragment, FLOAT16.depth, FLOAT16.lanes
+    fragment, depth, lanes = pairs.fragment, pairs.depth, pairs.lanes
     statements: list[Statement] = []
     for number in range(0, pieces * fragment, lanes):
         column = begin + number // fragment * depth + thread % 4 * lanes + number % fragment // 4 * 8
@@ -136,11 +131,14 @@ def _split_to_float16(rows: Place, begin: int, pieces: int, wide: int, thread: E
     return [Allocate(Buffer(VALUES, FLOAT32, pieces * fragment, "register", lanes)), *statements]
 
 
-_SPLIT: Mapping[str, Callable[[Place, int, int, int, Expr], list[Statement]]] = MappingProxyType({"tf32": _split_to_tf32, "f16": _split_to_float16})
-
-
 def _element(rows: Place, number: int, column: Expr, wide: int, thread: Expr, lanes: int) -> Load:
     """Elements of the row of a thread's register with this number, from a column on."""
     lane, warp = thread % WARP, thread % GROUP // WARP
     row = warp * 16 + lane // 4 + number % 2 * 8
     return Load(rows.buffer, (rows.offset + row * wide + swizzled(row, column, wide, FLOAT32, True),), FLOAT32, lanes)
+
+
+TF32 = Pairs("tf32", TF32_PAIR, ((LOW, 0), (HIGH, 1), (HIGH, 0)), MappingProxyType({LONG_RUN: 288, SHORT_RUN: 72, DEPTHS["tf32"]: 0}), _split_to_tf32)
+FLOAT16 = Pairs("f16", F16_PAIR, ((LOW, 1), (HIGH, 2), (HIGH, 0)), MappingProxyType({LONG_RUN: 288, SHORT_RUN: 0}), _split_to_float16)
+PAIRS = MappingProxyType({1: TF32, 2: FLOAT16})
+"""By `WarpgroupSchedule.pairs`."""

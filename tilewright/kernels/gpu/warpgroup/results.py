@@ -38,12 +38,12 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
     if schedule.meeting:
         padded = replace(result, padding=STAGED_PADDING[schedule.swapped])
         put = put_sums(padded, thread_sums(schedule.columns, schedule.swapped, group, thread), part)
-        shares = store_shares(padded, part, schedule.split, thread, schedule.threads, early=MOST_EARLY)
+        shares = store_shares(padded, part, schedule.split, thread, schedule.threads, MOST_EARLY)
         beginning = parts_of(padded, schedule.split), *shares.registers
         return Ending(beginning, (put,), end=(cluster_barrier(), *shares.behind), before=tuple(shares.before))
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
-    stores = store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread), early=MOST_EARLY)
+    stores = store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread), MOST_EARLY)
     return Ending(products=tuple(stores.behind), before=(*stores.registers, *stores.before))
 
 

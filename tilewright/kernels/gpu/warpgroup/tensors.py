@@ -222,13 +222,10 @@ def packed(problem: Problem, found: Contraction, rows: Sequence[Var], batch: Seq
     view = operand_view(load, value.shape, (*batch, *rows, *like.taps, like.channel))
     if view is None or {*like.taps, like.channel} != {axis for axis in found.r if axis.extent != 1}:
         raise Unsuitable("the filters are not a constant that can be packed with channels innermost")
-    extents, lanes = view[0], PIECE_BYTES // size_of(value.dtype)
-    order = tuple((dim, 0) for dim in range(len(extents)))
-    layout = Layout(extents, (*order, (len(extents) - 1, lanes))) if extents[-1] % lanes else row_major(extents)
-    name = f"{load.buffer}@{problem.region.name}"
-    channels, taps, count = -(-extents[-1] // lanes) * lanes, prod(axis.extent or 1 for axis in like.taps), prod(axis.extent or 1 for axis in rows)
-    whole = (prod(axis.extent or 1 for axis in batch), count, taps, extents[-1])
-    tensor = Rows(name, value.dtype, whole, (count * taps * channels, taps * channels, channels, 1), 0)
+    extents, name = view[0], f"{load.buffer}@{problem.region.name}"
+    batches, count, taps = (prod(axis.extent or 1 for axis in axes) for axes in (batch, rows, like.taps))
+    whole = (batches, count, taps, extents[-1])
+    tensor, layout = Rows(name, value.dtype, whole, _strides(whole, value.dtype), 0), _in_pieces(extents, range(len(extents)), value.dtype)
     numbers = TF32 if value.dtype == FLOAT32 else AS_THEY_ARE
     return tensor, {name: Storage(Value(name, extents, value.dtype), layout, load.buffer, view, numbers=numbers)}
 
@@ -237,17 +234,27 @@ def in_pairs(tensor: Rows, storage: Storage, numbers: str) -> tuple[Rows, dict[s
     """A packed float32 constant whose elements are pairs of TF32 or of float16, their parts one behind the other; of float16 also the unit."""
     dtype, parts = "f16" if numbers == F16_PAIR else FLOAT32, NUMBERS[numbers]
     value = Value(tensor.buffer, (parts, *storage.value.shape), dtype)
-    outer = [(dim + 1, 0) for dim, factor in storage.layout.order if not factor]
-    last, lanes = outer[-1][0], PIECE_BYTES // size_of(dtype)
-    layout = Layout(value.shape, ((0, 0), *outer, *([(last, lanes)] if value.shape[last] % lanes else [])))
-    _, rows, taps, channels = tensor.extents
-    pitch = -(-channels // lanes) * lanes
-    made = replace(tensor, dtype=dtype, strides=(rows * taps * pitch, taps * pitch, pitch, 1), parts=parts)
+    layout = _in_pieces(value.shape, [0, *(dim + 1 for dim, factor in storage.layout.order if not factor)], dtype)
+    made = replace(tensor, dtype=dtype, strides=_strides(tensor.extents, dtype), parts=parts)
     packed = {tensor.buffer: replace(storage, value=value, layout=layout, numbers=numbers)}
     if numbers == F16_PAIR:
         unit = unit_of(tensor.buffer)
         packed[unit] = replace(storage, value=Value(unit, (1,), FLOAT32), layout=row_major((1,)), numbers=F16_SCALE)
     return made, packed
+
+
+def _in_pieces(shape: tuple[int, ...], order: Sequence[int], dtype: str) -> Layout:
+    """Dimensions in an order, outermost first, of which the last is padded to whole pieces."""
+    last, lanes = order[-1], PIECE_BYTES // size_of(dtype)
+    return Layout(shape, (*((dim, 0) for dim in order), *([(last, lanes)] if shape[last] % lanes else [])))
+
+
+def _strides(extents: tuple[int, int, int, int], dtype: str) -> tuple[int, int, int, int]:
+    """Of [batch, row, tap, channel] with channels so padded, in elements."""
+    _, rows, taps, channels = extents
+    lanes = PIECE_BYTES // size_of(dtype)
+    pitch = -(-channels // lanes) * lanes
+    return rows * taps * pitch, taps * pitch, pitch, 1
 
 
 def unit_of(weights: str) -> str:
