@@ -41,7 +41,7 @@ MADE_UP = replace(H200, name="made-up-gpu", processors=100)
 UNREAD = replace(MADE_UP, calibration="0123456789ab", uncalibrated=MADE_UP.digest)
 """The same GPU, which names a calibration that this process has not read."""
 SMALL = convolution_problem(32, 32, 8, 8, 3)
-PACKAGED = len(learned.SUFFIXES) - 1
+PACKAGED = len(learned.SUFFIXES)
 """Models of the H200 in the package, where no GPU has measured pairs of float16 yet."""
 
 
