@@ -21,7 +21,7 @@ from bench.common import write_results
 from tilewright.ir.dtypes import nearest_tf32
 from tilewright.ir.region import F16_STEP
 from tilewright.kernels.gpu.warpgroup.pairs import FLOAT16, HIGH, LOW, TF32
-from tilewright.runtime.packing import f16_scale, pair_of_f16
+from tilewright.runtime.packing import f16_scale, pair_of_f16, pair_of_tf32
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -55,9 +55,14 @@ def truncated_product(sums: Array, a: Array, b: Array) -> Array:
     return total.astype(np.float32)
 
 
-def of_pairs(a: Array, b: Array, run: int = DEPTH) -> Array:
+def _pair(values: Array) -> tuple[Array, Array]:
+    high = nearest_tf32(values)
+    return high, nearest_tf32(values - high)
+
+
+def of_pairs(a: Array, b: Array, run: int = DEPTH, packed: Callable[[Array], Any] = _pair) -> Array:
     """Sums of products of pairs of TF32, moved to float32 after every `run` elements, within which products of high parts come last."""
-    (high_a, low_a), (high_b, low_b) = ((high := nearest_tf32(values), nearest_tf32(values - high)) for values in (a, b))
+    (high_a, low_a), (high_b, low_b) = _pair(a), packed(b)
     return _moved(((low_a, high_b), (high_a, low_b), (high_a, high_b)), run, TF32.depth, 1.0)
 
 
@@ -86,7 +91,7 @@ def _moved(products: Sequence[tuple[Array, Array]], run: int, depth: int, unit: 
 
 def of_warpgroups(a: Array, b: Array) -> Array:
     """As warpgroups make the sums of pairs of TF32."""
-    return of_pairs(a, b, TF32.moved_after(a.shape[1]))
+    return of_pairs(a, b, TF32.moved_after(a.shape[1]), lambda weights: pair_of_tf32(torch.from_numpy(weights)).numpy())
 
 
 def of_tf32(a: Array, b: Array) -> Array:

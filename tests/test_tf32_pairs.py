@@ -41,6 +41,7 @@ from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 from tilewright.kernels.schema import AnySchema, Numerics, form_of
 from tilewright.partition.context import Chooser
+from tilewright.runtime import packing
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.runtime.verify import TOLERANCES, narrow_tolerance, stored_types
 from tilewright.selection.choice import choose, rank
@@ -210,6 +211,23 @@ def test_errors_are_those_of_float32_where_sums_are_truncated(
     found = results(module, (x,), planned(module, (x,), H200, picking(schedule, []))).numpy()
     error, usual_error = (np.sqrt(((values - expected) ** 2).mean()) for values in (found, usual))
     assert error <= 1.05 * usual_error
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_weights_make_good_what_tensor_cores_cut_off(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slope of errors over results is nearer to zero with enlarged weights (`packing.CUT_OFF`), and so are the errors."""
+    monkeypatch.setattr(wgmma, "_multiplying", truncating_wide)
+    torch.manual_seed(0)
+    module, x = nn.Linear(256, 64, bias=False).eval(), torch.rand(256, 256)
+    module.weight.data = torch.randn(64, 256).abs()
+    expected, biases, errors = exact(module, (x,)), [], []
+    for cut_off in (packing.CUT_OFF, dict.fromkeys(packing.CUT_OFF, 0.0)):
+        monkeypatch.setattr(packing, "CUT_OFF", cut_off)
+        found = results(module, (x,), planned(module, (x,), H200, picking(WarpgroupSchedule(32, 1, 2, pairs=pairs), []))).double()
+        biases.append(float(((found - expected) * expected).mean() / expected.square().mean()) / UNIT)
+        errors.append(float((found - expected).square().mean()))
+    assert biases[0] - biases[1] == pytest.approx({1: 1.2, 2: 0.75}[pairs], abs=0.2)
+    assert abs(biases[0]) < abs(biases[1]) and errors[0] < errors[1]
 
 
 @pytest.mark.parametrize("scale", [1e-28, 1e18])
