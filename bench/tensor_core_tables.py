@@ -33,7 +33,7 @@ def tensor_heavy() -> Rows:
 
 def tensor_h200() -> Rows:
     """As `tensor_networks`, on an H200, after the models were trained with more layers, with chains in 16 bits, and with values rounded to TF32."""
-    parts = {"float16": ("1", "2", "8", "64"), "tf32": ("1", "2", "64", "64_2")}
+    parts = {"float16": ("1", "2", "8", "64", "64_2"), "tf32": ("1", "2", "64", "64_2", "64_3", "64_4")}
     measured = [entry for dtype, names in parts.items() for name in names for entry in results_of(f"gpu_half_figure_{dtype}_h200_{name}")]
     known = {entry["network"] for entry in measured}
     # float16 of networks that these did not reach
