@@ -31,7 +31,7 @@ HEAVY = replace(RECIPE, record="heavy")
 """How models of problems of many operations are trained."""
 STREAMED = Recipe("gradient_boosting", "streams", "correction", 3.0, options=BOOSTED)
 """How models of windows, maps, row reductions and few rows' products are trained."""
-TENSOR = Recipe("gradient_boosting", "tensor", "combined", 3.0, options=BOOSTED)
+TENSOR = Recipe("gradient_boosting", "tensor", "combined", 3.0, 2, BOOSTED)
 """How models of products on tensor cores are trained."""
 PAIRED = replace(TENSOR, record="pairs")
 """How models of products of pairs of TF32 numbers are trained."""

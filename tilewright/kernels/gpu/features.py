@@ -79,7 +79,7 @@ TENSOR = (
     "term launch", "term compute", "term memory", "term drain", "term split",
     "seconds", "blocks", "threads", "registers", "resident", "waves", "balance", "tail", "occupancy", "distinct over level 2",
     "fact batch", "fact m", "fact n", "fact r", "fact a vector", "fact b vector", "fact a along r", "fact b along r", "fact a guarded", "fact a taps",
-    "fact store vector", "fact epilogue_bytes", "fact epilogue_flops", "fact factor bytes", "fact result bytes",
+    "fact a arithmetic", "fact a others", "fact store vector", "fact epilogue_bytes", "fact epilogue_flops", "fact factor bytes", "fact result bytes",
     "steps", "accumulators", "shared bytes", "step sectors", "step products", "step wavefronts", "store sectors", "useful work", "work over bytes",
     "reuse over level 2", "patch over pixels",
 )  # fmt: skip

@@ -31,6 +31,8 @@ SET_BITS = 64
 DTYPES: Mapping[str, type] = {
     "feature": np.int16, "threshold": np.float32, "left": np.int32, "right": np.int32, "value": np.float32, "roots": np.int32,
 }  # fmt: skip
+NODES = (("feature", False), ("threshold", False), ("left", True), ("right", True), ("value", False))
+"""The arrays of nodes, and whether their elements are numbers of nodes."""
 LEARNERS = ("random_forest", "extra_trees", "gradient_boosting")
 
 
@@ -195,10 +197,19 @@ def _boosted_trees(boosted: Any) -> list[dict[str, np.ndarray]]:
 
 
 def mean_of(forests: list[Forest]) -> Forest:
-    """One forest that predicts the mean of several forests with the same feature record."""
+    """One forest that predicts the mean of several forests with the same feature record. It has a tree of each in turns, so that the first trees of
+    all come first."""
     share = 1.0 / len(forests)
-    together = joined(forests)
+    longest = max(len(one.roots) for one in forests)
+    together = joined([_tree(one, at) for at in range(longest) for one in forests if at < len(one.roots)])
     return replace(together, value=together.value * np.float32(share), base=share * sum(one.base for one in forests))
+
+
+def _tree(forest: Forest, number: int) -> Forest:
+    """One tree of a forest."""
+    first, behind = np.append(forest.roots, len(forest.left))[number : number + 2]
+    own = {name: getattr(forest, name)[first:behind] - (first if moves else 0) for name, moves in NODES}
+    return replace(forest, **own, roots=np.zeros(1, DTYPES["roots"]))
 
 
 def joined(forests: Sequence[Forest]) -> Forest:
@@ -206,7 +217,7 @@ def joined(forests: Sequence[Forest]) -> Forest:
     starts = np.cumsum([0, *(len(one.left) for one in forests)])[:-1]
     parts = {
         name: np.concatenate([getattr(one, name) + (start if moves else 0) for one, start in zip(forests, starts, strict=True)])
-        for name, moves in (("feature", 0), ("threshold", 0), ("left", 1), ("right", 1), ("roots", 1), ("value", 0))
+        for name, moves in (*NODES, ("roots", True))
     }
     arrays: dict[str, Any] = {name: array.astype(DTYPES[name]) for name, array in parts.items()}
     return replace(forests[0], **arrays)

@@ -27,7 +27,7 @@ def of_product(product: ContractionFacts, kind: str, counts: TensorCounts, machi
     facts: dict[str, float] = {
         "batch": product.batch, "m": product.m, "n": product.n, "r": product.r, "a vector": product.a.vector_width,
         "b vector": product.b.vector_width, "a along r": product.a.along == "r", "b along r": product.b.along == "r",
-        "a guarded": product.a.guarded, "a taps": product.a.taps,
+        "a guarded": product.a.guarded, "a taps": product.a.taps, "a arithmetic": product.a.arithmetic, "a others": product.a.others,
         "store vector": product.store_vector, "epilogue_bytes": product.epilogue_bytes / results, "epilogue_flops": product.epilogue_flops,
         "factor bytes": product.a.element_bytes, "result bytes": product.bytes_written / results,
     }  # fmt: skip
