@@ -43,32 +43,46 @@ def tensor_h200() -> Rows:
 
 
 def tensor_pairs() -> Rows:
-    """Float32 as pairs of TF32 at 64 images: layers, then networks, against our own float32 and PyTorch's, with errors."""
-    head = ["", "pairs, us", "our float32, us; / pairs", "PyTorch's float32, us; / pairs", "error of pairs", "of our float32", "of PyTorch's"]
-    rows, gains = [head], []
-    for entry in results_of("gpu_tensor_layers_pairs_h200_64"):
-        found = {one["contender"]: (one["median_us"], one["relative_error"]) for one in entry["contenders"]}
-        own = [found[name] for name in found if name.removeprefix("ours, best ") in FLOAT32_SCHEMAS]
-        peers = [pair for name, pair in found.items() if name.startswith("cudnn")]
-        rows.append(_pairs_row(entry["layer"], found["ours"], min(own), min(peers)))
-        gains.append(min(own)[0] / found["ours"][0])
-    rows.append(["**geometric mean** of the layers", "", f"{statistics.geometric_mean(gains):.2f}", *[""] * 4])
-    networks: dict[str, dict[str, tuple[float, float]]] = {}
-    for entry in results_of("gpu_fp32_tensor_h200"):
+    """Float32 as pairs of TF32 and of float16 at 64 images: layers, then networks, beside our own float32 and PyTorch's, with errors. Gains are over
+    our float32 of the same run."""
+    kinds = "pairs of TF32", "pairs of float16"
+    head = ["", *(f"{kind}, us; our float32 / these" for kind in kinds), "PyTorch's float32 / pairs of float16"]
+    rows = [[*head, "error of our float32", *(f"of {kind}" for kind in kinds), "of PyTorch's float32"]]
+    layers: dict[str, list[dict[str, Measured]]] = {}
+    for number, files in enumerate((PAIR_FILES, HALF_PAIR_FILES)):
+        for entry in (entry for file in files for entry in results_of(file)):
+            found = {one["contender"]: (one["median_us"], one["relative_error"]) for one in entry["contenders"]}
+            own = [found[name] for name in found if name.removeprefix("ours, best ") in FLOAT32_SCHEMAS]
+            peers = [pair for name, pair in found.items() if name.startswith("cudnn")]
+            places = layers.setdefault(entry["layer"], [{}, {}])
+            places[number] = {"pairs": found["ours"], "own": min(own), "peer": min(peers)}
+    rows += [_pairs_row(name, *places) for name, places in layers.items()]
+    gains = [[found["own"][0] / found["pairs"][0] for found in each if found] for each in zip(*layers.values(), strict=True)]
+    rows.append(["**geometric mean** of the layers", *(f"{statistics.geometric_mean(own):.2f}" for own in gains), *[""] * 5])
+    networks: dict[str, dict[str, Measured]] = {}
+    for entry in results_of("gpu_fp32_tensor_h200_3"):
         networks.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"], entry["relative_error"]
     for name, found in networks.items():
-        rows.append(_pairs_row(name, found["tensor"], found["tilewright"], min(found["eager"], found["eager_cl"])))
+        same = {"own": found["tilewright"], "peer": min(found["eager"], found["eager_cl"])}
+        rows.append(_pairs_row(name, *({"pairs": found[way], **same} for way in ("tensor", "tensor16"))))
     return rows
 
 
+Measured = tuple[float, float]
+"""Microseconds, and the error relative to the largest result."""
+PAIR_FILES = ("gpu_tensor_layers_pairs_h200_64",)
+HALF_PAIR_FILES = ("gpu_tensor_layers_half_pairs_h200_64", "gpu_tensor_layers_half_pairs_h200_64_2")
 FLOAT32_SCHEMAS = ("contraction", "direct", "winograd", "winograd fused")
 
 
-def _pairs_row(name: str, *measured: tuple[float, float]) -> list[str]:
-    """Microseconds and errors of pairs, of our float32, and of PyTorch's."""
-    (pairs, _), *others = measured
-    times = (f"{seconds:.1f}; {seconds / pairs:.2f}" for seconds, _ in others)
-    return [name, f"{pairs:.1f}", *times, *(f"{error:.1e}" for _, error in measured)]
+def _pairs_row(name: str, *runs: Mapping[str, Measured]) -> list[str]:
+    """Times and gains of both kinds of pairs, and the errors; of a run that there is not, nothing."""
+    tf32, float16 = runs
+    times = (f"{one['pairs'][0]:.1f}; {one['own'][0] / one['pairs'][0]:.2f}" if one else "" for one in runs)
+    peer = f"{float16['peer'][0] / float16['pairs'][0]:.2f}" if float16 else ""
+    last = float16 or tf32
+    errors = (last["own"], tf32.get("pairs"), float16.get("pairs"), last["peer"])
+    return [name, *times, peer, *("" if one is None else f"{one[1]:.1e}" for one in errors)]
 
 
 def listed_operators() -> Rows:
