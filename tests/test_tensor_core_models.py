@@ -28,7 +28,7 @@ from tilewright.tuning import dataset, trials
 from tilewright.tuning.collecting import ranking_of, sample_of, to_sample
 from tilewright.tuning.sampling import JUDGED, bare, random_workloads
 from tilewright.tuning.training import TENSOR as RECIPE
-from tilewright.tuning.training import samples_by_model, samples_of, with_trees
+from tilewright.tuning.training import measured_parts, samples_by_model, samples_of, with_trees
 from tilewright.tuning.workloads import Convolution, Linear, numerics_of, problem_of, text_of, workload_of
 
 PRECISIONS = ("fp16", "bf16", "tf32")
@@ -135,7 +135,7 @@ def layers(count: int) -> list[dataset.MeasuredLayer]:
 def test_a_model_is_trained_and_corrects_both_families(tmp_path: Path) -> None:
     known = layers(10)
     rows = samples_by_model(known, H200)[TENSOR_SUFFIX]
-    found = samples_of(known[0], H200, 0, "tensor")
+    found = samples_of(measured_parts(known[0], H200), 0, "tensor")
     assert found is not None and "TensorCoreSchedule" in found[1]
     model = train(rows, H200, with_trees(RECIPE, 8), gpu_calibration(H200).counted)
     model.save(tmp_path / "m.npz")
@@ -152,7 +152,7 @@ def test_each_layer_has_the_facts_of_the_machine_of_the_chip_that_measured_it() 
     first, second = layers(2)
 
     def by_formulas(entry: dataset.MeasuredLayer, target: Machine) -> list[float]:
-        found = samples_of(entry, target, 0, "tensor")
+        found = samples_of(measured_parts(entry, target), 0, "tensor")
         assert found is not None and found[0].analytical is not None
         return list(found[0].analytical.tolist())
 

@@ -30,7 +30,19 @@ from tilewright.tuning import dataset, trials
 from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.refit import TILED
 from tilewright.tuning.sampling import random_workloads
-from tilewright.tuning.training import ATTENTIVE, RECIPE, STREAMED, held_out, part_of, quality, samples, samples_by_model, samples_of, with_trees
+from tilewright.tuning.training import (
+    ATTENTIVE,
+    RECIPE,
+    STREAMED,
+    held_out,
+    measured_parts,
+    part_of,
+    quality,
+    samples,
+    samples_by_model,
+    samples_of,
+    with_trees,
+)
 from tilewright.tuning.workloads import Attention, Elementwise, Linear, Pool, Rows, Workload, numerics_of, problem_of, text_of
 
 SMALL = layer(32, 32, 8)
@@ -57,7 +69,7 @@ def model(rows: Samples) -> Learned:
 
 def test_samples_are_what_the_ranking_says_of_the_same_schedules() -> None:
     known = measured(SMALL, 80)
-    rows = samples_of(known, H200, 7)
+    rows = samples_of(measured_parts(known, H200), 7)
     assert rows is not None
     found, schemas = rows
     assert len(found) == len(schemas) == 80 and (found.problem == 7).all() and found.analytical is not None
@@ -95,13 +107,13 @@ def test_schemas_that_the_model_does_not_know_are_left_out() -> None:
     count = len(known.schemas["DirectSchedule"]["seconds"])
     windows = {"threads": np.array([64]), "each": np.array([1]), **{name: np.array([1]) for name in dataset.MEASURES}}
     more = replace(known, schemas={**known.schemas, "WindowSchedule": windows})
-    found = samples_of(more, H200, 0)
+    found = samples_of(measured_parts(more, H200), 0)
     assert found is not None and len(found[0]) == 40
     direct = replace(known, schemas={"DirectSchedule": known.schemas["DirectSchedule"]})
-    found = samples_of(direct, H200, 0)
+    found = samples_of(measured_parts(direct, H200), 0)
     assert found is not None and found[1] == ["DirectSchedule"] * count
     only = replace(known, schemas={"WindowSchedule": windows})
-    assert samples_of(only, H200, 0) is None and len(samples([only, known], H200)[0]) == 40
+    assert samples_of(measured_parts(only, H200), 0) is None and len(samples([only, known], H200)[0]) == 40
     with pytest.raises(InvalidInput, match="no measured candidate"):
         samples([only], H200)
 
@@ -329,7 +341,7 @@ def streams() -> list[dataset.MeasuredLayer]:
 def test_schemas_that_stream_have_a_model_of_their_own(streams: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer]) -> None:
     rows, kinds = samples(streams, H200, STREAMED.record)
     assert set(kinds) == {"WindowSchedule", "MapSchedule", "RowReductionSchedule", "GemvSchedule"} and type(rows.counts) is LaunchCounts
-    assert samples_of(streams[0], H200, 0) is None and samples_of(layers[0], H200, 0, STREAMED.record) is None
+    assert samples_of(measured_parts(streams[0], H200), 0) is None and samples_of(measured_parts(layers[0], H200), 0, STREAMED.record) is None
     both = samples_by_model([*layers, *streams], H200)
     assert len(both[""]) == len(samples(layers, H200)[0]) and len(both[STREAMS_SUFFIX]) == len(rows)
     table = features(STREAMED.record, rows.described, rows.counts, H200, gpu_calibration(H200).counted)
@@ -363,7 +375,7 @@ def attended() -> list[dataset.MeasuredLayer]:
 def test_attention_on_tensor_cores_has_a_model_of_its_own(
     attended: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert samples_of(attended[0], H200, 0) is None and samples_of(layers[0], H200, 0, ATTENTIVE.record) is None
+    assert samples_of(measured_parts(attended[0], H200), 0) is None and samples_of(measured_parts(layers[0], H200), 0, ATTENTIVE.record) is None
     rows, kinds = samples(attended, H200, ATTENTIVE.record)
     assert set(kinds) == {"TensorAttentionSchedule"} and samples_by_model(attended, H200).keys() == {ATTENTION_SUFFIX}
     overheads = gpu_calibration(H200).counted

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -74,23 +74,42 @@ def part_of(problem: Problem, kind: str, candidates: Columns, machine: Machine) 
     return estimated(schema, form.facts, candidates, machine, Options())
 
 
-def samples_of(measured: MeasuredLayer, machine: Machine, number: int, record: str = RECIPE.record) -> tuple[Samples, list[str]] | None:
-    """The layer's rows with the inputs of the learned model, as problem `number`, and the schema of each. Rows of schemas that a model with
-    this feature record does not cover are omitted; None if there are no others."""
+@dataclass(frozen=True)
+class MeasuredPart:
+    """Measured candidates of a schema, with counts and estimates for the machine. `kind`: the type of their schedules; `columns`: their axes and
+    MEASURES."""
+
+    kind: str
+    part: Part
+    machine: Machine
+    columns: Mapping[str, np.ndarray]
+
+
+def measured_parts(measured: MeasuredLayer, machine: Machine) -> list[MeasuredPart]:
+    """The layer's candidates of the schemas that its problem suits."""
     problem = layer_problem(measured.layer)
+    found: list[MeasuredPart] = []
+    for kind, columns in measured.schemas.items():
+        part = part_of(problem, kind, {name: column for name, column in columns.items() if name not in MEASURES}, machine)
+        if part is not None:
+            found.append(MeasuredPart(kind, part, machine, columns))
+    return found
+
+
+def samples_of(layer: Sequence[MeasuredPart], number: int, record: str = RECIPE.record) -> tuple[Samples, list[str]] | None:
+    """A layer's rows with the inputs of the learned model, as problem `number`, and the schema of each. Rows of schemas that a model with this
+    feature record does not cover are omitted; None if there are no others."""
     parts: list[Samples] = []
     kinds: list[str] = []
-    for kind, columns in measured.schemas.items():
-        rows = {name: column for name, column in columns.items() if name not in MEASURES}
-        part = part_of(problem, kind, rows, machine)
-        known = described(part, machine, record) if part is not None else None
+    for own in layer:
+        known = described(own.part, own.machine, record)
         if known is None:
             continue
-        count = len(columns["seconds"])
-        found = Samples(known.columns, known.counts, columns["seconds"], np.full(count, number), known.analytical)
-        good = np.flatnonzero((columns["rounds"] > 1) | (columns["seconds"] < HICCUP * known.analytical))
+        seconds = own.columns["seconds"]
+        found = Samples(known.columns, known.counts, seconds, np.full(len(seconds), number), known.analytical)
+        good = np.flatnonzero((own.columns["rounds"] > 1) | (seconds < HICCUP * known.analytical))
         parts.append(found.where(good))
-        kinds += [kind] * len(good)
+        kinds += [own.kind] * len(good)
     return (join(parts), kinds) if kinds else None
 
 
@@ -100,18 +119,25 @@ def samples(layers: Sequence[MeasuredLayer], machine: Machine, record: str = REC
     Raises:
         InvalidInput: if there are none.
     """
-    known = _rows_of(layers, machine, record)
+    known = _rows_of(layers, machine, [record])[record]
     if not known:
         raise _nothing_covered()
     return join([rows for rows, _ in known]), np.array([kind for _, kinds in known for kind in kinds])
 
 
-def _rows_of(layers: Sequence[MeasuredLayer], machine: Machine, record: str) -> list[tuple[Samples, list[str]]]:
-    """Of each layer, its counts, features and times by formulas with the facts of the machine that measured it if that is of the same chip."""
+def _rows_of(layers: Sequence[MeasuredLayer], machine: Machine, records: Sequence[str]) -> dict[str, list[tuple[Samples, list[str]]]]:
+    """For each record the rows of each layer that has any: counts, features and times by formulas with the facts of the machine that measured the
+    layer if that is of the same chip."""
     others = {name: identified_machine(name) for name in {measured.machine for measured in layers} - {machine.name}}
     own = {machine.name: machine} | {name: other if other.measured_as == machine.measured_as else machine for name, other in others.items()}
-    rows = (samples_of(measured, own[measured.machine], number, record) for number, measured in enumerate(layers))
-    return [found for found in rows if found is not None]
+    found: dict[str, list[tuple[Samples, list[str]]]] = {record: [] for record in records}
+    for number, measured in enumerate(layers):
+        parts = measured_parts(measured, own[measured.machine])
+        for record, known in found.items():
+            rows = samples_of(parts, number, record)
+            if rows is not None:
+                known.append(rows)
+    return found
 
 
 def _nothing_covered() -> InvalidInput:
@@ -124,8 +150,8 @@ def samples_by_model(layers: Sequence[MeasuredLayer], machine: Machine) -> dict[
     Raises:
         InvalidInput: if none covers any.
     """
-    found = {suffix: _rows_of(layers, machine, recipe.record) for suffix, recipe in RECIPES.items()}
-    known = {suffix: join([rows for rows, _ in parts]) for suffix, parts in found.items() if parts}
+    found = _rows_of(layers, machine, [recipe.record for recipe in RECIPES.values()])
+    known = {suffix: join([rows for rows, _ in parts]) for suffix, recipe in RECIPES.items() if (parts := found[recipe.record])}
     if not known:
         raise _nothing_covered()
     return known
