@@ -77,6 +77,8 @@ def main() -> None:
                 found = ours(module, x, precision, cut_off)
                 if found is not None:
                     ways[f"{precision}, {name}"] = found
+        if len(ways) < 1 + 2 * len(PRECISIONS):
+            continue
         results += [{"layer": str(layer), "input": list(x.shape), "way": way, **measured(found, exact)} for way, found in ways.items()]
         print(*results[-len(ways) :], sep="\n", flush=True)
     write_results(options.name, vars(options), results)

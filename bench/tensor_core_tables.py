@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bench.cells import Rows, results_of
@@ -42,32 +43,6 @@ def tensor_h200() -> Rows:
     return tensor_rows(measured, [("float16", 1), ("float16", 8), ("float16", 64), ("tf32", 1), ("tf32", 64)])
 
 
-def tensor_pairs() -> Rows:
-    """Float32 as pairs of TF32 and of float16 at 64 images: layers, then networks, beside our own float32 and PyTorch's, with errors. Gains are over
-    our float32 of the same run."""
-    kinds = "pairs of TF32", "pairs of float16"
-    head = ["", *(f"{kind}, us; our float32 / these" for kind in kinds), "PyTorch's float32 / pairs of float16"]
-    rows = [[*head, "error of our float32", *(f"of {kind}" for kind in kinds), "of PyTorch's float32"]]
-    layers: dict[str, list[dict[str, Measured]]] = {}
-    for number, files in enumerate((PAIR_FILES, HALF_PAIR_FILES)):
-        for entry in (entry for file in files for entry in results_of(file)):
-            found = {one["contender"]: (one["median_us"], one["relative_error"]) for one in entry["contenders"]}
-            own = [found[name] for name in found if name.removeprefix("ours, best ") in FLOAT32_SCHEMAS]
-            peers = [pair for name, pair in found.items() if name.startswith("cudnn")]
-            places = layers.setdefault(entry["layer"], [{}, {}])
-            places[number] = {"pairs": found["ours"], "own": min(own), "peer": min(peers)}
-    rows += [_pairs_row(name, *places) for name, places in layers.items()]
-    gains = [[found["own"][0] / found["pairs"][0] for found in each if found] for each in zip(*layers.values(), strict=True)]
-    rows.append(["**geometric mean** of the layers", *(f"{statistics.geometric_mean(own):.2f}" for own in gains), *[""] * 5])
-    networks: dict[str, dict[str, Measured]] = {}
-    for entry in results_of("gpu_fp32_tensor_h200_3"):
-        networks.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"], entry["relative_error"]
-    for name, found in networks.items():
-        same = {"own": found["tilewright"], "peer": min(found["eager"], found["eager_cl"])}
-        rows.append(_pairs_row(name, *({"pairs": found[way], **same} for way in ("tensor", "tensor16"))))
-    return rows
-
-
 Measured = tuple[float, float]
 """Microseconds, and the error relative to the largest result."""
 PAIR_FILES = ("gpu_tensor_layers_pairs_h200_64",)
@@ -75,14 +50,57 @@ HALF_PAIR_FILES = ("gpu_tensor_layers_half_pairs_h200_64", "gpu_tensor_layers_ha
 FLOAT32_SCHEMAS = ("contraction", "direct", "winograd", "winograd fused")
 
 
-def _pairs_row(name: str, *runs: Mapping[str, Measured]) -> list[str]:
-    """Times and gains of both kinds of pairs, and the errors; of a run that there is not, nothing."""
-    tf32, float16 = runs
-    times = (f"{one['pairs'][0]:.1f}; {one['own'][0] / one['pairs'][0]:.2f}" if one else "" for one in runs)
-    peer = f"{float16['peer'][0] / float16['pairs'][0]:.2f}" if float16 else ""
-    last = float16 or tf32
-    errors = (last["own"], tf32.get("pairs"), float16.get("pairs"), last["peer"])
-    return [name, *times, peer, *("" if one is None else f"{one[1]:.1e}" for one in errors)]
+@dataclass(frozen=True)
+class PairsRun:
+    """A layer or network as pairs, in our float32 and in PyTorch's, measured in turns."""
+
+    pairs: Measured
+    own: Measured
+    peer: Measured
+
+    @property
+    def gain(self) -> float:
+        return self.own[0] / self.pairs[0]
+
+
+def tensor_pairs() -> Rows:
+    """Float32 as pairs of TF32 and of float16 at 64 images: layers, then networks, beside our own float32 and PyTorch's, with errors. Gains are over
+    our float32 of the same run."""
+    kinds = "pairs of TF32", "pairs of float16"
+    head = ["", *(f"{kind}, us; our float32 / these" for kind in kinds), "PyTorch's float32 / pairs of float16"]
+    tf32, float16 = _pair_layers(*PAIR_FILES), _pair_layers(*HALF_PAIR_FILES)
+    means = (f"{statistics.geometric_mean(run.gain for run in runs.values()):.2f}" for runs in (tf32, float16))
+    networks: dict[str, dict[str, Measured]] = {}
+    for entry in results_of("gpu_fp32_tensor_h200_3"):
+        networks.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"], entry["relative_error"]
+    peers = {name: min(found["eager"], found["eager_cl"]) for name, found in networks.items()}
+    return [
+        [*head, "error of our float32", *(f"of {kind}" for kind in kinds), "of PyTorch's float32"],
+        *(_pairs_row(name, tf32.get(name), run) for name, run in float16.items()),
+        ["**geometric mean** of the layers", *means, *[""] * 5],
+        *(
+            _pairs_row(name, *(PairsRun(found[way], found["tilewright"], peers[name]) for way in ("tensor", "tensor16")))
+            for name, found in networks.items()
+        ),
+    ]
+
+
+def _pair_layers(*files: str) -> dict[str, PairsRun]:
+    """Our choice of pairs, the fastest of our float32 schemas measured beside it, and cuDNN's faster layout, of each layer."""
+    runs: dict[str, PairsRun] = {}
+    for entry in (entry for file in files for entry in results_of(file)):
+        found = {one["contender"]: (one["median_us"], one["relative_error"]) for one in entry["contenders"]}
+        own = [found[name] for name in found if name.removeprefix("ours, best ") in FLOAT32_SCHEMAS]
+        peers = [pair for name, pair in found.items() if name.startswith("cudnn")]
+        runs[entry["layer"]] = PairsRun(found["ours"], min(own), min(peers))
+    return runs
+
+
+def _pairs_row(name: str, tf32: PairsRun | None, float16: PairsRun) -> list[str]:
+    """Times and gains of both kinds of pairs, and the errors."""
+    times = (f"{run.pairs[0]:.1f}; {run.gain:.2f}" if run else "" for run in (tf32, float16))
+    errors = (float16.own, tf32 and tf32.pairs, float16.pairs, float16.peer)
+    return [name, *times, f"{float16.peer[0] / float16.pairs[0]:.2f}", *(f"{one[1]:.1e}" if one else "" for one in errors)]
 
 
 def listed_operators() -> Rows:

@@ -42,7 +42,7 @@ UNREAD = replace(MADE_UP, calibration="0123456789ab", uncalibrated=MADE_UP.diges
 """The same GPU, which names a calibration that this process has not read."""
 SMALL = convolution_problem(32, 32, 8, 8, 3)
 PACKAGED = len(learned.SUFFIXES)
-"""Models of the H200 in the package, where no GPU has measured pairs of float16 yet."""
+"""Models of the H200 in the package."""
 
 
 def quick(patch: pytest.MonkeyPatch) -> None:

@@ -313,6 +313,16 @@ def test_compiled_code_has_three_products_and_no_spills() -> None:
         assert len(re.findall(product, text)) == 3 * depth // 8 * len(re.findall(r"float part\[\d+\];", text))
 
 
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_pairs_do_not_spill_for_operands_of_results(pairs: int) -> None:
+    """A thread has two sums of each result, and no registers for a bias before these are there."""
+    module, inputs = nn.Sequential(nn.Linear(512, 512), nn.ReLU()), (torch.zeros(4096, 512),)
+    program = planned(module, inputs, H200, picking(WarpgroupSchedule(128, 2, 4, pairs=pairs), []))
+    (made,) = (lowered for lowered in program.regions if "pairs" in lowered.schedule)
+    passed, log = cuda_binary(print_cuda(list(made.kernels)), H200.architecture)
+    assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
+
+
 @pytest.mark.parametrize("precision", ["fp32-tensor", "fp32-tensor-fp16"])
 def test_results_are_verified_as_float32(precision: str) -> None:
     """Weights as pairs of float16 are as exact as float32; other values of 16 bits are not."""

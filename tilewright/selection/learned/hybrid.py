@@ -144,7 +144,7 @@ def load(path: Path, content: bytes | None = None) -> Learned:
     forest, more = trees.load(path, content)
     record, target = str(more.get("record")), str(more.get("target"))
     if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record].names or target not in TARGETS:
-        which = f"version {forest.version}, this is {VERSION}; or other names"
+        which = f"of version {forest.version}, this is {VERSION}" if forest.version != VERSION else "of other features or another target"
         raise InvalidModel(f"{path} was trained with another feature record ({which})", "train it again")
     try:
         overheads = Overheads(**{name: float(value) for name, value in more["overheads"].items()})
