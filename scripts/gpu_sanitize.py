@@ -122,14 +122,14 @@ def paired_products() -> Built:
 def paired_convolutions() -> Built:
     """Pairs of TF32 between Winograd's transforms, also with clusters and in loops over tiles, and in an implicit product."""
     layers = convolution(128, 128), convolution(128, 128), convolution(128, 128), convolution(64, 64)
-    return drawn(Beside(*layers), (4, 128, 14, 14), (8, 128, 14, 14), (16, 128, 14, 14), (8, 64, 28, 28))
+    return drawn(Beside(*layers), (4, 128, 14, 14), (8, 128, 14, 14), (24, 128, 14, 14), (8, 64, 28, 28))
 
 
 def meeting(dtype: torch.dtype = torch.float32) -> Built:
     """Parts of sums that meet in a cluster: of products by warpgroups, over patches, and by `mma.sync`."""
     rows = (128, 1024)
     if dtype == torch.float32:
-        return drawn(Beside(nn.Linear(1024, 256), convolution(256, 64), nn.Linear(1024, 64)), rows, (2, 256, 14, 14), rows)
+        return drawn(Beside(nn.Linear(1024, 256), convolution(128, 128), nn.Linear(1024, 64)), rows, (1, 128, 28, 28), rows)
     layers = convolution(256, 128), convolution(512, 256), nn.Linear(1024, 128)
     return drawn(Beside(*layers), (1, 256, 14, 14), (1, 512, 14, 14), rows, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Operands of results that are read before the products (`gemm.block_result`), or ahead of guards: kernels in the interpreter, and where they read."""
+"""Operands of results that are read before the products (`block_result.EARLY`), or ahead of guards: kernels in the interpreter, and where they read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tilewright.codegen.cuda import print_cuda
 from tilewright.ir.expr import Load, walk
 from tilewright.ir.kernel import Allocate, If, Invoke, Kernel, Store, expressions, statements
 from tilewright.kernels.gpu.direct.schema import DIRECT
+from tilewright.kernels.gpu.gemm import block_result
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
 from tilewright.kernels.gpu.warpgroup.results import STAGED
@@ -53,8 +54,9 @@ def reads_behind_products(kernel: Kernel) -> set[str]:
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_schedules(schedule: Any) -> None:
+def test_schedules(schedule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and columns end within tiles; a residual is a part of a larger value."""
+    monkeypatch.setattr(block_result, "EARLY", True)
     torch.manual_seed(0)
     channels = 32 if isinstance(schedule, TensorCoreSchedule) and schedule.cluster else 40  # clusters divide the steps evenly
     module, inputs = Block(channels).half().eval(), (torch.randn(2, channels, 7, 9).half(),)
@@ -70,8 +72,9 @@ def test_schedules(schedule: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", [GEMM, DIRECT])
-def test_products_on_cuda_cores(schema: AnySchema) -> None:
+def test_products_on_cuda_cores(schema: AnySchema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of float32: small tiles, of which threads have registers enough, with clusters and without."""
+    monkeypatch.setattr(block_result, "EARLY", True)
     torch.manual_seed(0)
     module, inputs = Block(16).eval(), (torch.randn(2, 16, 7, 9),)
     early = 0
@@ -84,8 +87,9 @@ def test_products_on_cuda_cores(schema: AnySchema) -> None:
     assert early
 
 
-def test_sums_alone_are_stored() -> None:
+def test_sums_alone_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name of the sum is that of the result then, which is not read."""
+    monkeypatch.setattr(block_result, "EARLY", True)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(8, 16, 1), nn.Conv2d(16, 40, 3, bias=False)).half().eval()
     used: list[Any] = []
@@ -95,7 +99,8 @@ def test_sums_alone_are_stored() -> None:
         check(module, inputs, planned(module, inputs, H200, chooser))
 
 
-def test_what_takes_too_many_registers_is_read_when_the_sums_are_there() -> None:
+def test_what_takes_too_many_registers_is_read_when_the_sums_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_result, "EARLY", True)
     layers = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 256, 1), nn.ReLU()
     module, inputs = nn.Sequential(*layers).half().eval(), (torch.zeros(2, 8, 9, 9).half(),)
     for columns, behind in ((64, False), (256, True)):

@@ -29,9 +29,11 @@ from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, If, Let, Stat
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
 PARTS = "parts"
+EARLY = False
+"""Whether threads read what their results need of other values before they have the sums. Chains do not share such kernels' tiles yet
+(`partition.tile_kernel`)."""
 MOST_EARLY, FEW_EARLY = 32, 8
-"""Registers of a thread for what results need of other values, read before the sums are there: of products on tensor cores, and on CUDA cores, whose
-threads have more sums and fragments."""
+"""Registers of a thread for that: of products on tensor cores, and on CUDA cores, whose threads have more sums and fragments."""
 
 RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 
@@ -157,6 +159,8 @@ def _read_early(
     """Registers, statements that read to them what elements load of other values, at rows and columns of the tile that follow from i and j, and the
     element with what was read; none, and the element as it is, where that takes more than `most`. Outside of the result, the nearest row or column
     is read."""
+    if not EARLY:
+        return [], [], element
     form = result.form
     sizes = i.extent or 1, j.extent or 1
     table: dict[Expr, Load] = {}
