@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 import tilewright
 from bench.common import write_results
+from bench.pair_errors import UNIT
 from tilewright.runtime import packing
 from tilewright.runtime.packing import CUT_OFF
 
-UNIT = 2.0**-24
 PRECISIONS = ("fp32-tensor", "fp32-tensor-fp16")
 EAGER, AS_THEY_ARE, ENLARGED = "eager", "as they are", "enlarged"
 
