@@ -34,19 +34,19 @@ def tensor_heavy() -> Rows:
 
 def tensor_h200() -> Rows:
     """As `tensor_networks`, on an H200, after the models were trained with more layers, with chains in 16 bits, and with values rounded to TF32."""
-    parts = {"float16": ("1", "2", "8", "64", "64_2"), "tf32": ("1", "2", "64", "64_2", "64_3", "64_4")}
+    parts = {"float16": ("1", "2", "8", "64", "64_2"), "tf32": ("1", "2", "8", "64", "64_2", "64_3", "64_4")}
     measured = [entry for dtype, names in parts.items() for name in names for entry in results_of(f"gpu_half_figure_{dtype}_h200_{name}")]
     known = {entry["network"] for entry in measured}
     # float16 of networks that these did not reach
     earlier = ("gpu_half_single_float16_h200_3", "gpu_half_float16_h200_64_1", "gpu_half_float16_h200_64_2", "gpu_half_float16_h200_64_3")
     measured += [entry for name in earlier for entry in results_of(name) if entry["network"] not in known]
-    return tensor_rows(measured, [("float16", 1), ("float16", 8), ("float16", 64), ("tf32", 1), ("tf32", 64)])
+    return tensor_rows(measured, [(dtype, batch) for dtype in TENSOR_TYPES for batch in TENSOR_BATCHES])
 
 
 Measured = tuple[float, float]
 """Microseconds, and the error relative to the largest result."""
 PAIR_FILES = ("gpu_tensor_layers_pairs_h200_64",)
-HALF_PAIR_FILES = ("gpu_tensor_layers_half_pairs_h200_64", "gpu_tensor_layers_half_pairs_h200_64_2")
+HALF_PAIR_FILES = ("gpu_tensor_layers_half_pairs_h200_64", "gpu_tensor_layers_half_pairs_h200_64_3")
 FLOAT32_SCHEMAS = ("contraction", "direct", "winograd", "winograd fused")
 
 
@@ -173,7 +173,7 @@ def tensor_attention() -> Rows:
     """Attention in float16 on a GPU: the first choice of the models, PyTorch's FlashAttention, and the fastest of PyTorch's, over it."""
     rows = [["attention", "ours, us", "FlashAttention, us; / ours", "PyTorch's fastest, us; / ours"]]
     found: dict[str, dict[str, float]] = {}
-    for entry in results_of("attention_fp16_h100"):
+    for entry in results_of("attention_fp16_h200_2"):
         if entry["median_seconds"]:
             found.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
     for name, times in found.items():
@@ -270,12 +270,9 @@ def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
         yield network, batch[1:], own, found[label, contender]
 
 
-PRODUCT_FILES = "gpu_half_products_h100", "gpu_half_products_float16_h100"
-
-
 def tensor_products() -> Rows:
     """Matrix products on tensor cores of a GPU: ours, and cuBLAS's time over it, by type and batch."""
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in later(*PRODUCT_FILES)}
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h200")}
     columns = [(dtype, batch) for dtype in ("float16", "bfloat16", "tf32") for batch in (1, 64)]
     rows = [["product", *(f"{dtype}, batch {batch}: ours, us; cuBLAS / ours" for dtype, batch in columns)]]
     ratios: list[list[float]] = [[] for _ in columns]
