@@ -36,7 +36,7 @@ from bench import half
 from bench.common import Contender, Outcome, Run, compare, rows_to_resume, write_results
 from bench.cpu_networks import OURS, cell, table_of
 from bench.gpu_networks import CONTENDERS as FLOAT32_CONTENDERS
-from bench.gpu_networks import FLUSHED_BYTES, ahead, cold_seconds, foreseen, fused, late, ours, reused, unfetched
+from bench.gpu_networks import FLUSHED_BYTES, ahead, cold_seconds, fused, late, ours, reused, unfetched
 from tilewright.models import resolve
 from tilewright.selection.learned import gpu
 from tilewright.tuning import choices
@@ -114,7 +114,6 @@ ROUNDED = {
     OURS: Contender(OURS, partial(ours, precision=TF32)),
     "late": Contender("late", partial(late, precision=TF32)),
     "ahead": Contender("ahead", partial(ahead, precision=TF32)),
-    "foreseen": Contender("foreseen", partial(foreseen, precision=TF32)),
     "reused": Contender("reused", partial(reused, precision=TF32)),
     "unfetched": Contender("unfetched", partial(unfetched, precision=TF32)),
     **{way: Contender(way, partial(fused, way, precision=TF32)) for way in ("stored", "unpooled", "none", "chains")},

@@ -11,11 +11,10 @@ device memory; the events around the call exclude that.
 Without networks, the workloads are those of figures 5 to 7 of DeepCuts (Jung et al., PLDI 2021) with other large batches, and the contenders its
 ablation: `none` fuses nothing, `tilewright` (always there) in registers, `chains` in shared memory too; `vendor` may use cuDNN and cuBLAS, by trials,
 whose records stay in the cache folder. In `late` no kernel begins before those that it depends on have ended; in `ahead` constants are copied before
-that; in `foreseen` products read biases and residuals before they have the sums; in `unfetched` no constants are brought to level 2
-ahead; in `reused` branches share memory, so that they run one after another; in `stored` no contraction computes a map that it reads
-(`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` and `tensor16` multiply float32 by pairs of TF32 and of
-float16 (`precision="fp32-tensor"`, `"fp32-tensor-fp16"`). Rows have the time to prepare a contender (figure 7), and two workloads for eager PyTorch
-and ours the time of kernels by kind (figure 6).
+that; in `unfetched` no constants are brought to level 2 ahead; in `reused` branches share memory, so that they run one after another; in `stored` no
+contraction computes a map that it reads (`partition.prologues`), in `unpooled` none pools its results (`partition.poolings`); `tensor` and `tensor16`
+multiply float32 by pairs of TF32 and of float16 (`precision="fp32-tensor"`, `"fp32-tensor-fp16"`). Rows have the time to prepare a contender
+(figure 7), and two workloads for eager PyTorch and ours the time of kernels by kind (figure 6).
 
 The rows of a workload that have the same `run` were measured in turns; figures of different runs are not to be compared. `--resume` leaves out the
 workloads of which the result file has a run of this commit with all these contenders, so that the table can be made in slices of `--seconds`. With
@@ -50,7 +49,6 @@ from tilewright import zoo
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.library import Attention, LibraryCall, Pooling, Product, Recurrent
 from tilewright.kernels.gpu import early
-from tilewright.kernels.gpu.gemm import block_result
 from tilewright.runtime import buffers
 from tilewright.runtime import gpu as gpu_engine
 from tilewright.runtime.executable import Executable
@@ -144,12 +142,6 @@ def ahead(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32"
         return ours(module, inputs, precision=precision)
 
 
-def foreseen(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
-    """As `ours`, but products read the operands of their results before they have the sums."""
-    with mock.patch.object(block_result, "EARLY", True):
-        return ours(module, inputs, precision=precision)
-
-
 def unfetched(module: nn.Module, inputs: tuple[Tensor, ...], precision: str = "fp32") -> Run:
     """As `ours`, but constants are not brought to level 2 ahead of the kernels that read them."""
     with mock.patch.object(gpu_engine, "PREFETCH", False):
@@ -180,7 +172,6 @@ CONTENDERS = {
     OURS: Contender(OURS, ours),
     "late": Contender("late", late),
     "ahead": Contender("ahead", ahead),
-    "foreseen": Contender("foreseen", foreseen),
     "reused": Contender("reused", reused),
     "unfetched": Contender("unfetched", unfetched),
     "stored": Contender("stored", partial(fused, "stored")),

@@ -27,11 +27,12 @@ from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
-from tilewright.ir.kernel import For, Invoke, Kernel, statements
+from tilewright.ir.kernel import Allocate, For, If, Invoke, Kernel, Store, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import Columns, length, row, take
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
+from tilewright.kernels.gpu.warpgroup.results import STAGED
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, blocks_of, shared_bytes_of
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
@@ -337,6 +338,27 @@ def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> Non
     used: list[WarpgroupSchedule] = []
     program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3), used)
     assert len(used) >= 3
+    check(module, inputs, program)
+
+
+@pytest.mark.in_turns(1)
+@pytest.mark.parametrize("persistent", [0, 1])
+@EACH_TYPE
+def test_operands_of_staged_results_are_read_ahead_of_guards(persistent: int, dtype: torch.dtype) -> None:
+    """Rows and columns end within a tile: nothing but the store is behind a branch."""
+    torch.manual_seed(0)
+    module, inputs = Block(40).to(dtype).eval(), (torch.randn(2, 40, 7, 9).to(dtype),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3, staged=1, persistent=persistent), used, target=ONE if persistent else H200)
+    staged = 0
+    for kernel in (kernel for lowered in program.regions for kernel in lowered.kernels):
+        inside = list(statements(kernel.body))
+        if not any(isinstance(one, Allocate) and one.buffer.name == STAGED for one in inside):
+            continue
+        staged += 1
+        guarded = [id(one.then) for one in inside if isinstance(one, If)]
+        assert all(id(one) in guarded for one in inside if isinstance(one, Store) and one.buffer in {buffer.name for buffer in kernel.parameters})
+    assert staged == len(used) > 1
     check(module, inputs, program)
 
 

@@ -126,7 +126,7 @@ def test_kernels_are_compiled_beforehand(tmp_path: Path, monkeypatch: pytest.Mon
 def test_unknown_contenders(calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "a", "--against=cudnn")
-    assert "unknown contenders cudnn; choose from tilewright, late, ahead, foreseen, reused, unfetched, stored" in capsys.readouterr().err
+    assert "unknown contenders cudnn; choose from tilewright, late, ahead, reused, unfetched, stored" in capsys.readouterr().err
 
 
 def test_what_a_row_says_of_a_plan(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.gpu.counts import HalfPairCounts, PairCounts
-from tilewright.kernels.gpu.gemm import block_result
 from tilewright.kernels.gpu.tensor_cores import space
 from tilewright.kernels.gpu.tensor_cores.schema import TENSOR_CORES
 from tilewright.kernels.gpu.tensor_cores.space import TensorCoreSchedule
@@ -312,17 +311,6 @@ def test_compiled_code_has_three_products_and_no_spills() -> None:
         assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
         assert "warning" not in log and "serialized" not in log
         assert len(re.findall(product, text)) == 3 * depth // 8 * len(re.findall(r"float part\[\d+\];", text))
-
-
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_pairs_do_not_spill_for_operands_of_results(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread has two sums of each result, and no registers for a bias before these are there, also where others read it early."""
-    monkeypatch.setattr(block_result, "EARLY", True)
-    module, inputs = nn.Sequential(nn.Linear(512, 512), nn.ReLU()), (torch.zeros(4096, 512),)
-    program = planned(module, inputs, H200, picking(WarpgroupSchedule(128, 2, 4, pairs=pairs), []))
-    (made,) = (lowered for lowered in program.regions if "pairs" in lowered.schedule)
-    passed, log = cuda_binary(print_cuda(list(made.kernels)), H200.architecture)
-    assert passed and " 0 bytes spill stores, 0 bytes spill loads" in log, log
 
 
 @pytest.mark.parametrize("precision", ["fp32-tensor", "fp32-tensor-fp16"])

@@ -329,7 +329,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
     return None if expr.dtype == INDEX and axis in variables(expr) else done[id(expr)]
 
 
-def always_evaluated(node: Expr) -> Sequence[Expr]:
+def _always_evaluated(node: Expr) -> Sequence[Expr]:
     """The children that are evaluated whenever the node is: of a select and of an `and` the first alone."""
     if isinstance(node, Apply):
         return node.args[:1] if node.operation in ("select", "and") else node.args
@@ -348,7 +348,7 @@ def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], li
         uses[node] = count + 1
         if count:
             return
-        for part in always_evaluated(node):
+        for part in _always_evaluated(node):
             visit(part)
         order.append(node)
 

@@ -36,7 +36,7 @@ from tilewright.kernels.gpu.direct.schedule import (
     stretch_of,
     taps_are_unrolled,
 )
-from tilewright.kernels.gpu.gemm.block_result import FEW_EARLY, BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.space import PLAIN
 from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps, staged_tile
@@ -134,7 +134,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         steps = index_const(steps_each)
     inner = _Inner(form, schedule, threads, tile, bind, tile_k * size_k, pitches, steps_each)
     root += inner.before(first_channel)
-    loop = staged_steps(
+    root += staged_steps(
         staged, schedule.stages, steps, steps_each, lambda at, step: inner.channels(at, first_channel + step * schedule.channels), plain
     )
 
@@ -154,11 +154,11 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         schedule.register_y * width, schedule.register_k, row, lambda j: tile.spread(j, threads.k, schedule.register_k), min(4, schedule.register_k)
     )
     if schedule.cluster:
-        stores = store_shares(result, part, schedule.split, thread, schedule.threads, FEW_EARLY)
-        loop += meeting(result, mine, part, schedule.split)
+        root += meeting(result, mine, part, schedule.split)
+        root += store_shares(result, part, schedule.split, thread, schedule.threads)
     else:
-        stores = store_sums(result, mine, FEW_EARLY, bool(schedule.atomics and schedule.split > 1))
-    return block(root, stores.registers, stores.before, loop, stores.behind), launch
+        root += store_sums(result, mine, bool(schedule.atomics and schedule.split > 1))
+    return block(root), launch
 
 
 def _extents(schedule: DirectSchedule) -> tuple[int, int, int]:

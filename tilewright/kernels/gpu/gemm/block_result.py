@@ -3,37 +3,19 @@ theirs, and from which adjacent threads store adjacent vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from tilewright.codegen.access import always_evaluated, bind_shared
+from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import Below, Nearest, below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
-from tilewright.ir.expr import (
-    TRUE,
-    Expr,
-    Load,
-    Var,
-    as_lanes,
-    binary,
-    index_const,
-    logical_and,
-    replace_loads,
-    rewrite,
-    substitute,
-    variables,
-)
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, If, Let, Statement, Store, expressions, statements
+from tilewright.ir.expr import TRUE, Expr, Load, Var, as_lanes, index_const, logical_and, replace_loads, substitute
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, If, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.form import ProductForm
 
 PARTS = "parts"
-EARLY = False
-"""Whether threads read what their results need of other values before they have the sums. Chains do not share such kernels' tiles yet
-(`partition.tile_kernel`)."""
-MOST_EARLY, FEW_EARLY = 32, 8
-"""Registers of a thread for that: of products on tensor cores, and on CUDA cores, whose threads have more sums and fragments."""
 
 RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 
@@ -127,99 +109,18 @@ class ThreadSums:
         return next(lanes for lanes in (4, 2, 1) if lanes <= min(most, self.width) and self.columns % lanes == 0)
 
 
-@dataclass(frozen=True)
-class Stores:
-    """How a thread stores its results: what it does with its sums, and what it may do before the products, so that it does not wait for what it reads
-    of other values (bias, residual) when it has the sums. `registers`: for what is read before."""
-
-    behind: list[Statement]
-    registers: list[Statement] = field(default_factory=list)
-    before: list[Statement] = field(default_factory=list)
-
-
-def store_sums(result: BlockResult, sums: ThreadSums, early: int, atomic: bool = False) -> Stores:
-    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead. `early`: registers for what
-    is read of other values, if that is read before the products and takes no more."""
+def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> list[Statement]:
+    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead."""
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
-    registers, before, element = _read_early(result, element, lanes, early, i, j, sums.row(i), sums.column(j * lanes))
     element = replace_loads(element, {result.form.step.name: sums.held(i, j * lanes, result.form.dtype, lanes)})
 
     def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
         inner = block(result.store(element, offset, sums.column(j * lanes), mapping, atomic))
         return [For(j, index_const(sums.columns // lanes), inner, "unroll")]
 
-    return Stores([For(i, index_const(sums.rows), block(result.at_row(sums.row(i), row)), "unroll")], registers, before)
-
-
-def _read_early(
-    result: BlockResult, element: Expr, lanes: int, most: int, i: Var, j: Var, row: Expr, column: Expr
-) -> tuple[list[Statement], list[Statement], Expr]:
-    """Registers, statements that read to them what elements load of other values, at rows and columns of the tile that follow from i and j, and the
-    element with what was read; none, and the element as it is, where that takes more than `most`. Outside of the result, the nearest row or column
-    is read."""
-    if not EARLY:
-        return [], [], element
-    form = result.form
-    sizes = i.extent or 1, j.extent or 1
-    table: dict[Expr, Load] = {}
-    loaded: list[tuple[Load, str, Expr]] = []
-    buffers: list[Statement] = []
-    registers = 0
-    for load in _always_loaded(element):
-        if load.buffer not in form.layouts or load.buffer == form.step.name:  # the sum, which may be all that is stored
-            continue
-        at = [where for where, axes in ((row, form.m), (column, form.n)) if not variables(load).isdisjoint(axes)]
-        place: Expr = index_const(0)
-        count = 1
-        for one, size in zip((i, j), sizes, strict=True):
-            if any(one in variables(where) for where in at):
-                place, count = place * size + one, count * size
-        name = f"early{len(loaded)}"
-        registers += count * load.lanes
-        buffers.append(Allocate(Buffer(name, load.dtype, count * load.lanes, "register", load.lanes)))
-        loaded.append((load, name, place * load.lanes))
-        table[load] = Load(name, (place * load.lanes,), load.dtype, load.lanes)
-    if not loaded or registers > most:
-        return [], [], element
-    rows, columns = Nearest(), Nearest(lanes)
-
-    def in_row(mapping: Mapping[Var, Expr]) -> list[Statement]:
-        def at(n: Var) -> list[Statement]:
-            lets, more = named(decode(n, form.n))
-            shared, values = bind_shared([substitute(load, {**mapping, **more}) for load, _, _ in loaded])
-            stores = [Store(name, place, value) for (_, name, place), value in zip(loaded, values, strict=True)]
-            return [*lets, *shared, *stores]
-
-        inner = block(_needed(columns.below(result.first_n + column, form.facts.n, "n", at)))
-        return [For(j, index_const(sizes[1]), inner, "unroll")]
-
-    each = For(i, index_const(sizes[0]), block(_needed(result.at_row(row, in_row, rows.below))), "unroll")
-    return buffers, [each], rewrite(element, lambda node: table.get(node, node))
-
-
-def _needed(body: Sequence[Statement]) -> list[Statement]:
-    """The statements without names that none of them uses."""
-    kept: list[Statement] = []
-    for one in reversed(body):
-        used = variables(*(expr for later in kept for inner in statements(later) for expr in expressions(inner)))
-        if not isinstance(one, Let) or one.variable in used:
-            kept.insert(0, one)
-    return kept
-
-
-def _always_loaded(element: Expr) -> list[Load]:
-    """The loads that are evaluated whatever conditions in the element are."""
-    found: dict[Load, None] = {}
-    waiting = [element]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Load):
-            found[node] = None
-        else:
-            waiting += always_evaluated(node)
-    return list(found)
+    return [For(i, index_const(sums.rows), block(result.at_row(sums.row(i), row)), "unroll")]
 
 
 def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> list[Statement]:
@@ -241,17 +142,13 @@ def put_sums(result: BlockResult, sums: ThreadSums, part: Expr) -> Statement:
     return For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll")
 
 
-def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int, early: int) -> Stores:
-    """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it.
-    `early` as for `store_sums`."""
+def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
+    """Each block of the cluster (without a split the block) adds up and stores its share of the tile, in vectors along n if the output allows it."""
     size = result.rows * result.pitch
     lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.facts.store_vector and result.columns % lanes == 0)
     share = result.rows * result.columns // (split * lanes)
     element, offset = result.parts(lanes)
     turn = Var("turn", -(-share // threads))
-    nearest = binary("min", turn * threads + thread, index_const(share - 1))
-    first = (part * share + nearest) * lanes
-    registers, before, element = _read_early(result, element, lanes, early, turn, Var("j", 1), first // result.columns, first % result.columns)
 
     def vector(at: Var) -> list[Statement]:
         number = Var("number", result.rows * result.columns)
@@ -270,4 +167,4 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
 
     body = block(below(turn * threads + thread, share, "at", vector))
     # no block may exit while others read its sums
-    return Stores([For(turn, index_const(turn.extent or 1), body, "unroll"), *([cluster_barrier()] if split > 1 else [])], registers, before)
+    return [For(turn, index_const(turn.extent or 1), body, "unroll"), *([cluster_barrier()] if split > 1 else [])]

@@ -39,7 +39,7 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.gemm.block_result import FEW_EARLY, ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.block_result import ThreadSums, meeting, store_shares, store_sums
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.gemm.offsets import OffsetTable, offsets_along
@@ -108,17 +108,17 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     # a single step is straight-line code, and the assembler would hoist all its fragment loads
     limit = UNROLLED_PRODUCTS // 8 if steps_each == 1 else UNROLLED_PRODUCTS
     inner = lambda buffers, step: _inner_product(a, b, form.dtype, schedule, thread_m, thread_n, buffers, limit)  # noqa: E731
+    root += staged_steps(staged, stages, frame.steps, steps_each, inner, plain)
     width = 1 if b.deep else min(4, tn)
     sums = ThreadSums(tm, tn, lambda i: a.spread(i, thread_m, tm), lambda j: b.spread(j, thread_n, tn), width)
-    loop = staged_steps(staged, stages, frame.steps, steps_each, inner, plain)
     if form.row_stages:
-        return block(root, loop, _whole_rows(form, schedule, bind, first, (a, b), thread, thread_m, thread_n)), frame.launch
-    if schedule.cluster:
-        stores = store_shares(frame.result, frame.part, schedule.split, thread, schedule.threads, FEW_EARLY)
-        loop += meeting(frame.result, sums, frame.part, schedule.split)
+        root += _whole_rows(form, schedule, bind, first, (a, b), thread, thread_m, thread_n)
+    elif schedule.cluster:
+        root += meeting(frame.result, sums, frame.part, schedule.split)
+        root += store_shares(frame.result, frame.part, schedule.split, thread, schedule.threads)
     else:
-        stores = store_sums(frame.result, sums, FEW_EARLY, bool(schedule.atomics and schedule.split > 1))
-    return block(root, stores.registers, stores.before, loop, stores.behind), frame.launch
+        root += store_sums(frame.result, sums, bool(schedule.atomics and schedule.split > 1))
+    return block(root), frame.launch
 
 
 def _require(schedule: ContractionSchedule, facts: ContractionFacts) -> None:

@@ -26,7 +26,7 @@ from tilewright.ir.expr import Const, Expr, Load, Var, index_const, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Place, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.gemm.block_result import MOST_EARLY, ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.block_result import ThreadSums, meeting, store_shares, store_sums
 from tilewright.kernels.gpu.gemm.form import ProductForm
 from tilewright.kernels.gpu.gemm.frame import block_frame
 from tilewright.kernels.gpu.gemm.space import MATRICES
@@ -198,13 +198,13 @@ def tiles(form: ProductForm, facts: TensorCoreFacts, schedule: TensorCoreSchedul
     inner = lambda where, step: _step(mine, pair, facts, schedule.block_k, where)  # noqa: E731
     loop += staged_steps(staged, schedule.stages, frame.steps, frame.steps_each, inner)
     if not (schedule.cluster or schedule.staged):
-        stores = store_sums(frame.result, mine.sums, MOST_EARLY)
-        return block(root, stores.registers, stores.before, loop, stores.behind), frame.launch
+        return block(root, loop, store_sums(frame.result, mine.sums)), frame.launch
     # the loop is a scope of its own, so that the sums have the places of the tiles, which other warps may still read
     result, split = replace(frame.result, padding=PARTS_PADDING), schedule.split if schedule.cluster else 1
-    stores = store_shares(result, frame.part, split, frame.thread, schedule.threads, MOST_EARLY)
-    after = block(block_barrier(), meeting(result, mine.sums, frame.part, split), stores.behind)
-    return Block((*block(root, stores.registers, stores.before).statements, block(loop), *after.statements)), frame.launch
+    after = block(
+        block_barrier(), meeting(result, mine.sums, frame.part, split), store_shares(result, frame.part, split, frame.thread, schedule.threads)
+    )
+    return Block((*block(root).statements, block(loop), *after.statements)), frame.launch
 
 
 def _step(mine: WarpTile, pair: Sequence[Tile], facts: TensorCoreFacts, block_k: int, buffers: Sequence[Expr]) -> list[Statement]:

@@ -251,15 +251,11 @@ def tiles(form: WarpgroupForm, schedule: WarpgroupSchedule, most: int) -> tuple[
         block_barrier() if schedule.cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            block(
-                If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
-                stored.before if stored.end else [],
-            ),
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(step, frame.steps, produce))),
             block(
                 once,
                 turns.each(
                     placed,
-                    stored.before,
                     Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                     zeros,
                     For(step, frame.steps, consume),

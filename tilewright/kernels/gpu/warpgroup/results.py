@@ -12,8 +12,8 @@ from tilewright.codegen.intrinsics.wgmma import M
 from tilewright.ir.expr import Expr, Load, Var, index_const, replace_loads
 from tilewright.ir.intrinsic import LANES
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
-from tilewright.kernels.gpu.gemm.block_result import MOST_EARLY, BlockResult, ThreadSums, parts_of, put_sums, store_shares, store_sums
-from tilewright.kernels.gpu.warpgroup.space import PAIRS, STAGED_PADDING, Consuming, staged_columns
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, ThreadSums, parts_of, put_sums, store_shares, store_sums
+from tilewright.kernels.gpu.warpgroup.space import STAGED_PADDING, Consuming, staged_columns
 
 GROUP, WARP = LANES["warpgroup"], LANES["warp"]
 STAGED = "staged"
@@ -22,14 +22,12 @@ STAGED = "staged"
 @dataclass(frozen=True)
 class Ending:
     """What becomes of the sums `acc` of warpgroups: statements at the beginning of the kernel, those of the warpgroups behind the products of each
-    tile and behind all tiles, and those of all threads at the end. `before`: of the warpgroups before the products of each tile, and of the warp
-    that copies, if it takes part in the end, behind its copies."""
+    tile and behind all tiles, and those of all threads at the end."""
 
     beginning: tuple[Statement, ...] = ()
     products: tuple[Statement, ...] = ()
     after: tuple[Statement, ...] = ()
     end: tuple[Statement, ...] = ()
-    before: tuple[Statement, ...] = ()
 
 
 def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, thread: Var) -> Ending:
@@ -38,18 +36,11 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
     if schedule.meeting:
         padded = replace(result, padding=STAGED_PADDING[schedule.swapped])
         put = put_sums(padded, thread_sums(schedule.columns, schedule.swapped, group, thread), part)
-        shares = store_shares(padded, part, schedule.split, thread, schedule.threads, _early(schedule))
-        beginning = parts_of(padded, schedule.split), *shares.registers
-        return Ending(beginning, (put,), end=(cluster_barrier(), *shares.behind), before=tuple(shares.before))
+        shares = store_shares(padded, part, schedule.split, thread, schedule.threads)
+        return Ending((parts_of(padded, schedule.split),), (put,), end=(cluster_barrier(), *shares))
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
-    stores = store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread), _early(schedule))
-    return Ending(products=tuple(stores.behind), before=(*stores.registers, *stores.before))
-
-
-def _early(schedule: Consuming) -> int:
-    """Registers for what results need of other values: none beside pairs, of which a thread has two sums of each result, and spilled 100 bytes."""
-    return 0 if getattr(schedule, PAIRS, 0) else MOST_EARLY
+    return Ending(products=tuple(store_sums(result, thread_sums(schedule.columns, schedule.swapped, group, thread))))
 
 
 def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:

@@ -195,14 +195,10 @@ def tiles(form: PatchForm, schedule: PatchSchedule, most: int) -> tuple[Block, L
         block_barrier() if cluster == 1 else cluster_barrier(),
         If(
             compare("eq", group, schedule.consumers),
-            block(
-                If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
-                stored.before if stored.end else [],
-            ),
+            If(compare("eq", thread, schedule.consumers * GROUP), turns.each(placed, For(chunk, chunks, produce))),
             block(
                 turns.each(
                     placed,
-                    stored.before,
                     Allocate(Buffer("acc", product.dtype, columns // 2, "register")),
                     For(chunk, chunks, consume),
                     wgmma.await_sums(columns, sums),
