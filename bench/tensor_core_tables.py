@@ -103,16 +103,23 @@ def _pairs_row(name: str, tf32: PairsRun | None, float16: PairsRun) -> list[str]
     return [name, *times, f"{float16.peer[0] / float16.pairs[0]:.2f}", *(f"{one[1]:.1e}" if one else "" for one in errors)]
 
 
+def by_contender(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By network and contender: the microseconds of those that were timed, of the last entry if there are several."""
+    found: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        if entry["median_seconds"]:
+            found.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
+    return found
+
+
 def listed_operators() -> Rows:
     """Operators that were once slower than PyTorch's in float32 on a GPU."""
     rows = [["operator", "ours, us", "PyTorch's faster layout, us", "PyTorch / ours", "Inductor / ours"]]
-    found: dict[str, dict[str, float]] = {}
-    for entry in later("gpu_listed_h100", "gpu_listed_heavy_h100"):
-        if entry["median_seconds"]:
-            found.setdefault(entry["network"].split()[0], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
-    for name, times in found.items():
+    for label, times in by_contender(later("gpu_listed_h100", "gpu_listed_heavy_h100")).items():
         own, eager = times["tilewright"], min(times[peer] for peer in ("eager", "eager_cl") if peer in times)
-        rows.append([name, f"{own:.1f}", f"{eager:.1f}", f"{eager / own:.2f}", f"{times['inductor'] / own:.2f}" if "inductor" in times else "–"])
+        rows.append(
+            [label.split()[0], f"{own:.1f}", f"{eager:.1f}", f"{eager / own:.2f}", f"{times['inductor'] / own:.2f}" if "inductor" in times else "–"]
+        )
     return rows
 
 
@@ -172,11 +179,7 @@ def tensor_layers() -> Rows:
 def tensor_attention() -> Rows:
     """Attention in float16 on a GPU: the first choice of the models, PyTorch's FlashAttention, and the fastest of PyTorch's, over it."""
     rows = [["attention", "ours, us", "FlashAttention, us; / ours", "PyTorch's fastest, us; / ours"]]
-    found: dict[str, dict[str, float]] = {}
-    for entry in results_of("attention_fp16_h200_2"):
-        if entry["median_seconds"]:
-            found.setdefault(entry["network"], {})[entry["contender"]] = 1e6 * entry["median_seconds"]
-    for name, times in found.items():
+    for name, times in by_contender(results_of("attention_fp16_h200_2")).items():
         own = next(seconds for contender, seconds in times.items() if contender.startswith("tensor attention"))
         flash, best = times.get("torch flash"), min(seconds for contender, seconds in times.items() if contender.startswith("torch"))
         rows.append([name, f"{own:.1f}", *("–" if peer is None else f"{peer:.1f}; {peer / own:.2f}" for peer in (flash, best))])
@@ -187,14 +190,12 @@ def precisions() -> Rows:
     """Float32 modules with `precision="fp16"` against 16 bits in all regions, TF32, float32, and PyTorch's autocast."""
     others = {"everywhere": "16 bits everywhere", "tf32": "TF32", "fp32": "float32", "autocast": "autocast"}
     rows = [["module", "batch", "ours, us", *(f"{label} / ours" for label in others.values())]]
-    found: dict[str, dict[str, float]] = {}
-    for file in ("gpu_precision_h100", "gpu_precision_recurrent_h100"):  # the later file has recurrent layers of the first again
-        for entry in results_of(file):
-            found.setdefault(entry["network"], {})[entry["contender"]] = entry["median_seconds"]
+    files = "gpu_precision_h100", "gpu_precision_recurrent_h100"  # the later file has recurrent layers of the first again
+    found = by_contender(entry for file in files for entry in results_of(file))
     ratios = [[times[other] / times["tilewright"] for other in others] for times in found.values()]
     for (label, times), row in zip(found.items(), ratios, strict=True):
         name, _, batch = label.rsplit(" ", 2)
-        rows.append([name.removeprefix("torchvision:"), batch[1:], f"{1e6 * times['tilewright']:.1f}", *(f"{ratio:.2f}" for ratio in row)])
+        rows.append([name.removeprefix("torchvision:"), batch[1:], f"{times['tilewright']:.1f}", *(f"{ratio:.2f}" for ratio in row)])
     means = (f"{statistics.geometric_mean(column):.2f}" for column in zip(*ratios, strict=True))
     return [*rows, ["**geometric mean**", "", "", *means]]
 

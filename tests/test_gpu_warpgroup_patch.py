@@ -19,7 +19,7 @@ from tests.draws import draws
 from tests.interpreted import run_program
 from tests.test_gpu_half import check
 from tests.test_gpu_warpgroup import FEW, ONE, TF32, Block, as_interpreted, check_infinite_group, compiles, drawn_by, in_turns, made_of, program_of
-from tests.test_gpu_warpgroup import reason as reason_of
+from tests.test_gpu_warpgroup_space import reason as reason_of
 from tests.test_half_modules import EACH_TYPE, TYPES
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
