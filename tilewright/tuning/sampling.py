@@ -14,8 +14,10 @@
 | `many` | batches of 16 to 256: in eight, three depthwise, two with 2 to 64 groups, two 1x1 between 8 to 512 channels, one first layer |
 | `heavy` | 20 to 500 billion operations, which tensor cores compute in 0.05 to 1 ms: batches of 2 to 256, linear layers of 2,048 to 65,536 rows |
 | `wide` | tensors of 120 to 320 million elements: in five, three of filters of 3, one of 1, one first layer, at batch 2 to 256 |
+| `shallow` | filters of 1 (two in three) or 3 over 50,000 to 1,000,000 positions; 16 to 96 channels and outputs, in a third one up to 768 |
 | `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
 | `computed` | products that compute their first factor, half by scale, shift and ReLU: in four, three 1x1 convolutions, one linear layer |
+| `dense` | 1x1 convolutions that compute their first factor, of 49 to 6,272 rows, from 64 to 1,024 channels to 32 to 256: dense blocks |
 | `attention` | heads of 16 to 256 elements, 1 to 4,096 queries, one in eight a single one; one in three causal, one in five with shared keys |
 | `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
@@ -69,6 +71,8 @@ MOST_WINDOW_WORK, MOST_MANY_WORK = 1.5e8, 6e8
 """Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host; the latter in the class `many`."""
 LEAST_MANY = 16
 """Least batch of the class `many`."""
+LEAST_SHALLOW, MOST_SHALLOW = 50_000, 1_000_000
+"""Positions of the results of the class `shallow`, of all images."""
 SEEDED = 16
 """Part of every seed: the number of classes when the first data sets were drawn."""
 
@@ -234,8 +238,12 @@ def _narrow(draw: Draw) -> Convolution:
     return Convolution(batch, draw.channels(8, 512), draw.channels(8, 512), draw.size(5, 160), (1, 1), then=draw.follows())
 
 
+def _computing(draw: Draw) -> str:
+    return "norm" if draw.one_in(2) else str(draw.of(*(name for name in COMPUTED if name not in ("nothing", "norm"))))
+
+
 def _computed(draw: Draw) -> Convolution | Linear:
-    computed = "norm" if draw.one_in(2) else draw.of(*(name for name in COMPUTED if name not in ("nothing", "norm")))
+    computed = _computing(draw)
     if draw.one_in(4):
         return Linear(draw.between(16, 4096), draw.channels(64, 4096), draw.channels(64, 4096), draw.follows(), computed=computed)
     batch = draw.batch(64) if draw.one_in(2) else 1
@@ -269,6 +277,20 @@ def _heavy(draw: Draw) -> Convolution | Linear:
 def _wide(draw: Draw) -> Convolution:
     form, batch = draw.of(1, 3, 3, 3, "first"), draw.batch()
     return replace(_first(draw), batch=batch) if form == "first" else _square(draw, form, batch)
+
+
+def _shallow(draw: Draw) -> Convolution:
+    batch, filter_size = draw.batch() if not draw.one_in(4) else 1, draw.of(1, 1, 3)
+    size = draw.size(*(round((positions / batch) ** 0.5) for positions in (LEAST_SHALLOW, MOST_SHALLOW)))
+    channels, outputs = draw.channels(16, 96), draw.channels(16, 96)
+    if draw.one_in(3):
+        channels, outputs = draw.of((channels, draw.channels(96, 768)), (draw.channels(96, 768), outputs))
+    return Convolution(batch, channels, outputs, size, (filter_size,) * 2, then=draw.follows())
+
+
+def _dense(draw: Draw) -> Convolution:
+    batch, size, computed = draw.of(1, 1, draw.batch(8)), draw.size(7, 28), _computing(draw)
+    return Convolution(batch, draw.channels(64, 1024), draw.channels(32, 256), size, (1, 1), then=draw.follows(), computed=computed)
 
 
 def _product(draw: Draw) -> Product:
@@ -333,10 +355,11 @@ CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
     "few": _few, "narrow": _narrow, "many": _many, "heavy": _heavy, "wide": _wide, "pool": _pool, "mean": _mean, "rows": _rows,
     "attention": _attention,
-    "elementwise": _elementwise, "computed": _computed,
+    "elementwise": _elementwise, "computed": _computed, "shallow": _shallow, "dense": _dense,
 })  # fmt: skip
 BOUNDS: Mapping[str, Bounds] = MappingProxyType({
-    "heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "many": Bounds(window_work=MOST_MANY_WORK),
+    "heavy": Bounds((MOST_FLOPS, MOST_HEAVY_FLOPS)), "shallow": Bounds((LEAST_FLOPS, MOST_HEAVY_FLOPS)),
+    "many": Bounds(window_work=MOST_MANY_WORK),
     "wide": Bounds((LEAST_FLOPS, MOST_HEAVY_FLOPS), elements=(MOST_ELEMENTS, MOST_WIDE_ELEMENTS)),
 })  # fmt: skip
 """The bounds of classes, where they are not those of the others."""
@@ -345,7 +368,7 @@ TRAINING = (
     "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
     "elementwise", "narrow", "many",
 )  # fmt: skip
-"""Classes of training problems, drawn in turn; `heavy`, `wide`, `attention` and `computed` are drawn by name."""
+"""Classes of training problems, drawn in turn; `heavy`, `wide`, `shallow`, `attention`, `computed` and `dense` are drawn by name."""
 
 
 def random_workloads(
