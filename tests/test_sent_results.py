@@ -54,11 +54,16 @@ SENT: tuple[tuple[Sending, Machine], ...] = (
     (WarpgroupSchedule(96, 1, 4, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(48, 1, 2, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(64, 2, 3, swapped=1, cluster=2, persistent=1, sent=1), FEW),
+    (WarpgroupSchedule(256, 1, 4, persistent=1, sent=2), ONE),
+    (WarpgroupSchedule(192, 2, 3, swapped=1, persistent=1, sent=2), ONE),
+    (WarpgroupSchedule(96, 2, 3, cluster=2, persistent=1, sent=2), FEW),
+    (WarpgroupSchedule(224, 1, 4, swapped=1, persistent=1, sent=2), ONE),
     (PatchSchedule(96, 1, 3, 2, 4, 17, swapped=1, persistent=1, sent=1), ONE),
     (PatchSchedule(160, 2, 3, 1, 14, 9, swapped=1, persistent=1, sent=1), ONE),
     (PatchSchedule(64, 2, 2, 2, 3, 17, swapped=1, cluster=2, persistent=1, sent=1), FEW),
 )
-"""Both orders of the factors, rows of a box of 128, 64 and 32 bytes, and a cluster; lines of patches."""
+"""Both orders of the factors, rows of a box of 128, 64 and 32 bytes, and a cluster; parts of 64 and of 32 columns, an even and an odd number of them;
+lines of patches."""
 
 
 def layers(dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -231,12 +236,16 @@ def test_what_cannot_be_sent_is_refused() -> None:
     for changes in ({"persistent": 0}, {"staged": 1}, {"persistent": 0, "split": 2}, {"persistent": 0, "split": 2, "meeting": 1}):
         with pytest.raises(Unsuitable, match="the copy engine stores results of persistent blocks"):
             WARPGROUP.lower(problem, form, replace(whole, **changes), H200)
+    for columns, width in ((80, 32), (64, 64), (128, 64)):
+        with pytest.raises(Unsuitable, match=f"{columns} columns are not more than 2 parts of {width}"):
+            WARPGROUP.lower(problem, form, replace(whole, columns=columns, sent=2), H200)
     patches = PatchSchedule(96, 1, 3, 2, 4, 15, swapped=1, persistent=1, sent=1)
     for groups, changes, why in (
         (2, {}, "those of one product"),
         (1, {"persistent": 0}, "pixels on columns, of persistent blocks"),
         (1, {"swapped": 0}, "pixels on columns, of persistent blocks"),
         (1, {"staged": 1}, "neither staged nor pooled"),
+        (1, {"sent": 2}, "lines of a tile are sent at once"),
     ):
         problem = problem_of(Convolution(2, 128, 256, (17, 15), (3, 3), groups=groups, precision="fp16"))
         image = form_of(WARPGROUP_PATCH, problem, H200)
@@ -279,6 +288,13 @@ def test_which_candidates_have_the_variant() -> None:
     assert len(fewer)  # and only because more do not fit
     more = {name: column[fewer] for name, column in variants.items()} | {"stages": before[fewer]}
     assert (shared_bytes_of(form.facts, more) > H200.shared_bytes_per_block).all()
+    again, its_origins = sent_variants(candidates, np.ones(length(candidates), bool), shared_bytes, H200, in_parts=True)
+    parts = again["sent"] == 2
+    assert parts.any() and set(its_origins[parts].tolist()) <= set(origins[fewer].tolist())  # of those that would have fewer stages
+    assert (again["stages"][parts] == candidates["stages"][its_origins[parts]]).all()
+    assert (shared_bytes_of(form.facts, again) <= H200.shared_bytes_per_block).all()
+    for number in np.flatnonzero(parts)[:: max(1, int(parts.sum()) // 8)]:
+        WARPGROUP.lower(problem, form, WarpgroupSchedule(**{name: int(column[number]) for name, column in again.items() if name != "meeting"}), H200)
 
 
 @pytest.mark.parametrize(

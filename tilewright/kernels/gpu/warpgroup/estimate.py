@@ -144,7 +144,9 @@ def result_cycles(facts: WarpgroupFacts, candidates: Columns, counts: TensorCoun
     adjacent = np.where(meeting, block_of(candidates)[1], across)
     shared = meeting | (candidates["staged"] > 0)
     stored = store_cycles(facts.product, elements, width_of(facts, candidates), lines, adjacent, shared, machine)
-    cycles: np.ndarray = np.where(sent, elements / 2, stored)  # a wavefront for the pairs of a warp
+    # a wavefront for the pairs of a warp, behind what is computed of each element
+    put = elements * (1 / 2 + facts.product.epilogue_flops / machine.schedulers_per_processor)
+    cycles: np.ndarray = np.where(sent, put, stored)
     return cycles
 
 

@@ -28,6 +28,8 @@ BARRIER_BYTES = 8
 ALIGNMENT = 1024
 """Of buffers of swizzled tiles and boxes in shared memory, in bytes."""
 MEETING, SENT, PAIRS = "meeting", "sent", "pairs"
+IN_PARTS, PARTS_HELD = 2, 2
+"""`sent` in parts, of which so many are in shared memory at once."""
 VARIANT_AXES = {MEETING, SENT}
 """Axes that only variants have (`variants.py`)."""
 
@@ -39,8 +41,8 @@ class WarpgroupSchedule:
     `meeting` (0 or 1), they are a cluster and add them themselves, through shared memory. `cluster` blocks of the same columns of n each copy a part
     of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
     adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
-    blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent` (0 or 1): in persistent blocks, sums
-    go through shared memory as results of 16 bits, which the copy engine stores. `pairs`: float32 factors are pairs of TF32 numbers (1), or of
+    blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent`: in persistent blocks, sums
+    go through shared memory as results of 16 bits, which the copy engine stores: those of a tile at once (1), or part by part (2). `pairs`: float32 factors are pairs of TF32 numbers (1), or of
     numbers of float16 (2; `pairs.py`)."""
 
     columns: int
@@ -103,7 +105,8 @@ class Consuming(Protocol):
 def marks_of(schedule: Consuming) -> str:
     """The end of a schedule's text: what most candidates go without."""
     taken = ("meeting", "swapped", "staged", "sent", "persistent")
-    marks = "".join(f" {name}" * getattr(schedule, name) for name in taken) + ("", " pairs", " pairs of float16")[getattr(schedule, "pairs", 0)]
+    marks = "".join(f" {name}" * (getattr(schedule, name) > 0) for name in taken) + " in parts" * (schedule.sent == IN_PARTS)
+    marks += ("", " pairs", " pairs of float16")[getattr(schedule, "pairs", 0)]
     return f" cluster={schedule.cluster}" * (schedule.cluster > 1) + marks
 
 
@@ -115,6 +118,8 @@ TILE_AXES = {
 }
 STAGED_COLUMNS = 32
 """Columns of a warpgroup that go through shared memory at once, or half as many if these do not divide the columns."""
+SENT_COLUMNS = 64
+"""Columns of a part of a warpgroup's results that is sent, or half as many if these do not divide the columns."""
 STAGED_PADDING = (8, 4)
 """Elements between the rows of a part of the sums in shared memory, as they are and `swapped`: the stores of a warp are in different banks."""
 MOST_OF_PAIRS = 128
@@ -248,8 +253,17 @@ def parts_bytes_of(candidates: Columns, bm: np.ndarray, bn: np.ndarray) -> np.nd
 
 def sent_bytes_of(candidates: Columns) -> np.ndarray:
     """Bytes of shared memory for results that the copy engine stores."""
-    needed: np.ndarray = sent_of(candidates) * (M * candidates["consumers"] * candidates["columns"] * ELEMENT_BYTES + ALIGNMENT)
+    if SENT not in candidates:
+        return np.zeros(length(candidates), np.int64)
+    columns, in_parts = candidates["columns"], candidates[SENT] == IN_PARTS
+    held = np.where(in_parts, PARTS_HELD * part_columns(columns), columns)
+    needed: np.ndarray = sent_of(candidates) * (M * candidates["consumers"] * held * ELEMENT_BYTES + ALIGNMENT)
     return needed
+
+
+def part_columns(columns: S) -> S:
+    """Columns of a warpgroup's results that are sent at once, in parts, if they divide the columns."""
+    return SENT_COLUMNS // (1 + (columns % SENT_COLUMNS > 0))
 
 
 def blocks_of(facts: WarpgroupFacts, candidates: Columns) -> np.ndarray:

@@ -3,7 +3,7 @@
 
 `meeting`: the blocks of a split meet in a cluster and add their parts themselves, through shared memory. That takes no second kernel and no parts in
 level 2. Measurements confirmed a third of the logarithm of the gains that formulas predict (docs/models.md). `sent`: the copy engine stores
-the results of a block, which goes on with its next tile meanwhile.
+the results of a block, which goes on with its next tile meanwhile; in parts, where all of them would take the place of stages.
 """
 
 from __future__ import annotations
@@ -14,28 +14,33 @@ from functools import partial
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, joined, length, take
+from tilewright.kernels.columns import Columns, joined, take
 from tilewright.kernels.gpu.gemm.space import CLUSTERS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
-from tilewright.kernels.gpu.warpgroup.space import MEETING, SENT, TILE_AXES, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES
+from tilewright.kernels.gpu.warpgroup.space import IN_PARTS, MEETING, PARTS_HELD, SENT, TILE_AXES, part_columns, shared_bytes_of
 
 Variants = tuple[dict[str, np.ndarray], np.ndarray]
 """Candidates, and the position of the one that each varies."""
 
+LEAST_ROW_BYTES = 64
+"""Of the boxes that are sent."""
 LEAST_STAGES = 3
 """Stages that a variant keeps of more."""
 
 
 def warpgroup_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
-    """Both kinds."""
-    sendable = np.full(length(candidates), facts.sendable)
-    return both_variants(candidates, sendable, partial(shared_bytes_of, facts), machine)
+    """Both kinds. The copy engine stores rows of 64 bytes or more: with rows of 32 bytes it was no faster than threads."""
+    sendable = facts.sendable & ((candidates["swapped"] > 0) | (candidates["columns"] * ELEMENT_BYTES % LEAST_ROW_BYTES == 0))
+    return both_variants(candidates, sendable, partial(shared_bytes_of, facts), machine, in_parts=True)
 
 
-def both_variants(candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine) -> Variants:
-    """Those that meet, and of the `sendable` candidates those that the copy engine stores."""
+def both_variants(
+    candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine, in_parts: bool = False
+) -> Variants:
+    """Those that meet, and of the `sendable` candidates those that the copy engine stores, which may do so `in_parts`."""
     meeting, first = meeting_variants(candidates, shared_bytes, machine)
-    sent, second = sent_variants(candidates, sendable, shared_bytes, machine)
+    sent, second = sent_variants(candidates, sendable, shared_bytes, machine, in_parts)
     meeting[SENT], sent[MEETING] = np.zeros(len(first), np.int64), np.zeros(len(second), np.int64)
     return joined([meeting, sent]), np.concatenate([first, second])
 
@@ -50,14 +55,22 @@ def meeting_variants(candidates: Columns, shared_bytes: Callable[[Columns], np.n
     return take(rows, fits), which[fits]
 
 
-def sent_variants(candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine) -> Variants:
-    """The persistent ones of candidates whose results the copy engine can store (`sendable`), with as many stages as fit beside these, but at least
-    as many as theirs or three: with two, copies no longer hide behind products."""
+def sent_variants(
+    candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine, in_parts: bool = False
+) -> Variants:
+    """The persistent ones of candidates whose results the copy engine can store (`sendable`), with as many stages as theirs: all results of a tile at
+    once, or `in_parts` if all of them leave no place for the stages. If neither fits, with as many stages as do, but at least three: with two, copies
+    no longer hide behind products."""
     which = np.flatnonzero((candidates["persistent"] > 0) & sendable)
     taken = {**take(candidates, which), SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64)}
-    own, most = taken["stages"], np.zeros(len(which), np.int64)
+    own, columns, most = taken["stages"], taken["columns"], np.zeros(len(which), np.int64)
     for stages in sorted(TILE_AXES["stages"]):
         allowed = (own == stages) | (own > stages) & (stages >= LEAST_STAGES)
         rows = taken | {"stages": np.full(len(which), stages)}
         most = np.where(allowed & (shared_bytes(rows) <= machine.shared_bytes_per_block), stages, most)
+    if in_parts:
+        rows, width = taken | {SENT: np.full(len(which), IN_PARTS)}, part_columns(columns)
+        several = (columns % width == 0) & (columns > PARTS_HELD * width)
+        needed = several & (most < own) & (shared_bytes(rows) <= machine.shared_bytes_per_block)
+        taken, most = taken | {SENT: np.where(needed, IN_PARTS, 1)}, np.where(needed, own, most)
     return take(taken | {"stages": most}, most > 0), which[most > 0]

@@ -29,7 +29,7 @@ from tilewright.kernels.gpu.gemm.frame import turns_of
 from tilewright.kernels.gpu.warpgroup.lower import arrivals_in, lowered
 from tilewright.kernels.gpu.warpgroup.results import Ending, ending
 from tilewright.kernels.gpu.warpgroup.sent import sending
-from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT
+from tilewright.kernels.gpu.warpgroup.space import ALIGNMENT, IN_PARTS
 from tilewright.kernels.gpu.warpgroup_patch.form import PatchForm, patch_form
 from tilewright.kernels.gpu.warpgroup_patch.pixels import patch_of, positions_of, rows_at
 from tilewright.kernels.gpu.warpgroup_patch.pooled import store_pooled
@@ -49,6 +49,8 @@ def lower_patches(problem: Problem, form: PatchForm, schedule: PatchSchedule, ma
         raise Unsuitable("windows are pooled in registers alone, of swapped factors")
     if schedule.sent and (form.pooled is not None or not (schedule.swapped and schedule.persistent) or schedule.staged or schedule.meeting):
         raise Unsuitable("the copy engine stores pixels on columns, of persistent blocks, which are neither staged nor pooled")
+    if schedule.sent == IN_PARTS:
+        raise Unsuitable("lines of a tile are sent at once")
     return lowered(problem, form, schedule, machine, lambda part: patch_form(part, machine).parts, tiles, maps, blocks_to_ask_for)
 
 

@@ -32,7 +32,7 @@ def line_boxes(form: PatchForm, schedule: PatchSchedule, result: BlockResult, im
     described, channel = sent_lines(form, schedule), result.first_n + group * M
     *outer, last = first
 
-    def at(number: Expr) -> Sequence[Expr]:
+    def at(number: Expr, _: Expr) -> Sequence[Expr]:
         begin = [*outer[:-1], *(line + number for line in outer[-1:]), last]
         return channel, *reversed(begin), image
 
