@@ -6,6 +6,7 @@
     python -m bench.gpu_variants --only warpgroups --axes sent --precisions fp16,bf16 --classes batch,heavy,linear,wide,1x1,3x3 --problems 400 \
         --seconds 70 --seed 10 --name gpu_variants_sent_h200
     python -m bench.gpu_variants --fit gpu_variants_tensor_h200
+    python -m bench.gpu_variants --axes sent --fit gpu_variants_sent_h200 gpu_variants_sent_h200_2
 
 Problems are drawn by a seed; none is a layer on which models are judged. Of each schema that has variants (`kernels/gpu/gemm/variants.py`,
 `kernels/gpu/warpgroup/variants.py`) the first candidate of the ranking that has any, and the first of these with at most two stages, or else the
@@ -14,8 +15,8 @@ checked against float64 first; those that are right are timed again in turns, an
 of its variant. `confirmed` of an axis is the slope through the origin of the logarithms of measured gains over those of predicted ones, where a gain
 was predicted: the constants of the part "variants" of a machine's calibration file.
 
-`--fit` measures nothing: of parts that meet it finds `meeting`, the slope where a processor holds several blocks, and prints it with the gain of
-choosing what is predicted to gain there.
+`--fit` measures nothing: of one axis (parts that meet, or `--axes`) it finds the slope of what was measured over what is believed of predictions
+(`selection.variants`), of the variants that are made today, and prints it with the gain of choosing as predictions do.
 """
 
 from __future__ import annotations
@@ -39,14 +40,12 @@ from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import GpuVariants
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.columns import row
-from tilewright.kernels.gpu.counts import LaunchCounts
-from tilewright.kernels.gpu.gemm.space import CLUSTERS
+from tilewright.kernels.columns import length, row
 from tilewright.kernels.gpu.warpgroup.space import MEETING
 from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Part, Ranking, rows_of, variants_of
-from tilewright.selection.variants import LEAST_GAIN
+from tilewright.selection.variants import LEAST_GAIN, believed
 from tilewright.tuning import dataset
 from tilewright.tuning.sampling import random_workloads
 from tilewright.tuning.trials import Job, Trials
@@ -170,53 +169,52 @@ def show(rows: Rows) -> None:
 
 
 @dataclass(frozen=True)
-class Met:
-    """Candidates with a split and their variants whose parts meet, one of each per row: logarithms of measured and `predicted` gains, and whether a
-    processor holds several blocks of the variant."""
+class Pairs:
+    """Candidates and their variants of an axis, one of each per row: logarithms of gains, `gained` as measured and `believed` of what formulas say
+    (`selection.variants.believed`)."""
 
     gained: np.ndarray
-    predicted: np.ndarray
-    several: np.ndarray
+    believed: np.ndarray
 
     @property
     def share(self) -> float:
-        """`meeting`: the slope of measured gains where one is predicted."""
-        hopeful = self.several & (self.predicted > 0)
-        gained, predicted = self.gained[hopeful], self.predicted[hopeful]
+        """The constant of the axis: the slope of measured gains where one is believed."""
+        hopeful = self.believed > 0
+        gained, predicted = self.gained[hopeful], self.believed[hopeful]
         return float(predicted @ gained / (predicted @ predicted))
 
     @property
     def chosen(self) -> np.ndarray:
         """Whether the variant is chosen instead of its candidate."""
-        return self.several & (self.predicted >= -math.log(1 - LEAST_GAIN))
+        return self.believed >= -math.log(1 - LEAST_GAIN)
 
 
-def met(results: Sequence[Mapping[str, Any]], machine: Machine) -> Met:
-    """What was measured of parts that meet, beside today's formulas."""
-    rows: list[tuple[float, float, bool]] = []
+def pairs_of(results: Sequence[Mapping[str, Any]], axis: str, machine: Machine) -> Pairs:
+    """What was measured of the axis, beside today's formulas, of the variants that are made today."""
+    rows: list[tuple[float, float]] = []
     for result in results:
         workload = workload_of(result["problem"])
         ranking = rank(dataset.layer_problem(dataset.layer_of(workload)), machine, numerics=numerics_of(workload), learned=False)
         for part in ranking.parts:
-            axes = [f"{part.schema.name} {MEETING} 1"]
-            gains = {line["schedule"]: line["gain"] for line in result["rows"] if line["axes"] == axes and line["gain"] is not None}
-            found = variants_of(part, np.flatnonzero(np.isin(part.candidates["split"], CLUSTERS)), machine) if gains else None
+            own = [line for line in result["rows"] if len(line["axes"]) == 1 and line["axes"][0].startswith(f"{part.schema.name} {axis} ")]
+            gains = {line["schedule"]: line["gain"] for line in own if line["gain"] is not None}
+            found = variants_with(part, np.arange(length(part.candidates)), machine, (axis,)) if gains else None
             if found is None:
                 continue
             variants, _, ratios = found
-            assert isinstance(variants.counts, LaunchCounts)
-            for place, ratio in enumerate(ratios):
-                gain = gains.get(str(part.schema.schedule_of(row(variants.candidates, place), machine)))
-                if gain is not None:
-                    rows.append((math.log(gain), -math.log(ratio), variants.counts.resident[place] > 1))
-    return Met(*map(np.array, zip(*rows, strict=True)))
+            gain_of = believed(variants, ratios)
+            for place in range(len(ratios)):
+                schedule = str(part.schema.schedule_of(row(variants.candidates, place), machine))
+                if schedule in gains:
+                    rows.append((math.log(gains.pop(schedule)), float(gain_of[place])))
+    return Pairs(*map(np.array, zip(*rows, strict=True)))
 
 
-def fit(results: Sequence[Mapping[str, Any]], machine: Machine) -> dict[str, float]:
+def fit(results: Sequence[Mapping[str, Any]], axis: str, machine: Machine) -> dict[str, float]:
     """The constant, and mean logarithms of gains over all pairs: of always choosing the faster one, and of choosing as predictions do."""
-    pairs = met(results, machine)
+    pairs = pairs_of(results, axis, machine)
     return {
-        "pairs": len(pairs.gained), "of several blocks": float(pairs.several.sum()), "meeting": pairs.share,
+        "pairs": len(pairs.gained), "gains believed": float((pairs.believed > 0).sum()), axis: pairs.share,
         "best": float(np.maximum(pairs.gained, 0).mean()), "chosen": float(pairs.chosen.sum()), "gained": float((pairs.gained * pairs.chosen).mean()),
     }  # fmt: skip
 
@@ -233,11 +231,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--name", default="gpu_variants_h200")
-    parser.add_argument("--fit", help="fit the constant of parts that meet to this result file, and end")
+    parser.add_argument("--fit", nargs="+", metavar="RESULTS", help="fit the constant of `--axes` to these result files, and end")
     options = parser.parse_args()
     machine = identified_machine(options.target)
     if options.fit:
-        found = fit([entry for entry in results_of(options.fit) if "problem" in entry], machine)
+        found = fit([entry for name in options.fit for entry in results_of(name) if "problem" in entry], options.axes or MEETING, machine)
         print("\n".join(f"{name:14} {value:.4g}" for name, value in found.items()))
         return
     results: Rows = []

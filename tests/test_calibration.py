@@ -76,7 +76,7 @@ def test_machines_of_one_chip_share_what_was_measured() -> None:
     h100, h200 = known["h100"], known["h200"]
     assert h100.measured_as == h200.measured_as == "h200" and h100.digest != h200.digest
     assert gpu_calibration(h100) == gpu_calibration(h200)
-    assert gpu_variants(h100) == gpu_variants(h200) == GpuVariants(0.0, 0.0, 0.0, meeting=0.31, sent=0.375)
+    assert gpu_variants(h100) == gpu_variants(h200) == GpuVariants(0.0, 0.0, 0.0, meeting=0.31, sent=0.75)
     for part in (gpu_chains, partial(gpu_chains, half=True), gpu_recurrence):
         assert part(h100) == part(h200) and part(h200) is not None, str(part)
     assert models_for(h100) == models_for(h200)

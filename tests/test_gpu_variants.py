@@ -47,7 +47,7 @@ from tilewright.kernels.gpu.winograd.space import WinogradSchedule
 from tilewright.kernels.schema import Options, form_of
 from tilewright.selection.choice import candidates, rank
 from tilewright.selection.ranking import Ranking, variants_of
-from tilewright.selection.variants import LEAST_GAIN, with_variants
+from tilewright.selection.variants import LEAST_GAIN, MOST_OF_SENT, with_variants
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 from tilewright.tuning import dataset, serialisation
@@ -392,8 +392,8 @@ def test_the_benchmark_varies_given_axes_alone() -> None:
     workload = Convolution(64, 64, 128, (112, 112), (3, 3), then="relu", precision="fp16")
     problem, numerics = dataset.layer_problem(dataset.layer_of(workload)), numerics_of(workload)
     wanted = list(gpu_variants.varied(problem, H200, numerics, ("warpgroups",), ("sent",)))
-    assert {axis for entry in wanted for axis in entry["axes"]} == {"warpgroups sent 1"}
-    assert all(entry["base"].persistent and entry["schedule"].sent == bool(entry["axes"]) for entry in wanted)
+    assert {axis for entry in wanted for axis in entry["axes"]} == {"warpgroups sent 1", "warpgroups sent 2"}
+    assert all(entry["base"].persistent and bool(entry["schedule"].sent) == bool(entry["axes"]) for entry in wanted)
     assert not list(gpu_variants.varied(problem, H200, numerics, ("warpgroups",), ("layout",)))
 
 
@@ -405,21 +405,24 @@ def test_the_confirmed_share_is_the_slope_of_measured_gains() -> None:
     assert best["gain"] == pytest.approx(2.0)
 
 
-def test_the_constant_of_parts_that_meet_is_found_again() -> None:
+def test_the_constant_of_an_axis_is_found_again() -> None:
     generator = np.random.default_rng(0)
-    predicted, several = generator.uniform(-0.2, 0.4, 60), generator.random(60) < 0.5
-    pairs = gpu_variants.Met(np.where(several & (predicted > 0), 0.6 * predicted, generator.uniform(-1, 1, 60)), predicted, several)
+    predicted = generator.uniform(-0.2, 0.4, 60)
+    pairs = gpu_variants.Pairs(np.where(predicted > 0, 0.6 * predicted, generator.uniform(-1, 1, 60)), predicted)
     assert pairs.share == pytest.approx(0.6)
-    assert (pairs.chosen == (several & (predicted >= -np.log(1 - LEAST_GAIN)))).all()
+    assert (pairs.chosen == (predicted >= -np.log(1 - LEAST_GAIN))).all()
 
 
-def test_the_measured_parts_that_meet_are_found_in_the_space() -> None:
+@pytest.mark.parametrize(("name", "axis"), [("gpu_variants_tensor_h200", "meeting"), ("gpu_variants_sent_h200_2", "sent")])
+def test_the_measured_variants_are_found_in_the_space(name: str, axis: str) -> None:
     """And choosing by predictions gains for the first problems measured."""
-    results = [entry for entry in results_of("gpu_variants_tensor_h200") if "problem" in entry][:12]
-    pairs = gpu_variants.met(results, H200)
-    lines = [line for entry in results for line in entry["rows"] if line["axes"] and line["gain"] is not None]
-    assert len(pairs.gained) == len(lines) and sorted(pairs.gained) == pytest.approx(sorted(np.log(line["gain"]) for line in lines))
-    assert pairs.gained[pairs.chosen].sum() > 0 and 0 < pairs.several.sum() < len(lines)
+    results = [entry for entry in results_of(name) if "problem" in entry][:12]
+    pairs = gpu_variants.pairs_of(results, axis, H200)
+    measured = [np.log(line["gain"]) for entry in results for line in entry["rows"] if line["axes"] and line["gain"] is not None]
+    assert set(np.round(pairs.gained, 9)) <= set(np.round(measured, 9))
+    assert len(pairs.gained) == len(measured) if axis == "meeting" else 0 < len(pairs.gained) < len(measured)  # of rows of 64 bytes none are made now
+    assert pairs.gained[pairs.chosen].sum() > 0 and 0 < (pairs.believed > 0).sum() < len(measured)
+    assert (pairs.believed <= MOST_OF_SENT).all() or axis == "meeting"
 
 
 def test_trials_measure_variants_and_records_choose_them(tmp_path: Path) -> None:

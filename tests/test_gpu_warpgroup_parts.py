@@ -32,7 +32,7 @@ from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 from tilewright.kernels.schema import USUAL
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice, variants_of
-from tilewright.selection.variants import VARIED, _confirmed, with_variants
+from tilewright.selection.variants import VARIED, believed, shares_of, with_variants
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.workloads import Convolution, numerics_of, problem_of
 
@@ -182,5 +182,10 @@ def test_parts_that_meet_alone_on_a_processor_are_not_predicted_to_gain() -> Non
     variants, _, ratios = found
     assert isinstance(variants.counts, LaunchCounts)
     alone, meets = variants.counts.resident == 1, variants.candidates["meeting"] > 0
-    exponents = _confirmed(variants, replace(UNCONFIRMED_VARIANTS, meeting=0.5))
-    assert (ratios[alone & meets] < 0.99).any() and (exponents[alone & meets] == 0).all() and (exponents[~alone & meets] == 0.5).all()
+    gains = believed(variants, ratios)
+    assert (
+        (ratios[alone & meets] < 0.99).any()
+        and (gains[alone & meets] == 0).all()
+        and (gains[~alone & meets] == -np.log(ratios[~alone & meets])).all()
+    )
+    assert (shares_of(variants, replace(UNCONFIRMED_VARIANTS, meeting=0.5))[meets] == 0.5).all()

@@ -214,7 +214,7 @@ class GpuRecurrence:
 @dataclass(frozen=True)
 class GpuVariants:
     """Constants of `selection.variants`: for each axis of variants the part of the logarithm of predicted gains that measurements confirmed, nothing
-    where the file has none of `meeting`, `order` or `sent`; `meeting` where a processor holds several blocks."""
+    where the file has none of `meeting`, `order` or `sent`. Of some gains less is believed (`selection.variants.believed`)."""
 
     layout: float
     loop: float

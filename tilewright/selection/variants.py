@@ -5,9 +5,8 @@ Learned models were trained without variants. A variant's time is therefore that
     (analytical time of the variant / analytical time of the candidate) ^ confirmed
 
 `confirmed` is the part of the logarithm of predicted gains that measurements on this GPU have confirmed (part "variants" of its calibration file),
-the least of those of the axes in which the variant differs. Of blocks that meet it is 0 where a processor holds one of them at a time: those were
-slower than what they vary, although formulas say about as fast. Where nothing was measured it is 0, too: the variant comes directly behind the
-candidate, so that it is never chosen by prediction alone, but is among the first that trials measure.
+the least of those of the axes in which the variant differs. Where nothing was measured it is 0: the variant comes directly behind the candidate, so
+that it is never chosen by prediction alone, but is among the first that trials measure. Of some gains less is believed (`believed`).
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ import numpy as np
 from tilewright.hardware.calibration import GpuVariants
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.counts import LaunchCounts
-from tilewright.kernels.gpu.warpgroup.space import MEETING
+from tilewright.kernels.gpu.warpgroup.space import MEETING, SENT
 from tilewright.selection.ranking import Part, Ranking, rows_of, variants_of
 
 VARIED = 8
 """Candidates, the first of the ranking, of which variants are considered."""
+MOST_OF_SENT = 0.15
+"""Largest logarithm of a predicted gain of results that are sent that is believed. Of products that wait for memory formulas predict a factor of two,
+since they count stores behind all that is read; these gained a tenth of it."""
 LEAST_GAIN = 0.01
 """Variants that are predicted to gain less are left out: they would displace other candidates from trials."""
 
@@ -46,7 +48,7 @@ def with_variants(ranking: Ranking, confirmed: GpuVariants) -> Ranking:
         best = best[ratios[best] <= 1 - LEAST_GAIN]
         if len(best):
             varied = rows_of(variants, best)
-            predicted = seconds[own][origins[best]] * ratios[best] ** _confirmed(varied, confirmed)
+            predicted = seconds[own][origins[best]] * np.exp(-shares_of(varied, confirmed) * believed(varied, ratios[best]))
             distinct = _fastest_of_equal(varied, predicted)
             parts.append(rows_of(varied, distinct))
             times.append(predicted[distinct])
@@ -67,12 +69,24 @@ def _fastest_of_equal(variants: Part, seconds: np.ndarray) -> np.ndarray:
     return np.sort(order[np.unique(columns, axis=0, return_index=True)[1]])
 
 
-def _confirmed(variants: Part, shares: GpuVariants) -> np.ndarray:
-    """The exponent of each variant: the least share of the axes in which it has no default value."""
-    assert isinstance(variants.counts, LaunchCounts)
-    exponents = [np.full(length(variants.candidates), np.inf)]
-    for axis in (entry.name for entry in fields(shares) if entry.name in variants.candidates):
-        share = getattr(shares, axis) * (variants.counts.resident > 1 if axis == MEETING else 1)
-        exponents.append(np.where(variants.candidates[axis] > 0, share, np.inf))
-    least: np.ndarray = np.min(exponents, axis=0)
+def shares_of(variants: Part, confirmed: GpuVariants) -> np.ndarray:
+    """The confirmed share of each variant: the least of the axes in which it has no default value."""
+    shares = [np.full(length(variants.candidates), np.inf)]
+    for axis in (entry.name for entry in fields(confirmed) if entry.name in variants.candidates):
+        shares.append(np.where(variants.candidates[axis] > 0, getattr(confirmed, axis), np.inf))
+    least: np.ndarray = np.min(shares, axis=0)
     return least
+
+
+def believed(variants: Part, ratios: np.ndarray) -> np.ndarray:
+    """Logarithms of predicted gains, as far as they are believed, given predicted times over those of what each varies: none of blocks that meet
+    where a processor holds one of them at a time (those were slower, although formulas say about as fast), and up to a limit of results that are
+    sent."""
+    assert isinstance(variants.counts, LaunchCounts)
+    gains: np.ndarray = -np.log(ratios)
+    axes = variants.candidates
+    if MEETING in axes:
+        gains = np.where((axes[MEETING] > 0) & (variants.counts.resident == 1), 0.0, gains)
+    if SENT in axes:
+        gains = np.where(axes[SENT] > 0, np.minimum(gains, MOST_OF_SENT), gains)
+    return gains

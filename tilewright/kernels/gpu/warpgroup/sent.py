@@ -91,8 +91,8 @@ def matrix_boxes(result: BlockResult, schedule: WarpgroupSchedule, first_m: Expr
 
 
 def sending(result: BlockResult, schedule: Consuming, boxes: Boxes, group: Expr, thread: Expr) -> Ending:
-    """The stores of a block's sums by the copy engine, part by part. It has read the boxes of the tile before when a warpgroup fills them again, those
-    of a part before the next but one is put in their place, and all before the block ends."""
+    """The stores of a block's sums by the copy engine, part by part. It has read the boxes of the tile before when a warpgroup fills them again,
+    those of a part before another is put in their place, and all before the block ends."""
     at_once = columns_at_once(schedule)
     parts = schedule.columns // at_once
     part = Var("run", parts) if parts > 1 else index_const(0)

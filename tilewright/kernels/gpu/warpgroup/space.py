@@ -39,11 +39,11 @@ class WarpgroupSchedule:
     """One candidate. A block computes 64 * consumers x columns elements of m x n, or of n x m if `swapped` (0 or 1); `stages` parts of the reduction
     are in shared memory at once. `split` blocks share the reduction of one output tile, whose parts a second kernel adds in order; if they are
     `meeting` (0 or 1), they are a cluster and add them themselves, through shared memory. `cluster` blocks of the same columns of n each copy a part
-    of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that
-    adjacent threads store (and read operands of the epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many
-    blocks as fit at once; each computes several tiles, and copies for the next one while it stores. `sent`: in persistent blocks, sums
-    go through shared memory as results of 16 bits, which the copy engine stores: those of a tile at once (1), or part by part (2). `pairs`: float32 factors are pairs of TF32 numbers (1), or of
-    numbers of float16 (2; `pairs.py`)."""
+    of B, to all of them. `staged` (0 or 1): without a split, sums go through shared memory, so that adjacent threads store (and read operands of the
+    epilogue in) adjacent vectors. `persistent` (0 or 1): without a split, there are only as many blocks as fit at once; each computes several tiles,
+    and copies for the next one while it stores. `sent`: in persistent blocks, sums go through shared memory as results of 16 bits, which the copy
+    engine stores: those of a tile at once (1), or part by part (2). `pairs`: float32 factors are pairs of TF32 numbers (1), or of numbers of float16
+    (2; `pairs.py`)."""
 
     columns: int
     consumers: int

@@ -14,24 +14,35 @@ from functools import partial
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, joined, take
 from tilewright.kernels.gpu.gemm.space import CLUSTERS
 from tilewright.kernels.gpu.warpgroup.form import WarpgroupFacts
 from tilewright.kernels.gpu.warpgroup.result_matrix import ELEMENT_BYTES
-from tilewright.kernels.gpu.warpgroup.space import IN_PARTS, MEETING, PARTS_HELD, SENT, TILE_AXES, part_columns, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup.space import (
+    IN_PARTS,
+    MEETING,
+    PARTS_HELD,
+    SENT,
+    TILE_AXES,
+    part_columns,
+    registers_of,
+    shared_bytes_of,
+    threads_of,
+)
 
 Variants = tuple[dict[str, np.ndarray], np.ndarray]
 """Candidates, and the position of the one that each varies."""
 
-LEAST_ROW_BYTES = 64
+ROW_BYTES = 128
 """Of the boxes that are sent."""
 LEAST_STAGES = 3
 """Stages that a variant keeps of more."""
 
 
 def warpgroup_variants(facts: WarpgroupFacts, candidates: Columns, machine: Machine) -> Variants:
-    """Both kinds. The copy engine stores rows of 64 bytes or more: with rows of 32 bytes it was no faster than threads."""
-    sendable = facts.sendable & ((candidates["swapped"] > 0) | (candidates["columns"] * ELEMENT_BYTES % LEAST_ROW_BYTES == 0))
+    """Both kinds. The copy engine stores rows of 128 bytes: with shorter ones it was hardly faster than threads."""
+    sendable = facts.sendable & ((candidates["swapped"] > 0) | (candidates["columns"] * ELEMENT_BYTES % ROW_BYTES == 0))
     return both_variants(candidates, sendable, partial(shared_bytes_of, facts), machine, in_parts=True)
 
 
@@ -60,17 +71,24 @@ def sent_variants(
 ) -> Variants:
     """The persistent ones of candidates whose results the copy engine can store (`sendable`), with as many stages as theirs: all results of a tile at
     once, or `in_parts` if all of them leave no place for the stages. If neither fits, with as many stages as do, but at least three: with two, copies
-    no longer hide behind products."""
+    no longer hide behind products. None leaves a processor fewer blocks."""
     which = np.flatnonzero((candidates["persistent"] > 0) & sendable)
-    taken = {**take(candidates, which), SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64)}
-    own, columns, most = taken["stages"], taken["columns"], np.zeros(len(which), np.int64)
+    base = take(candidates, which)
+    taken = {**base, SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64)}
+    own, columns, most = base["stages"], base["columns"], np.zeros(len(which), np.int64)
+
+    def resident(rows: Columns) -> np.ndarray:
+        return resident_blocks(machine, threads_of(rows), registers_of(rows), shared_bytes(rows))
+
+    def fits(rows: Columns) -> np.ndarray:
+        return (shared_bytes(rows) <= machine.shared_bytes_per_block) & (resident(rows) >= resident(base))
+
     for stages in sorted(TILE_AXES["stages"]):
         allowed = (own == stages) | (own > stages) & (stages >= LEAST_STAGES)
-        rows = taken | {"stages": np.full(len(which), stages)}
-        most = np.where(allowed & (shared_bytes(rows) <= machine.shared_bytes_per_block), stages, most)
+        most = np.where(allowed & fits(taken | {"stages": np.full(len(which), stages)}), stages, most)
     if in_parts:
-        rows, width = taken | {SENT: np.full(len(which), IN_PARTS)}, part_columns(columns)
+        width = part_columns(columns)
         several = (columns % width == 0) & (columns > PARTS_HELD * width)
-        needed = several & (most < own) & (shared_bytes(rows) <= machine.shared_bytes_per_block)
+        needed = several & (most < own) & fits(taken | {SENT: np.full(len(which), IN_PARTS)})
         taken, most = taken | {SENT: np.where(needed, IN_PARTS, 1)}, np.where(needed, own, most)
     return take(taken | {"stages": most}, most > 0), which[most > 0]
