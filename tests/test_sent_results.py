@@ -35,7 +35,7 @@ from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
-from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, shared_bytes_of
+from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, shared_bytes_of
 from tilewright.kernels.gpu.warpgroup.variants import LEAST_STAGES, sent_variants
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
@@ -284,13 +284,18 @@ def test_which_candidates_have_the_variant() -> None:
     assert (shared_bytes_of(form.facts, variants) <= H200.shared_bytes_per_block).all()
     before = candidates["stages"][origins]
     assert (variants["stages"] <= before).all() and ((variants["stages"] == before) | (variants["stages"] >= LEAST_STAGES)).all()
+    resident = partial(at_once_of, form.facts, machine=H200)
+    assert (resident(variants) >= resident({name: column[origins] for name, column in candidates.items()})).all()
     fewer = np.flatnonzero(variants["stages"] < before)
-    assert len(fewer)  # and only because more do not fit
+    assert len(fewer)  # and only because more do not fit, or leave a processor fewer blocks
     more = {name: column[fewer] for name, column in variants.items()} | {"stages": before[fewer]}
-    assert (shared_bytes_of(form.facts, more) > H200.shared_bytes_per_block).all()
+    too_large = shared_bytes_of(form.facts, more) > H200.shared_bytes_per_block
+    assert too_large.any() and (too_large | (resident(more) < resident(variants)[fewer])).all()
     again, its_origins = sent_variants(candidates, np.ones(length(candidates), bool), shared_bytes, H200, in_parts=True)
     parts = again["sent"] == 2
-    assert parts.any() and set(its_origins[parts].tolist()) <= set(origins[fewer].tolist())  # of those that would have fewer stages
+    # of those alone whose results at once would take the place of stages, or of a block on a processor
+    stages_of = dict(zip(origins.tolist(), variants["stages"].tolist(), strict=True))
+    assert parts.any() and all(stages_of.get(at, 0) < candidates["stages"][at] for at in its_origins[parts].tolist())
     assert (again["stages"][parts] == candidates["stages"][its_origins[parts]]).all()
     assert (shared_bytes_of(form.facts, again) <= H200.shared_bytes_per_block).all()
     for number in np.flatnonzero(parts)[:: max(1, int(parts.sum()) // 8)]:
