@@ -34,7 +34,7 @@ def tensor_heavy() -> Rows:
 
 def tensor_h200() -> Rows:
     """As `tensor_networks`, on an H200, after the models were trained with more layers, with chains in 16 bits, and with values rounded to TF32."""
-    parts = {"float16": ("1", "2", "8", "64", "64_2"), "tf32": ("1", "2", "8", "64", "64_2", "64_3", "64_4")}
+    parts = {"float16": ("1", "2", "8", "64", "64_2", "64_4"), "tf32": ("1", "2", "8", "64", "64_2", "64_3", "64_4")}
     measured = [entry for dtype, names in parts.items() for name in names for entry in results_of(f"gpu_half_figure_{dtype}_h200_{name}")]
     known = {entry["network"] for entry in measured}
     # float16 of networks that these did not reach
@@ -273,7 +273,7 @@ def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
 
 def tensor_products() -> Rows:
     """Matrix products on tensor cores of a GPU: ours, and cuBLAS's time over it, by type and batch."""
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h200")}
+    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h200_2")}
     columns = [(dtype, batch) for dtype in ("float16", "bfloat16", "tf32") for batch in (1, 64)]
     rows = [["product", *(f"{dtype}, batch {batch}: ours, us; cuBLAS / ours" for dtype, batch in columns)]]
     ratios: list[list[float]] = [[] for _ in columns]

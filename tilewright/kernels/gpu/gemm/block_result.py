@@ -109,15 +109,15 @@ class ThreadSums:
         return next(lanes for lanes in (4, 2, 1) if lanes <= min(most, self.width) and self.columns % lanes == 0)
 
 
-def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, ahead: bool = False) -> list[Statement]:
-    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead; `ahead`: none is computed
-    behind a branch (`BlockResult.store_vector`)."""
+def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, nearest: bool = False) -> list[Statement]:
+    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead; `nearest`: none is
+    computed behind a branch (`BlockResult.store_vector`)."""
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
     element = replace_loads(element, {result.form.step.name: sums.held(i, j * lanes, result.form.dtype, lanes)})
 
-    if ahead:
+    if nearest:
         inside = block(result.store_vector(element, offset, sums.row(i), sums.column(j * lanes)))
         return [For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), inside, "unroll"), "unroll")]
 

@@ -40,10 +40,10 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
         return Ending((parts_of(padded, schedule.split),), (put,), end=(cluster_barrier(), *shares))
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
-    # of swapped factors every other sum of a thread is in a row of its own, behind whose guard it would read what it adds one row after the other
+    # of swapped factors a thread has sums of many rows, and behind their guards would read what it adds to them one row after the other
     reads = result.form.facts.epilogue_bytes * 2 > result.form.facts.bytes_written
     sums = thread_sums(schedule.columns, schedule.swapped, group, thread)
-    return Ending(products=tuple(store_sums(result, sums, ahead=bool(schedule.swapped) and reads)))
+    return Ending(products=tuple(store_sums(result, sums, nearest=bool(schedule.swapped) and reads)))
 
 
 def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:
