@@ -103,12 +103,13 @@ def _without_folder(argument: str) -> str:
     return "FOLDER" if path.is_dir() else f"FOLDER/{path.name}"
 
 
-def write_results(name: str, settings: Mapping[str, Any], results: Sequence[Outcome | Mapping[str, Any]]) -> Path:
-    """Writes bench/results/NAME.json with everything needed to assess and reproduce the figures; returns its path."""
+def write_results(name: str, settings: Mapping[str, Any], results: Sequence[Outcome | Mapping[str, Any]], commit: str | None = None) -> Path:
+    """Writes bench/results/NAME.json with everything needed to assess and reproduce the figures; returns its path. `commit`: that of the source tree
+    when measurements began, if they append to files of it; otherwise it is asked for now."""
     document = {
         "command": ["python", *map(_without_folder, sys.orig_argv[1:])],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": git_commit(),
+        "commit": commit or git_commit(),
         "machine": machine_description(),
         "versions": versions(),
         "settings": {name: _without_folder(str(value)) if isinstance(value, str | Path) else value for name, value in settings.items()},

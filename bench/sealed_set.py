@@ -188,7 +188,8 @@ def main() -> None:
     options = parser.parse_args()
     options.name = options.name or f"sealed_set_{options.target}"
     options.data = options.data or Path(__file__).parent / "data" / f"sealed_{options.target}_{options.seed}.jsonl.gz"
-    reason = why_not(options.name, options.seed, common.git_commit(), options.data, options.resume)
+    commit = common.git_commit()
+    reason = why_not(options.name, options.seed, commit, options.data, options.resume)
     if reason is not None and not (options.unsealed or options.complete or options.judge):
         parser.error(f"{reason}; --unsealed measures nevertheless")
     machine = identified_machine(options.target)
@@ -203,7 +204,7 @@ def main() -> None:
         before = common.earlier_results(options.name)
         settings["measured at"] = before["settings"].get("measured at", before["commit"]) if before is not None else None
     else:
-        common.write_results(options.name, settings, [])  # from now on the seed counts as used
+        common.write_results(options.name, settings, [], commit)  # from now on the seed counts as used
         if options.data.exists():
             dataset.without_remains(options.data)
         with Trials(machine) as trials:
@@ -213,7 +214,7 @@ def main() -> None:
                 measure(trials, machine, list(classes), options)
     rows = judge(options.data, machine, classes)
     averages = means(rows)
-    common.write_results(options.name, settings, [*averages, *rows])
+    common.write_results(options.name, settings, [*averages, *rows], commit)
     show(Console(width=200), [row for row in rows if row["over"] == SPACE], averages)
 
 

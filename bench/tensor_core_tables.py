@@ -203,10 +203,10 @@ def precisions() -> Rows:
 def half_fusion() -> Rows:
     """Networks in float16 by what is fused: nothing, in registers, and in shared memory too as far as that is predicted to gain."""
     rows = [["network", "batch", "nothing fused, us", "in registers, us", "chains too, us", "nothing / registers", "registers / chains"]]
-    found = {(entry["network"], entry["contender"]): 1e6 * entry["median_seconds"] for entry in results_of("gpu_half_fusion_h100")}
-    for label, _ in sorted((key for key in found if key[1] == "tilewright"), key=lambda key: (key[0].split()[0], int(key[0].split("x")[-1]))):
+    found = by_contender(results_of("gpu_half_fusion_h100"))
+    for label in sorted(found, key=lambda label: (label.split()[0], int(label.split("x")[-1]))):
         name, _, batch = label.split()
-        none, own, chains = (found[label, way] for way in ("none", "tilewright", "chains"))
+        none, own, chains = (found[label][way] for way in ("none", "tilewright", "chains"))
         rows.append([name, batch[1:], f"{none:.0f}", f"{own:.0f}", f"{chains:.0f}", f"{none / own:.2f}", f"{own / chains:.2f}"])
     return rows
 
@@ -215,7 +215,7 @@ def half_recurrent() -> Rows:
     """Recurrent networks in float16 against eager PyTorch, whose layers are cuDNN's."""
     rows = [["network", "batch", "ours, ms", "eager, ms", "eager / ours"]]
     for name, batch, own, eager in both("gpu_half_recurrent_h100", "eager"):
-        rows.append([name, batch, f"{1e3 * own:.2f}", f"{1e3 * eager:.2f}", f"{eager / own:.2f}"])
+        rows.append([name, batch, f"{own / 1e3:.2f}", f"{eager / 1e3:.2f}", f"{eager / own:.2f}"])
     return rows
 
 
@@ -223,21 +223,20 @@ def pooled_convolutions() -> Rows:
     """What convolutions that pool their results in registers gain on tensor cores."""
     rows = [["network", "batch", "pooled by kernels of their own, us", "in the convolution's, us", "ratio"]]
     for name, batch, own, apart in both("gpu_half_pooled_h100", "unpooled"):
-        rows.append([name, batch, f"{1e6 * apart:.0f}", f"{1e6 * own:.0f}", f"{apart / own:.2f}"])
+        rows.append([name, batch, f"{apart:.0f}", f"{own:.0f}", f"{apart / own:.2f}"])
     return rows
 
 
 def tensor_vectors() -> Rows:
     """Products of a vector and a matrix that comes from memory, while level 2 holds other data that were only read."""
     rows = [["matrix", "type", "ours, us", "cuBLAS, us", "cuBLAS / ours", "bytes of the matrix / time, TB/s", "% of the data sheet's"]]
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_vectors_h100")}
     most = identified_machine("h100").memory_bandwidth
-    for network in dict.fromkeys(network for network, _ in found):
+    for network, times in by_contender(results_of("gpu_half_vectors_h100")).items():
         name, dtype, _ = network.split()
-        own, peer = found[network, "tilewright"], found[network, "eager"]
+        own, peer = times["tilewright"], times["eager"]
         outputs = int(name.removeprefix("vector_"))
-        rate = 4096 * outputs * (4 if dtype == "tf32" else 2) / own
-        cells = f"{1e6 * own:.1f}", f"{1e6 * peer:.1f}", f"{peer / own:.2f}", f"{rate / 1e12:.2f}", f"{100 * rate / most:.0f}"
+        rate = 4096 * outputs * (4 if dtype == "tf32" else 2) / (own / 1e6)
+        cells = f"{own:.1f}", f"{peer:.1f}", f"{peer / own:.2f}", f"{rate / 1e12:.2f}", f"{100 * rate / most:.0f}"
         rows.append([f"4096 x {outputs}", dtype, *cells])
     return rows
 
@@ -246,7 +245,7 @@ def computed_maps() -> Rows:
     """What contractions that compute maps gain on tensor cores, against plans that store all maps."""
     rows = [["network", "batch", "all maps stored, us", "ours, us", "stored / ours"]]
     for name, batch, own, stored in both("gpu_prologues_h100", "stored"):
-        rows.append([name, batch, f"{1e6 * stored:.0f}", f"{1e6 * own:.0f}", f"{stored / own:.2f}"])
+        rows.append([name, batch, f"{stored:.0f}", f"{own:.0f}", f"{stored / own:.2f}"])
     return rows
 
 
@@ -255,34 +254,33 @@ def prefetched_constants() -> Rows:
     rows = [["network", "batch", "not ahead, us", "ahead, us", "ratio"]]
     shares = f"{SHARE_AHEAD}:{SHARE_OF_NODE}"
     for file in ("gpu_prefetch_shares_h100", "gpu_prefetch_h100"):
-        found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of(file)}
-        for label in dict.fromkeys(label for label, _ in found):
+        for label, times in by_contender(results_of(file)).items():
             name, _, batch = label.split()
-            without, own = found[label, "none"], found[label, shares]
-            rows.append([name, batch[1:], f"{1e6 * without:.0f}", f"{1e6 * own:.0f}", f"{without / own:.2f}"])
+            without, own = times["none"], times[shares]
+            rows.append([name, batch[1:], f"{without:.0f}", f"{own:.0f}", f"{without / own:.2f}"])
     return rows
 
 
 def both(file: str, contender: str) -> Iterator[tuple[str, str, float, float]]:
-    """Network and batch of each comparison of `bench.gpu_half`, with the seconds of ours and of another contender."""
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of(file)}
-    for label, own in [(label, seconds) for (label, name), seconds in found.items() if name == "tilewright"]:
-        network, _, batch = label.split()
-        yield network, batch[1:], own, found[label, contender]
+    """Network and batch of each comparison of `bench.gpu_half`, with the microseconds of ours and of another contender."""
+    for label, times in by_contender(results_of(file)).items():
+        if "tilewright" in times:
+            network, _, batch = label.split()
+            yield network, batch[1:], times["tilewright"], times[contender]
 
 
 def tensor_products() -> Rows:
     """Matrix products on tensor cores of a GPU: ours, and cuBLAS's time over it, by type and batch."""
-    found = {(entry["network"], entry["contender"]): entry["median_seconds"] for entry in results_of("gpu_half_products_h200_2")}
+    found = by_contender(results_of("gpu_half_products_h200_2"))
     columns = [(dtype, batch) for dtype in ("float16", "bfloat16", "tf32") for batch in (1, 64)]
     rows = [["product", *(f"{dtype}, batch {batch}: ours, us; cuBLAS / ours" for dtype, batch in columns)]]
     ratios: list[list[float]] = [[] for _ in columns]
-    for name in dict.fromkeys(network.split()[0] for network, _ in found):
+    for name in dict.fromkeys(network.split()[0] for network in found):
         cells = []
         for own_ratios, (dtype, batch) in zip(ratios, columns, strict=True):
-            own, peer = (found[f"{name} {dtype} x{batch}", contender] for contender in ("tilewright", "eager"))
+            own, peer = (found[f"{name} {dtype} x{batch}"][contender] for contender in ("tilewright", "eager"))
             own_ratios.append(peer / own)
-            cells.append(f"{1e6 * own:.1f}; {peer / own:.2f}")
+            cells.append(f"{own:.1f}; {peer / own:.2f}")
         rows.append([name, *cells])
     rows.append(means_and_least(ratios))
     return rows

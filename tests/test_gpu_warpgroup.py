@@ -27,6 +27,7 @@ from tilewright.codegen.interpreter import run
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.expr import loads
 from tilewright.ir.kernel import Allocate, For, If, Invoke, Kernel, Store, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program
@@ -355,6 +356,28 @@ def test_operands_of_staged_results_are_read_ahead_of_guards(persistent: int, dt
         guarded = [id(one.then) for one in inside if isinstance(one, If)]
         assert all(id(one) in guarded for one in inside if isinstance(one, Store) and one.buffer in {buffer.name for buffer in kernel.parameters})
     assert staged == len(used) > 1
+    check(module, inputs, program)
+
+
+@pytest.mark.in_turns(1)
+@pytest.mark.parametrize("persistent", [0, 1])
+@EACH_TYPE
+def test_operands_of_swapped_results_are_read_ahead_of_guards(persistent: int, dtype: torch.dtype) -> None:
+    """Threads that store sums of many rows from their registers read a residual ahead of the guards of all of these."""
+    torch.manual_seed(0)
+    module, inputs = Block(40).to(dtype).eval(), (torch.randn(2, 40, 7, 9).to(dtype),)
+    used: list[WarpgroupSchedule] = []
+    program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3, swapped=1, persistent=persistent), used, target=ONE if persistent else H200)
+    reading = 0
+    for kernel in (kernel for lowered in program.regions for kernel in lowered.kernels if kernel.maps):
+        inside = list(statements(kernel.body))
+        stores = [one for one in inside if isinstance(one, Store) and one.buffer == "out"]
+        guarded = [id(one.then) for one in inside if isinstance(one, If)]
+        assert stores
+        if not any(load.buffer == "acc" for one in stores for load in loads(one.value)):  # computed before, with the residual
+            reading += 1
+            assert all(id(one) in guarded and not loads(one.value) for one in stores)
+    assert reading and len(used) > 1
     check(module, inputs, program)
 
 
