@@ -197,16 +197,21 @@ def pairs_of(results: Sequence[Mapping[str, Any]], axis: str, machine: Machine) 
         ranking = rank(dataset.layer_problem(dataset.layer_of(workload)), machine, numerics=numerics_of(workload), learned=False)
         for part in ranking.parts:
             own = [line for line in result["rows"] if len(line["axes"]) == 1 and line["axes"][0].startswith(f"{part.schema.name} {axis} ")]
-            gains = {line["schedule"]: line["gain"] for line in own if line["gain"] is not None}
-            found = variants_with(part, np.arange(length(part.candidates)), machine, (axis,)) if gains else None
+            gains = {(line["of"], line["schedule"]): line["gain"] for line in own if line["gain"] is not None}
+            if not gains:
+                continue
+            bases = {of for of, _ in gains}
+            texts = [str(part.schema.schedule_of(row(part.candidates, at), machine)) for at in range(length(part.candidates))]
+            varied = np.flatnonzero([text in bases for text in texts])
+            found = variants_with(part, varied, machine, (axis,))
             if found is None:
                 continue
-            variants, _, ratios = found
+            variants, origins, ratios = found
             gain_of = believed(variants, ratios)
-            for place in range(len(ratios)):
-                schedule = str(part.schema.schedule_of(row(variants.candidates, place), machine))
-                if schedule in gains:
-                    rows.append((math.log(gains.pop(schedule)), float(gain_of[place])))
+            for place, origin in enumerate(origins):
+                gain = gains.get((texts[varied[origin]], str(part.schema.schedule_of(row(variants.candidates, place), machine))))
+                if gain is not None:
+                    rows.append((math.log(gain), float(gain_of[place])))
     return Pairs(*map(np.array, zip(*rows, strict=True)))
 
 

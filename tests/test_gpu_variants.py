@@ -55,7 +55,7 @@ from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trials import Job
 from tilewright.tuning.tuning import from_records, tune
-from tilewright.tuning.workloads import Convolution, numerics_of
+from tilewright.tuning.workloads import Convolution, numerics_of, text_of
 
 H200, A100, V100 = machine("h200"), machine("a100"), machine("v100")
 BASES = (
@@ -411,6 +411,28 @@ def test_the_constant_of_an_axis_is_found_again() -> None:
     pairs = gpu_variants.Pairs(np.where(predicted > 0, 0.6 * predicted, generator.uniform(-1, 1, 60)), predicted)
     assert pairs.share == pytest.approx(0.6)
     assert (pairs.chosen == (predicted >= -np.log(1 - LEAST_GAIN))).all()
+
+
+def test_gains_are_those_over_the_candidate_that_was_varied() -> None:
+    """Two candidates, staged and not, have the same variant."""
+    workload = Convolution(64, 64, 128, (56, 56), (3, 3), then="relu", precision="fp16")
+    ranking = rank(dataset.layer_problem(dataset.layer_of(workload)), H200, numerics=numerics_of(workload), learned=False)
+    (part,) = (part for part in ranking.parts if part.schema.name == "warpgroups" and "sent" not in part.candidates)
+    found = gpu_variants.variants_with(part, np.arange(length(part.candidates)), H200, ("sent",))
+    assert found is not None
+    variants, origins, ratios = found
+    texts = [str(part.schema.schedule_of(row(variants.candidates, place), H200)) for place in range(len(ratios))]
+    first = next(place for place in range(len(ratios)) if texts.count(texts[place]) > 1 and ratios[place] < 0.99)
+    both = [place for place in range(len(ratios)) if texts[place] == texts[first]][:2]
+    gains = dict(zip(both, (1.1, 1.3), strict=True))
+    lines = [
+        {"schedule": texts[place], "of": str(part.schema.schedule_of(row(part.candidates, int(origins[place])), H200)), "axes": ["warpgroups sent 1"],
+         "gain": gain}
+        for place, gain in gains.items()
+    ]  # fmt: skip
+    pairs = gpu_variants.pairs_of([{"problem": text_of(workload), "rows": lines}], "sent", H200)
+    expected = {(round(np.log(gain), 9), round(min(-np.log(ratios[place]), MOST_OF_SENT), 9)) for place, gain in gains.items()}
+    assert set(zip(np.round(pairs.gained, 9), np.round(pairs.believed, 9), strict=True)) == expected
 
 
 @pytest.mark.parametrize(("name", "axis"), [("gpu_variants_tensor_h200", "meeting"), ("gpu_variants_sent_h200_2", "sent")])

@@ -28,10 +28,9 @@ from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import loads
-from tilewright.ir.kernel import Allocate, For, If, Invoke, Kernel, Store, statements
+from tilewright.ir.kernel import For, If, Invoke, Kernel, Store, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program
-from tilewright.kernels.gpu.warpgroup.results import STAGED
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
@@ -340,44 +339,24 @@ def test_a_residual_that_is_a_view_of_a_concatenation(dtype: torch.dtype) -> Non
 
 @pytest.mark.in_turns(1)
 @pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize("axis", ["staged", "swapped"])
 @EACH_TYPE
-def test_operands_of_staged_results_are_read_ahead_of_guards(persistent: int, dtype: torch.dtype) -> None:
-    """Rows and columns end within a tile: nothing but the store is behind a branch."""
+def test_operands_are_read_ahead_of_guards(axis: str, persistent: int, dtype: torch.dtype) -> None:
+    """Rows and columns end within a tile: nothing but the store is behind a branch, of staged results, and of swapped factors where a residual is
+    added to sums of many rows."""
     torch.manual_seed(0)
     module, inputs = Block(40).to(dtype).eval(), (torch.randn(2, 40, 7, 9).to(dtype),)
     used: list[WarpgroupSchedule] = []
-    program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3, staged=1, persistent=persistent), used, target=ONE if persistent else H200)
-    staged = 0
-    for kernel in (kernel for lowered in program.regions for kernel in lowered.kernels):
-        inside = list(statements(kernel.body))
-        if not any(isinstance(one, Allocate) and one.buffer.name == STAGED for one in inside):
-            continue
-        staged += 1
-        guarded = [id(one.then) for one in inside if isinstance(one, If)]
-        assert all(id(one) in guarded for one in inside if isinstance(one, Store) and one.buffer in {buffer.name for buffer in kernel.parameters})
-    assert staged == len(used) > 1
-    check(module, inputs, program)
-
-
-@pytest.mark.in_turns(1)
-@pytest.mark.parametrize("persistent", [0, 1])
-@EACH_TYPE
-def test_operands_of_swapped_results_are_read_ahead_of_guards(persistent: int, dtype: torch.dtype) -> None:
-    """Threads that store sums of many rows from their registers read a residual ahead of the guards of all of these."""
-    torch.manual_seed(0)
-    module, inputs = Block(40).to(dtype).eval(), (torch.randn(2, 40, 7, 9).to(dtype),)
-    used: list[WarpgroupSchedule] = []
-    program = program_of(module, inputs, WarpgroupSchedule(32, 1, 3, swapped=1, persistent=persistent), used, target=ONE if persistent else H200)
-    reading = 0
+    schedule = replace(WarpgroupSchedule(32, 1, 3, persistent=persistent), **{axis: 1})
+    program = program_of(module, inputs, schedule, used, target=ONE if persistent else H200)
+    ahead = 0
     for kernel in (kernel for lowered in program.regions for kernel in lowered.kernels if kernel.maps):
         inside = list(statements(kernel.body))
-        stores = [one for one in inside if isinstance(one, Store) and one.buffer == "out"]
+        stores = [one for one in inside if isinstance(one, Store) and one.buffer in {buffer.name for buffer in kernel.parameters}]
         guarded = [id(one.then) for one in inside if isinstance(one, If)]
         assert stores
-        if not any(load.buffer == "acc" for one in stores for load in loads(one.value)):  # computed before, with the residual
-            reading += 1
-            assert all(id(one) in guarded and not loads(one.value) for one in stores)
-    assert reading and len(used) > 1
+        ahead += all(id(one) in guarded and not loads(one.value) for one in stores)
+    assert ahead == (len(used) if axis == "staged" else 1) and len(used) > 1
     check(module, inputs, program)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from tilewright.tuning.sampling import (
     JUDGED,
     LEAST_FLOPS,
     LEAST_MANY,
+    LEAST_SHALLOW,
     MOST_ELEMENTS,
     MOST_FLOPS,
     MOST_HEAVY_FLOPS,
     MOST_MANY_WORK,
+    MOST_SHALLOW,
     MOST_WIDE_ELEMENTS,
     TRAINING,
     bare,
@@ -45,7 +48,7 @@ def convolutions(name: str) -> list[Convolution]:
 
 
 def test_workloads_keep_their_bounds() -> None:
-    assert {*TRAINING, "heavy", "wide", "attention", "computed"} == CLASSES.keys()
+    assert {*TRAINING, "heavy", "wide", "attention", "computed", "shallow", "dense"} == CLASSES.keys()
     for name in CLASSES:
         found = drawn(name)
         assert len({bare(workload) for workload in found}) == len(found)
@@ -53,7 +56,7 @@ def test_workloads_keep_their_bounds() -> None:
             assert MOST_ELEMENTS < workload.elements <= MOST_WIDE_ELEMENTS if name == "wide" else workload.elements <= MOST_ELEMENTS
             if isinstance(workload, Convolution) and workload.groups == 1 or isinstance(workload, Linear | Product):
                 few = isinstance(workload, Linear) and workload.rows <= FEW_ROWS
-                least, most = MOST_FLOPS if name == "heavy" else LEAST_FLOPS, MOST_HEAVY_FLOPS if name in ("heavy", "wide") else MOST_FLOPS
+                least, most = MOST_FLOPS if name == "heavy" else LEAST_FLOPS, MOST_HEAVY_FLOPS if name in ("heavy", "wide", "shallow") else MOST_FLOPS
                 assert few or workload.flops >= least
                 assert workload.flops <= most
             if isinstance(workload, Convolution) and len(workload.size) == 2:
@@ -97,7 +100,19 @@ def test_attention_has_one_or_many_queries_masks_and_shared_keys() -> None:
     assert all(one.queries == one.keys for one in found if one.causal) and min(one.size for one in found) == 16
 
 
-def test_first_factors_are_computed_in_one_class_alone() -> None:
+def test_layers_of_few_channels_and_of_dense_blocks_have_classes() -> None:
+    shallow = convolutions("shallow")
+    assert len(shallow) == 60 and {one.filter for one in shallow} == {(1, 1), (3, 3)}
+    assert all(LEAST_SHALLOW / 2 < one.batch * prod(one.size) < 2 * MOST_SHALLOW for one in shallow)
+    assert all(min(one.channels, one.outputs) <= 96 and max(one.channels, one.outputs) <= 768 for one in shallow)
+    assert {max(one.channels, one.outputs) > 96 for one in shallow} == {one.batch == 1 for one in shallow} == {True, False}
+    dense = convolutions("dense")
+    assert len(dense) == 60 and {one.filter for one in dense} == {(1, 1)} and {one.batch == 1 for one in dense} == {True, False}
+    assert all(49 <= one.batch * prod(one.size) <= 6272 and 64 <= one.channels <= 1024 and 32 <= one.outputs <= 256 for one in dense)
+    assert {one.computed for one in dense} == {*COMPUTED} - {"nothing"}
+
+
+def test_first_factors_are_computed_in_two_classes_alone() -> None:
     found = drawn("computed", 120)
     convolutions = [one for one in found if isinstance(one, Convolution)]
     linear = [one for one in found if isinstance(one, Linear)]
@@ -105,7 +120,7 @@ def test_first_factors_are_computed_in_one_class_alone() -> None:
     assert {one.filter for one in convolutions} == {(1, 1)} and {one.batch == 1 for one in convolutions} == {True, False}
     for some in (convolutions, linear):
         assert {one.computed for one in some} == {*COMPUTED} - {"nothing"}
-    others = [one for name in CLASSES if name != "computed" for one in drawn(name, 20)]
+    others = [one for name in CLASSES if name not in ("computed", "dense") for one in drawn(name, 20)]
     assert {one.computed for one in others if isinstance(one, Convolution | Linear)} == {"nothing"}
 
 

@@ -33,10 +33,11 @@ from tilewright.ir.kernel import Invoke, Kernel, statements
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Program, Unsuitable
 from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.warpgroup.estimate import warpgroup_counts, warpgroup_estimate
 from tilewright.kernels.gpu.warpgroup.result_matrix import result_matrix
 from tilewright.kernels.gpu.warpgroup.schema import WARPGROUP
 from tilewright.kernels.gpu.warpgroup.space import WarpgroupSchedule, at_once_of, shared_bytes_of
-from tilewright.kernels.gpu.warpgroup.variants import LEAST_STAGES, sent_variants
+from tilewright.kernels.gpu.warpgroup.variants import LEAST_STAGES, sent_variants, warpgroup_variants
 from tilewright.kernels.gpu.warpgroup_patch.schema import WARPGROUP_PATCH
 from tilewright.kernels.gpu.warpgroup_patch.space import PatchSchedule
 from tilewright.kernels.schema import AnySchema, Options, form_of
@@ -48,14 +49,15 @@ from tilewright.selection.ranking import Choice
 from tilewright.tuning.workloads import Convolution, Linear, Workload, numerics_of, problem_of
 
 Sending: TypeAlias = WarpgroupSchedule | PatchSchedule
+AT_ONCE, THREE_PARTS = WarpgroupSchedule(128, 2, 3, persistent=1, sent=1), WarpgroupSchedule(192, 2, 3, swapped=1, persistent=1, sent=2)
 SENT: tuple[tuple[Sending, Machine], ...] = (
-    (WarpgroupSchedule(128, 2, 3, persistent=1, sent=1), ONE),
+    (AT_ONCE, ONE),
     (WarpgroupSchedule(256, 2, 3, swapped=1, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(96, 1, 4, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(48, 1, 2, persistent=1, sent=1), ONE),
     (WarpgroupSchedule(64, 2, 3, swapped=1, cluster=2, persistent=1, sent=1), FEW),
     (WarpgroupSchedule(256, 1, 4, persistent=1, sent=2), ONE),
-    (WarpgroupSchedule(192, 2, 3, swapped=1, persistent=1, sent=2), ONE),
+    (THREE_PARTS, ONE),
     (WarpgroupSchedule(96, 2, 3, cluster=2, persistent=1, sent=2), FEW),
     (WarpgroupSchedule(224, 1, 4, swapped=1, persistent=1, sent=2), ONE),
     (PatchSchedule(96, 1, 3, 2, 4, 17, swapped=1, persistent=1, sent=1), ONE),
@@ -115,19 +117,23 @@ def test_results_that_are_sent(schedule: Sending, target: Machine, dtype: torch.
 
 @pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
-    ("left_out", "position", "found"),
+    ("schedule", "left_out", "position", "found"),
     [
-        ("await stores", 0, "race: .* writes shared buffer sent .* stores of the copy engine"),
-        ("await stores", 1, "stores: the block of .* may end while the copy engine reads"),
-        ("publication to engines", 1, "not published: .* sent"),
-        ("warpgroup barrier", 0, "race: .* writes shared buffer sent"),
-        ("warpgroup barrier", 1, "race: .* reads shared buffer sent"),
-        ("commit stores", 0, "stores: the block of"),
+        (AT_ONCE, "await stores", 0, "race: .* writes shared buffer sent .* stores of the copy engine"),
+        (AT_ONCE, "await stores", 1, "stores: the block of .* may end while the copy engine reads"),
+        (AT_ONCE, "publication to engines", 1, "not published: .* sent"),
+        (AT_ONCE, "warpgroup barrier", 0, "race: .* writes shared buffer sent"),
+        (AT_ONCE, "warpgroup barrier", 1, "race: .* reads shared buffer sent"),
+        (AT_ONCE, "commit stores", 0, "stores: the block of"),
+        (THREE_PARTS, "await stores", 0, "race: .* writes shared buffer sent .* stores of the copy engine"),
+        (THREE_PARTS, "await stores", 1, "race: .* writes shared buffer sent .* stores of the copy engine"),
+        (THREE_PARTS, "await stores", 2, "stores: the block of .* may end while the copy engine reads"),
     ],
+    ids=str,
 )
-def test_what_is_left_out_of_a_store_is_reported(left_out: str, position: int, found: str) -> None:
+def test_what_is_left_out_of_a_store_is_reported(schedule: WarpgroupSchedule, left_out: str, position: int, found: str) -> None:
     module, inputs = layers(torch.float16)
-    kernel = sending(with_largest(module, inputs, *SENT[0]))
+    kernel = sending(with_largest(module, inputs, schedule, ONE))
     of_it = [s for s in statements(kernel.body) if isinstance(s, Invoke) and s.intrinsic.name == left_out]
     arrays = [np.zeros(buffer.size, ELEMENT_TYPES[buffer.dtype].array) for buffer in kernel.parameters]
     whole = run(kernel, arrays)
@@ -317,6 +323,21 @@ def test_results_that_the_copy_engine_can_store(workload: Workload, sendable: bo
     form = form_of(WARPGROUP, problem_of(workload), H200)
     assert not isinstance(form, Unsuitable)
     assert form.facts.sendable == sendable == (result_matrix(form.parts.product) is not None)
+
+
+def test_variants_send_whole_rows_and_count_what_follows_the_sums() -> None:
+    """None has rows of fewer than 128 bytes in a box; what is computed of each sum takes as long as in the stores of threads."""
+    times: dict[str, np.ndarray] = {}
+    for then in ("nothing", "silu"):
+        form = form_of(WARPGROUP, problem_of(Convolution(64, 64, 128, (56, 56), (3, 3), then=then, precision="fp16")), H200)
+        assert not isinstance(form, Unsuitable)
+        candidates, _ = WARPGROUP.space(form.facts, H200, Options())
+        variants, _ = warpgroup_variants(form.facts, candidates, H200)
+        sent = variants["sent"] > 0
+        assert sent.any() and ((variants["swapped"] > 0) | (variants["columns"] % 64 == 0))[sent].all()
+        counts = warpgroup_counts(form.facts, variants, H200)
+        times[then] = warpgroup_estimate(form.facts, variants, counts, H200).terms["drain"][sent]
+    assert (times["silu"] > times["nothing"]).all()
 
 
 def test_predictions_choose_it_on_an_h200() -> None:

@@ -24,8 +24,8 @@ from tilewright.selection.ranking import Part, Ranking, rows_of, variants_of
 VARIED = 8
 """Candidates, the first of the ranking, of which variants are considered."""
 MOST_OF_SENT = 0.15
-"""Largest logarithm of a predicted gain of results that are sent that is believed. Of products that wait for memory formulas predict a factor of two,
-since they count stores behind all that is read; these gained a tenth of it."""
+"""Largest logarithm of a predicted gain of results that are sent that is believed. Of products that wait for memory formulas predict up to a factor
+of two, since they count stores behind all that is read; these gained nothing."""
 LEAST_GAIN = 0.01
 """Variants that are predicted to gain less are left out: they would displace other candidates from trials."""
 

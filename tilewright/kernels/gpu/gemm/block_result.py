@@ -112,6 +112,8 @@ class ThreadSums:
 def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False, nearest: bool = False) -> list[Statement]:
     """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead; `nearest`: none is
     computed behind a branch (`BlockResult.store_vector`)."""
+    if atomic and nearest:
+        raise ValueError("what is added atomically is not computed of the nearest row")
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)

@@ -41,9 +41,9 @@ def ending(result: BlockResult, schedule: Consuming, part: Expr, group: Expr, th
     if schedule.staged:
         return Ending(products=tuple(store_staged_sums(result, schedule, group, thread)))
     # of swapped factors a thread has sums of many rows, and behind their guards would read what it adds to them one row after the other
-    reads = result.form.facts.epilogue_bytes * 2 > result.form.facts.bytes_written
+    adds_a_tensor = result.form.facts.epilogue_bytes > result.form.facts.bytes_written / 2  # as large as the result, or nearly
     sums = thread_sums(schedule.columns, schedule.swapped, group, thread)
-    return Ending(products=tuple(store_sums(result, sums, nearest=bool(schedule.swapped) and reads)))
+    return Ending(products=tuple(store_sums(result, sums, nearest=bool(schedule.swapped) and adds_a_tensor)))
 
 
 def thread_sums(columns: int, swapped: int, group: Expr, thread: Expr) -> ThreadSums:

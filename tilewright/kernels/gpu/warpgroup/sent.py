@@ -95,14 +95,15 @@ def sending(result: BlockResult, schedule: Consuming, boxes: Boxes, group: Expr,
     those of a part before another is put in their place, and all before the block ends."""
     at_once = columns_at_once(schedule)
     parts = schedule.columns // at_once
-    part = Var("run", parts) if parts > 1 else index_const(0)
-    held = min(parts, PARTS_HELD)
+    several, held = parts > 1, min(parts, PARTS_HELD)
+    run = Var("run", parts)
+    part: Expr = run if several else index_const(0)
     own, begin = group * (M * at_once * held), part * at_once
     place, own_n = own + part % held * (M * at_once), group * M if schedule.swapped else begin
     number, one = Var("box", boxes.count), compare("eq", thread % GROUP, 0)
     start = store_box(Place(SENT, place + number * boxes.distance), boxes.map, boxes.at(number, begin))
     body = block(
-        If(one, await_stores(held - 1)) if isinstance(part, Var) else [],
+        If(one, await_stores(held - 1)) if several else [],
         mbarrier.group_barrier(group + 1),
         *put_pairs(result, schedule, boxes.map, place, own_n, begin, thread),
         mbarrier.publish(),
@@ -111,7 +112,7 @@ def sending(result: BlockResult, schedule: Consuming, boxes: Boxes, group: Expr,
     )
     return Ending(
         beginning=(Allocate(Buffer(SENT, boxes.map.dtype, schedule.consumers * M * at_once * held, "shared", alignment=ALIGNMENT)),),
-        products=(If(one, await_stores(0)), For(part, index_const(parts), body, "unroll") if isinstance(part, Var) else body),
+        products=(If(one, await_stores(0)), For(run, index_const(parts), body, "unroll") if several else body),
         after=(If(one, await_stores(0)),),
     )
 

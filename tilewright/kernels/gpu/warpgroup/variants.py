@@ -35,7 +35,7 @@ Variants = tuple[dict[str, np.ndarray], np.ndarray]
 """Candidates, and the position of the one that each varies."""
 
 ROW_BYTES = 128
-"""Of the boxes that are sent."""
+"""Of the boxes that are sent; records may name variants with shorter ones."""
 LEAST_STAGES = 3
 """Stages that a variant keeps of more."""
 
@@ -70,8 +70,8 @@ def sent_variants(
     candidates: Columns, sendable: np.ndarray, shared_bytes: Callable[[Columns], np.ndarray], machine: Machine, in_parts: bool = False
 ) -> Variants:
     """The persistent ones of candidates whose results the copy engine can store (`sendable`), with as many stages as theirs: all results of a tile at
-    once, or `in_parts` if all of them leave no place for the stages. If neither fits, with as many stages as do, but at least three: with two, copies
-    no longer hide behind products. None leaves a processor fewer blocks."""
+    once, or `in_parts` if all of them would take the place of stages or of a block on a processor. If neither fits, with as many stages as do, but
+    at least three: with two, copies no longer hide behind products. None leaves a processor fewer blocks."""
     which = np.flatnonzero((candidates["persistent"] > 0) & sendable)
     base = take(candidates, which)
     taken = {**base, SENT: np.ones(len(which), np.int64), "staged": np.zeros(len(which), np.int64)}
