@@ -98,7 +98,7 @@ class Recurrent(nn.Module):
 
 def convolutions() -> nn.Module:
     """Products for `mma.sync` and for warpgroups, with asynchronous copies and copies by the copy engine."""
-    first, last = nn.Conv2d(16, 64, 3, padding=1), nn.Conv2d(64, 72, 3, padding=1, stride=2)
+    first, last = nn.Conv2d(16, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1, stride=2)
     return nn.Sequential(first, nn.ReLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), last)
 
 
@@ -129,9 +129,9 @@ def meeting(dtype: torch.dtype = torch.float32) -> Built:
     """Parts of sums that meet in a cluster: of products by warpgroups, over patches, and by `mma.sync`."""
     rows = (128, 1024)
     if dtype == torch.float32:
-        return drawn(Beside(nn.Linear(1024, 256), convolution(128, 128), nn.Linear(1024, 64)), rows, (1, 128, 28, 28), rows)
-    layers = convolution(256, 128), convolution(512, 256), nn.Linear(1024, 128)
-    return drawn(Beside(*layers), (1, 256, 14, 14), (1, 512, 14, 14), rows, dtype=dtype)
+        return drawn(Beside(nn.Linear(1024, 256), convolution(128, 128), nn.Linear(1024, 64)), (256, 1024), (1, 128, 28, 28), rows)
+    layers = convolution(256, 128), convolution(256, 128), nn.Linear(1024, 128)
+    return drawn(Beside(*layers), (1, 256, 14, 14), (1, 256, 28, 28), rows, dtype=dtype)
 
 
 def convolution(channels: int, filters: int) -> nn.Module:

@@ -29,7 +29,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "bf16 attention": ("tensor attention .* wgmma", "tensor cores .* staged", "warpgroups .* staged", "row reduction"),
     "bf16 recurrent": (".* steps in one kernel: tensor cores",),
     "bf16 meeting": ("warpgroups .* meeting", "warpgroup patches .* meeting", "tensor cores .* cluster"),
-    "tf32 convolutions": ("tensor cores", "warpgroups .* meeting swapped"),
+    "tf32 convolutions": ("tensor cores", r"warpgroups .* split=\d swapped"),
     "tf32 attention": ("tensor attention", "tensor cores .* staged", "warpgroups .* staged"),
     "tf32 recurrent": (".* steps in one kernel: tensor cores",),
     "tf32 meeting": ("warpgroups .* meeting", "warpgroup patches .* meeting", "tensor cores .* cluster"),

@@ -245,8 +245,8 @@ def test_rounding_where_a_product_reads_it(precision: str) -> None:
     """The product with an identity is its first factor, rounded as a copy would round it, on tensor cores. Its rows are no multiples of 16 bytes,
     so that warpgroups cannot multiply them in TF32 instead."""
     torch.manual_seed(0)
-    module, x = nn.Linear(162, 162, bias=False), torch.randn(768, 162)
-    module.weight.data = torch.eye(162)
+    module, x = nn.Linear(98, 98, bias=False), torch.randn(4096, 98)
+    module.weight.data = torch.eye(98)
     program = planned(module.eval(), (x,), precision)
     (lowered,) = program.regions
     assert is_rounding(lowered.region) and products_of(program) == {{"fp16": "f16", "bf16": "bf16"}[precision]}
@@ -256,9 +256,9 @@ def test_rounding_where_a_product_reads_it(precision: str) -> None:
 
 def test_numbers_beyond_float16() -> None:
     """What is rounded to float16 overflows, wherever that is done; what stays float32 does not."""
-    x = torch.full((768, 162), 1e5)
-    module = nn.Linear(162, 162, bias=False).eval()
-    module.weight.data = torch.eye(162)
+    x = torch.full((4096, 98), 1e5)
+    module = nn.Linear(98, 98, bias=False).eval()
+    module.weight.data = torch.eye(98)
     for precision, finite in (("fp16", False), ("bf16", True)):
         for plan in (planned, everywhere):
             (found,) = computed(module, (x,), plan(module, (x,), precision))
