@@ -32,7 +32,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "tf32 convolutions": ("tensor cores", r"warpgroups .* split=\d swapped"),
     "tf32 attention": ("tensor attention", "tensor cores .* staged", "warpgroups .* staged"),
     "tf32 recurrent": (".* steps in one kernel: tensor cores",),
-    "tf32 meeting": ("warpgroups .* meeting", "warpgroup patches .* meeting", "tensor cores .* cluster"),
+    "tf32 meeting": ("warpgroups .* meeting swapped", "warpgroup patches .* meeting", "tensor cores .* cluster"),
     "paired products": (
         "warpgroups .* split=1 pairs",
         "warpgroups .* split=1 staged pairs",

@@ -190,23 +190,6 @@ def test_reasons() -> None:
     assert reason(convolution(kernel_size=3), (x,)) == ""
 
 
-@pytest.mark.parametrize("batch", [1, 64])
-def test_estimates_are_above_the_bounds(batch: int) -> None:
-    problem = convolution_problem(128, 64, 28, 28, 3, batch=batch)
-    form = form_of(WARPGROUP_PATCH, problem, H200)
-    assert not isinstance(form, Unsuitable), form
-    assert WARPGROUP_PATCH.space(form.facts, H200, Options())[1] == {"float32 may not be rounded to TF32": 1}
-    options = Options(numerics=TF32)
-    candidates, rejected = WARPGROUP_PATCH.space(form.facts, H200, options)
-    assert length(candidates) > 20 and rejected
-    counts = WARPGROUP_PATCH.counts(form.facts, candidates, H200)
-    assert WARPGROUP_PATCH.bound is not None
-    bound = WARPGROUP_PATCH.bound(form.facts, candidates, counts, H200, 1.0).seconds
-    seconds = WARPGROUP_PATCH.estimate(form.facts, candidates, counts, H200, options).seconds
-    assert (bound > 0).all() and (bound < seconds).all() and seconds.max() < 0.1
-    assert (counts.level2_bytes >= counts.read_bytes).all()
-
-
 def test_tiles_and_patches() -> None:
     """Tiles cover the output; the rows that products take from the last tap on are inside the patch, which is at most one line longer."""
     form = form_of(WARPGROUP_PATCH, convolution_problem(96, 64, 57, 30, 5, batch=1), H200)

@@ -89,18 +89,19 @@ def test_parts_of_a_split_are_not_staged() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 64])
-def test_estimates_are_above_the_bounds(batch: int) -> None:
+@pytest.mark.parametrize("schema", [WARPGROUP, WARPGROUP_PATCH], ids=lambda schema: schema.name)
+def test_estimates_are_above_the_bounds(schema: AnySchema, batch: int) -> None:
     problem = convolution_problem(128, 64, 28, 28, 3, batch=batch)
-    form = form_of(WARPGROUP, problem, H200)
+    form = form_of(schema, problem, H200)
     assert not isinstance(form, Unsuitable), form
-    assert WARPGROUP.space(form.facts, H200, Options())[1] == {"float32 may not be rounded to TF32": 1}
+    assert schema.space(form.facts, H200, Options())[1] == {"float32 may not be rounded to TF32": 1}
     options = Options(numerics=TF32)
-    candidates, rejected = WARPGROUP.space(form.facts, H200, options)
+    candidates, rejected = schema.space(form.facts, H200, options)
     assert length(candidates) > 20 and rejected
-    counts = WARPGROUP.counts(form.facts, candidates, H200)
-    assert WARPGROUP.bound is not None
-    bound = WARPGROUP.bound(form.facts, candidates, counts, H200, 1.0).seconds
-    seconds = WARPGROUP.estimate(form.facts, candidates, counts, H200, options).seconds
+    counts = schema.counts(form.facts, candidates, H200)
+    assert schema.bound is not None
+    bound = schema.bound(form.facts, candidates, counts, H200, 1.0).seconds
+    seconds = schema.estimate(form.facts, candidates, counts, H200, options).seconds
     assert (bound > 0).all() and (bound < seconds).all() and seconds.max() < 0.1
     assert (counts.level2_bytes >= counts.read_bytes).all()
 

@@ -80,8 +80,10 @@ def sent_variants(
     def resident(rows: Columns) -> np.ndarray:
         return resident_blocks(machine, threads_of(rows), registers_of(rows), shared_bytes(rows))
 
+    before = resident(base)
+
     def fits(rows: Columns) -> np.ndarray:
-        return (shared_bytes(rows) <= machine.shared_bytes_per_block) & (resident(rows) >= resident(base))
+        return (shared_bytes(rows) <= machine.shared_bytes_per_block) & (resident(rows) >= before)
 
     for stages in sorted(TILE_AXES["stages"]):
         allowed = (own == stages) | (own > stages) & (stages >= LEAST_STAGES)
